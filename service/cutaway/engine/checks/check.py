@@ -7,40 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from cutaway.contract.requests import POINTS, CheckMode, CheckRequest, Expectation, Point, Surrogate
 from cutaway.contract.results import Cause, Check, Verdict
-from cutaway.engine.checks import model_properties
-from cutaway.engine.checks.completeness import (
-    GradientEffects,
-    check_completeness,
-    gradient_effects,
-    pass_mismatches,
-    row_checks,
-    row_list,
-    saturated,
-)
+from cutaway.engine.checks import completeness, model_properties
 from cutaway.engine.checks.fault_location import no_gradient
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
+from cutaway.engine.passes import reference_inputs
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, Pass, RowRange, Values
-from cutaway.engine.passes.reference_inputs import (
-    CompletenessSums,
-    Distance,
-    Evidence,
-    MissingObservation,
-    Reference,
-    RowDistance,
-    distance,
-    operator_dtypes,
-    row_distances,
-    row_sums,
-)
+from cutaway.engine.passes.reference_inputs import CompletenessSums, Evidence, MissingObservation, Reference
 from cutaway.engine.references.observation import target_values
 from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
 
@@ -83,13 +64,18 @@ def run_checks(
         return tuple(identities)
     checks: list[Check] = []
     for part, identity in zip(own, identities):
-        completeness = check_completeness(part.problem, method, sums.of_rows(part.rows), request, comparison.dtype)
-        unexplained = identity.verdict is Verdict.AGREES and completeness.cause is Cause.UNKNOWN
+        summed = completeness.check_completeness(
+            part.problem, method, sums.of_rows(part.rows), request, comparison.dtype
+        )
+        unexplained = identity.verdict is Verdict.AGREES and summed.cause is Cause.UNKNOWN
         if unexplained and method.sums_prove_rules(part.problem):
             # Neither Captum nor the reference has a rule for some operation: then an agreement proves nothing.
             identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=_NO_RULE.reason, cause=_NO_RULE.cause)
-        checks += identity, completeness
+        checks += identity, summed
     return tuple(checks)
+
+
+_Measured: TypeAlias = reference_inputs.Distance | reference_inputs.RowDistance
 
 
 class _Part(NamedTuple):
@@ -127,7 +113,7 @@ class _Comparison:
         for recorded in self.passes:
             tensors += [] if recorded.cotangent is None else [recorded.cotangent]
             tensors += [tensor for call in recorded.layer for point in POINTS for tensor in call.at(point).values()]
-        dtypes = {tensor.dtype for tensor in tensors} | operator_dtypes(self.problem)
+        dtypes = {tensor.dtype for tensor in tensors} | reference_inputs.operator_dtypes(self.problem)
         return next((dtype for dtype in _BY_PRECISION if dtype in dtypes), torch.float32)
 
     def checks(self) -> list[Check]:
@@ -141,7 +127,7 @@ class _Comparison:
         if self.request.mode is not CheckMode.SAME_PASS:
             return self._compared(blank)
         points, rows = self.method.points(self.problem), [part.rows for part in self.parts]
-        mismatches = pass_mismatches(self.problem, points, self.passes, rows)
+        mismatches = completeness.pass_mismatches(self.problem, points, self.passes, rows)
         checks = [
             replace(blank, verdict=Verdict.DISAGREES, reason=mismatch, cause=Cause.OTHER_PASSES)
             for mismatch in mismatches
@@ -204,12 +190,8 @@ class _Comparison:
 
     @cached_property
     def limitation(self) -> Finding | None:
-        """Why Captum is wrong about this model; raises `CannotShare` if it would not be about each part alone."""
-        found = self.method.limitation(self.problem)
-        joined = self.parts if found and len(self.parts) > 1 else ()
-        if any(self.method.limitation(part.problem) != found for part in joined):
-            raise CannotShare
-        return found
+        """Why Captum is wrong about this model."""
+        return self.method.limitation(self.problem)
 
     @cached_property
     def runs_at_input(self) -> tuple[Tensor, Tensor] | None:
@@ -248,9 +230,9 @@ class _Comparison:
         return arrived + [gradient for call in calls for gradient in call.at(Point.GRAD_OUTPUT).values()]
 
     @cached_property
-    def effects(self) -> GradientEffects:
+    def effects(self) -> completeness.GradientEffects:
         """The effects of the target's gradients in each row."""
-        return gradient_effects(self.problem, self.passes)
+        return completeness.gradient_effects(self.problem, self.passes)
 
 
 @dataclass(frozen=True)
@@ -274,13 +256,13 @@ class _PartComparison:
         references = [reference.of_rows(rows) for reference in self.whole.references]
         if self._explains_a_constant(references):
             return replace(self.blank, reason=_CONSTANT.reason, cause=_CONSTANT.cause)
-        distances = (distance(values, reference, tolerance, dtype) for reference in references)
+        distances = (reference_inputs.distance(values, reference, tolerance, dtype) for reference in references)
         worst = max(distances, key=lambda candidate: math.inf if math.isnan(candidate.relative) else candidate.relative)
         verdict, finding = self._judge(worst)
-        by_row: list[RowDistance] = []
+        by_row: list[reference_inputs.RowDistance] = []
         single = self.part.problem.rows == 1 or len(references) > 1 or worst.relative <= tolerance or worst.undefined
         if not single and self._model_doubt is None:  # a defect of the model concerns every row
-            by_row = row_distances(values, references[0], tolerance, dtype)
+            by_row = reference_inputs.row_distances(values, references[0], tolerance, dtype)
         return replace(
             self.blank,
             max_absolute_error=worst.absolute,
@@ -289,7 +271,7 @@ class _PartComparison:
             verdict=verdict,
             reason=finding.reason if finding else "",
             cause=finding.cause if finding else None,
-            rows=row_checks(self.part.problem, [(row.relative, *self._judge(row)) for row in by_row]),
+            rows=completeness.row_checks(self.part.problem, [(row.relative, *self._judge(row)) for row in by_row]),
         )
 
     def _explains_a_constant(self, references: Sequence[Reference]) -> bool:
@@ -307,9 +289,11 @@ class _PartComparison:
         return all(bool((mass <= largest).all() and mass.any()) for mass in masses)
 
     def _masses(self, values: Values) -> Tensor:
-        return row_sums({name: value.abs() for name, value in values.items()}, self.part.problem.rows)
+        return reference_inputs.row_sums({name: value.abs() for name, value in values.items()}, self.part.problem.rows)
 
-    def _judge(self, measured: Distance | RowDistance) -> tuple[Verdict, Finding | None]:
+    def _judge(
+        self, measured: reference_inputs.Distance | reference_inputs.RowDistance
+    ) -> tuple[Verdict, Finding | None]:
         if measured.relative <= self.blank.tolerance:  # False for NaN
             return (Verdict.AGREES if self._doubt is None else Verdict.INCONCLUSIVE), self._doubt
         if measured.undefined or measured.rounding:
@@ -321,7 +305,7 @@ class _PartComparison:
             return Verdict.INCONCLUSIVE, random
         return Verdict.DISAGREES, self._fault(measured)
 
-    def _fault(self, measured: Distance | RowDistance) -> Finding:
+    def _fault(self, measured: _Measured) -> Finding:
         """Returns why attribution and reference differ."""
         if self.whole.limitation:
             return self.whole.limitation
@@ -348,7 +332,7 @@ class _PartComparison:
             return no_gradient(self.part.problem)
         if not method.runs_backward or method.reference_passes is not None:
             return None
-        return saturated(self.part.problem, GradientEffects(*map(of, whole.effects)))
+        return completeness.saturated(self.part.problem, completeness.GradientEffects(*map(of, whole.effects)))
 
     @cached_property
     def _model_doubt(self) -> Finding | None:
@@ -426,6 +410,6 @@ def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
         return None
     return Finding(
         Cause.BASELINE_IS_INPUT,
-        f"the baseline equals the input in {row_list(same)}: there is no difference to explain; choose another "
-        "baseline",
+        f"the baseline equals the input in {completeness.row_list(same)}: there is no difference to explain; "
+        "choose another baseline",
     )

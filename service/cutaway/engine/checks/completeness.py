@@ -23,14 +23,7 @@ from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, Pass, RowRange, Values
 from cutaway.engine.passes.reference_inputs import CompletenessSums, Evidence, MissingObservation, sums_between
 from cutaway.engine.references.paths import target_at_layer_baseline
-from cutaway.engine.runtime.numerics import (
-    NO_EFFECT,
-    VISITED_POINTS,
-    cosine,
-    largest_error,
-    largest_magnitude,
-    unmasked_in_rows,
-)
+from cutaway.engine.runtime import numerics
 
 _BYPASS = 1e-3
 """The part of the attributions that the target may change by while the layer is held constant.
@@ -64,7 +57,7 @@ def check_completeness(
         request.mode,
         max_absolute_error=float(missing.max()),
         max_relative_error=relative,
-        cosine=cosine(sums.total, sums.change),
+        cosine=numerics.cosine(sums.total, sums.change),
         tolerance=tolerance,
         verdict=verdict,
         reason=finding.reason if finding else "",
@@ -251,7 +244,7 @@ def pass_mismatches(
         return [other_number]
     mismatches = [""] * len(parts)
     for text, pairs in _comparisons(problem, points, passes):
-        if any(largest_error(*pair) for pair in pairs):
+        if any(numerics.largest_error(*pair) for pair in pairs):
             mismatches = [known or (text if _differ(pairs, rows) else "") for known, rows in zip(mismatches, parts)]
     return mismatches
 
@@ -269,6 +262,7 @@ def _comparisons(
     problem: AttributionProblem, points: Sequence[Values], passes: Sequence[Pass]
 ) -> Iterator[tuple[str, _Pairs]]:
     """Yields what to say of a difference, and what is compared."""
+    device = problem.model.device
     for name in problem.explained:
         text = f"Captum ran other values of {name!r} through the model than the method consists of"
         yield text, _Points([point[name] for point in points], [recorded.points[name] for recorded in passes])
@@ -277,20 +271,14 @@ def _comparisons(
         if not times:
             continue  # part of the batch: separate passes show a mismatch
         for tensor, visited in zip(problem.additional_inputs, recorded.additional_inputs):
-            pair = _repeated(tensor.detach().cpu(), times), visited
-            yield "Captum changed an input that is not explained", [pair]
+            yield (
+                "Captum changed an input that is not explained",
+                [(torch.cat([tensor.detach().cpu()] * times), visited)],
+            )
         if recorded.cotangent is not None:
-            pair = _cotangent(problem, recorded.output, times), recorded.cotangent
-            yield "Captum differentiated another scalar than the target", [pair]
-
-
-def _cotangent(problem: AttributionProblem, output: Tensor, times: int) -> Tensor:
-    target = problem.target.for_rows(torch.arange(problem.rows, device=problem.model.device).repeat(times))
-    return copy_to_host(target.gradient_at(output.to(problem.model.device)))
-
-
-def _repeated(tensor: Tensor, times: int) -> Tensor:
-    return tensor.repeat(times, *[1] * (tensor.ndim - 1))
+            target = problem.target.for_rows(torch.arange(problem.rows, device=device).repeat(times))
+            expected = copy_to_host(target.gradient_at(recorded.output.to(device)))
+            yield "Captum differentiated another scalar than the target", [(expected, recorded.cotangent)]
 
 
 def _differ(pairs: _Pairs, rows: RowRange) -> bool:
@@ -298,8 +286,9 @@ def _differ(pairs: _Pairs, rows: RowRange) -> bool:
     error = scale = allowed = 0.0
     for pair in pairs:
         expected, visited = map(rows.of_copies, pair)
-        error, scale = max(error, largest_error(expected, visited)), max(scale, largest_magnitude(expected))
-        allowed = VISITED_POINTS.of(expected.dtype) * (scale or 1.0) if expected.is_floating_point() else 0.0
+        error = max(error, numerics.largest_error(expected, visited))
+        scale = max(scale, numerics.largest_magnitude(expected))
+        allowed = numerics.VISITED_POINTS.of(expected.dtype) * (scale or 1.0) if expected.is_floating_point() else 0.0
     return error > allowed
 
 
@@ -382,8 +371,8 @@ def _gradient_matters(
     values, gradients, outputs = of_rows
     sizes = values.abs()
     effect = (gradients.abs() * torch.maximum(sizes, _usual_sizes(problem, sizes))).sum(dim=1)
-    output = torch.where(unmasked_in_rows(outputs), outputs, 0.0).abs().amax(dim=1)
-    matters = ~(effect <= NO_EFFECT.of(gradient.dtype) * output)  # NaN is not small
+    output = torch.where(numerics.unmasked_in_rows(outputs), outputs, 0.0).abs().amax(dim=1)
+    matters = ~(effect <= numerics.NO_EFFECT.of(gradient.dtype) * output)  # NaN is not small
     return matters.reshape(-1, problem.rows).any(dim=0)
 
 

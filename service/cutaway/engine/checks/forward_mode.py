@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -90,18 +90,23 @@ _LEAVING = (Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__, Tensor._
 
 
 @contextmanager
-def _parameters_with_tangents() -> Iterator[None]:
+def _replaced(owner: type, name: str, attribute: Any) -> Iterator[None]:
+    intact = owner.__dict__[name]
+    setattr(owner, name, attribute)
+    try:
+        yield
+    finally:
+        setattr(owner, name, intact)
+
+
+def _parameters_with_tangents() -> AbstractContextManager[None]:
     intact, thread = nn.Parameter.__new__, threading.get_ident()
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         kept = threading.get_ident() == thread and _tangent(data) is not None
         return data.view_as(data) if kept else intact(cls, data, requires_grad)
 
-    nn.Parameter.__new__ = new  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Parameter.__new__ = intact  # type: ignore[method-assign]
+    return _replaced(nn.Parameter, "__new__", new)
 
 
 @contextmanager
@@ -116,8 +121,7 @@ def _without_backward_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
             module._backward_hooks, module._backward_pre_hooks = hooks, pre_hooks
 
 
-@contextmanager
-def _functions_with_tangents() -> Iterator[None]:
+def _functions_with_tangents() -> AbstractContextManager[None]:
     intact, thread = Function.__dict__["apply"], threading.get_ident()
 
     def apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -127,11 +131,7 @@ def _functions_with_tangents() -> Iterator[None]:
             return bound(*args, **kwargs)
         return _applied(function, bound, args)
 
-    Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        Function.apply = intact  # type: ignore[method-assign]
+    return _replaced(Function, "apply", classmethod(apply))
 
 
 def _applied(function: type[Function], apply: Apply, args: Sequence[Any]) -> Any:

@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from captum import metrics as captum
+from captum import attr
+from captum import metrics as captum_metrics
 from torch import Tensor, nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.results import MetricResult
-from cutaway.engine.methods import deeplift, gradients, lrp, neurons, paths, perturbations
+from cutaway.engine.methods import deeplift, gradients, lrp, neurons, paths, perturbations, spec
 from cutaway.engine.methods.captum_patches import quicker_captum, with_single_root
-from cutaway.engine.methods.noise_tunnel import with_noise_tunnel
-from cutaway.engine.methods.spec import Method, inapplicable, refuse_integers, refuse_samples
+from cutaway.engine.methods.noise_tunnel import captum_tunnel, with_noise_tunnel
 from cutaway.engine.model.inspected_model import Inputs
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.pass_recorder import (
@@ -38,15 +38,15 @@ from cutaway.engine.runtime.rng import ModelStream, seeded
 
 _FAMILIES = (gradients, paths, perturbations, neurons, deeplift, lrp)
 
-TABLE: dict[type[requests.Attribution], Method] = {
+TABLE: dict[type[requests.Attribution], spec.Method] = {
     kind: row for family in _FAMILIES for kind, row in family.ROWS.items()
 }
 
 
-def method_of(request: requests.Attribution) -> Method:
+def method_of(request: requests.Attribution) -> spec.Method:
     """Returns the row of ``request``, inside a noise tunnel if the request has one."""
     method = TABLE[type(request)]
-    return method if request.noise is None else with_noise_tunnel(method)
+    return method if request.noise is None else with_noise_tunnel(method, request.noise)
 
 
 def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Values:
@@ -85,7 +85,10 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
             called = _with_own_stream(model_stream, called)
         if method.applies_to_modules:
             called = _Module(problem.model.module, called)
-        explainer = with_single_root(method.captum(called, *layer, **method.init_arguments(problem.request)))
+        captum = getattr(attr, type(problem.request).__name__)
+        explainer = with_single_root(captum(called, *layer, **method.init_arguments(problem.request)))
+        if problem.request.noise is not None:
+            explainer = captum_tunnel(explainer)
         additional = problem.additional_inputs or None
         result = explainer.attribute(_leaves(problem), additional_forward_args=additional, **options)
     return _named(problem, result)
@@ -162,6 +165,9 @@ def _translated_errors(problem: AttributionProblem) -> Iterator[None]:
     try:
         yield
     except CutawayError as failure:
+        if spec.met_no_tensor(problem, failure):
+            with at(spec.module_field(problem)):
+                raise spec.unreadable(problem, "something besides a tensor") from failure
         if failure.reason != Reason.MODEL_FAILED or "leaf Variable that requires grad" not in failure.message:
             raise
         raise error(
@@ -233,7 +239,7 @@ def _infidelity(metric: requests.Infidelity, problem: AttributionProblem, values
             return target(*tensors)
         return run_copies_separately(target, rows // problem.rows)(*tensors)
 
-    return captum.infidelity(
+    return captum_metrics.infidelity(
         forward,
         perturbed,
         tuple(tensor.contiguous() for tensor in problem.arguments),
@@ -255,7 +261,7 @@ def _sensitivity_max(metric: requests.SensitivityMax, problem: AttributionProble
         attributions = [_attribution_at(problem, batch) for batch in batches]
         return tuple(interleave_copies(tensors).contiguous() for tensors in zip(*attributions))
 
-    return captum.sensitivity_max(
+    return captum_metrics.sensitivity_max(
         attribute,
         tuple(tensor.detach() for tensor in problem.arguments),
         perturb_radius=metric.radius,
@@ -274,7 +280,7 @@ def _attribution_at(problem: AttributionProblem, inputs: Sequence[Tensor]) -> tu
     attribution = explain(perturbed, perturbed.forward)
     for name, value in attribution.items():
         if value.shape[:1] != (problem.rows,):
-            raise inapplicable(
+            raise spec.inapplicable(
                 f"the attribution {name!r} has shape {list(value.shape)}, whose axis 0 is not the batch of "
                 f"{problem.rows}: the metric is one number for each example"
             )
@@ -299,15 +305,15 @@ def refuse_metric(
         InvalidArgument: fields are relative to the metric's message.
     """
     if isinstance(metric, requests.Infidelity) and isinstance(request, requests.LayerAttribution):
-        raise inapplicable(
+        raise spec.inapplicable(
             f"infidelity perturbs inputs, and {type(request).__name__} explains a layer: use it with a method that "
             "explains inputs, or use sensitivity_max"
         )
     spread = "stdev" if isinstance(metric, requests.Infidelity) else "radius"
     value = getattr(metric, spread)
     with at(requests.field_name(type(metric))):
-        refuse_samples(metric.n_samples)  # type: ignore[attr-defined]
+        spec.refuse_samples(metric.n_samples)  # type: ignore[attr-defined]
         if not 0 < value < math.inf:
             raise error(Reason.INVALID_VALUE, f"{value}; a finite number above 0", spread)
     for name in explained:
-        refuse_integers("the metric perturbs", name, inputs[name])
+        spec.refuse_integers("the metric perturbs", name, inputs[name])

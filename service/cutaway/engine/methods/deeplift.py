@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from captum import attr
 from torch import nn
 
 from cutaway.contract import requests
@@ -153,13 +152,9 @@ def _refuse(model: InspectedModel, request: Any, inputs: Inputs, edits: Changes)
                 Reason.EDIT_INAPPLICABLE,
                 f"the gradient at {name!r} is edited, and the method overrides it: it can do one only",
             )
-    if isinstance(request, requests.Expectation):
-        _refuse_one_sample(request)
-
-
-def _refuse_one_sample(request: requests.Expectation) -> None:
-    for name, samples in request.baselines.items():
-        if len(samples) < 2:
+    samples = request.baselines if isinstance(request, requests.Expectation) else {}
+    for name, of_input in samples.items():
+        if len(of_input) < 2:
             raise error(
                 Reason.INVALID_VALUE,
                 "one sample is no distribution: send two or more, or ask "
@@ -177,16 +172,11 @@ def _arguments(problem: AttributionProblem) -> dict[str, Any]:
 def _modules_restored(problem: AttributionProblem) -> Iterator[None]:
     """Enters a context that removes what Captum leaves on modules, and translates Captum's errors."""
     hooked = [module for module in problem.model.tree.modules.values() if type(module) in MODULE_RULES]
-    before = [{name: vars(module)[name] for name in _CAPTUM_ATTRIBUTES if name in vars(module)} for module in hooked]
-    try:
-        yield
-    except Exception as failure:
-        raise translated(problem, failure) from failure
-    finally:
-        for module, attributes in zip(hooked, before):
-            for name in _CAPTUM_ATTRIBUTES:
-                vars(module).pop(name, None)
-            vars(module).update(attributes)
+    with spec.attributes_restored(hooked, _CAPTUM_ATTRIBUTES):
+        try:
+            yield
+        except Exception as failure:
+            raise translated(problem, failure) from failure
 
 
 @contextmanager
@@ -203,14 +193,13 @@ def _has_exact_rules(problem: AttributionProblem) -> bool:
 _RULE = "multipliers of a pass in which raw hooks let (y - y0) / (x - x0) pass back through each nonlinearity"
 
 
-def _row(
-    captum: Callable[..., Any], *, shap: bool = False, of_layer: bool = False, of_neuron: bool = False
-) -> spec.Method:
+def _row(kind: type[requests.Attribution]) -> spec.Method:
+    of_layer, of_neuron = issubclass(kind, requests.LayerAttribution), issubclass(kind, requests.NeuronAttribution)
     difference = "raw output at x - raw output at the baseline" if of_layer else "x - baseline"
+    mean = ", the mean over the samples" if issubclass(kind, requests.Expectation) else ""
     return spec.Method(
-        captum,
-        references.layer_deeplift if of_layer else references.deeplift,
-        f"({difference}) * {_RULE}{', the mean over the samples' if shap else ''}",
+        references.deeplift,
+        f"({difference}) * {_RULE}{mean}",
         points=references.deeplift_points,
         attribute_arguments=_arguments,
         satisfies_completeness=lambda _: True,
@@ -225,14 +214,12 @@ def _row(
     )
 
 
-ROWS: dict[type[requests.Attribution], spec.Method] = {
-    requests.DeepLift: _row(attr.DeepLift),
-    requests.LayerDeepLift: _row(attr.LayerDeepLift, of_layer=True),
-    requests.NeuronDeepLift: _row(attr.NeuronDeepLift, of_neuron=True),
-    requests.DeepLiftShap: _row(attr.DeepLiftShap, shap=True),
-    requests.LayerDeepLiftShap: _row(attr.LayerDeepLiftShap, shap=True, of_layer=True),
-    requests.NeuronDeepLiftShap: _row(attr.NeuronDeepLiftShap, shap=True, of_neuron=True),
-}
+_KINDS: tuple[type[requests.Attribution], ...] = (
+    *(requests.DeepLift, requests.LayerDeepLift, requests.NeuronDeepLift),
+    *(requests.DeepLiftShap, requests.LayerDeepLiftShap, requests.NeuronDeepLiftShap),
+)
+
+ROWS = {kind: _row(kind) for kind in _KINDS}
 
 
 # Expected gradients: the mean over points drawn between baselines and noisy copies of the input.
@@ -269,22 +256,19 @@ _MEAN = "the mean over the seed's draws"
 
 ROWS |= {
     requests.GradientShap: _expected_gradient_row(
-        attr.GradientShap,
         expected_gradients.expected_gradients,
         f"(noisy x - baseline) * the raw gradient between the two, {_MEAN}",
         points=expected_gradients.sample_points,
         points_per_pass=expected_gradients.samples_per_pass,
     ),
     requests.LayerGradientShap: _expected_gradient_row(
-        attr.LayerGradientShap,
         expected_gradients.layer_expected_gradients,
         f"(raw output at noisy x - raw output at the baseline) * the layer's raw gradient between the two, {_MEAN}",
         points=expected_gradients.layer_sample_points,
         reference_passes=expected_gradients.layer_passes,
-        model_context=partial(spec.readable_output, field="layer", several=True),
+        model_context=spec.readable_output,
     ),
     requests.NeuronGradientShap: _expected_gradient_row(
-        attr.NeuronGradientShap,
         expected_gradients.expected_gradients,
         f"(noisy x - baseline) * the neuron's raw gradient between the two, {_MEAN}",
         points=expected_gradients.sample_points,

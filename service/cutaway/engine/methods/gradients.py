@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from captum import attr
 from torch import nn
 
 from cutaway.contract import requests
@@ -17,30 +16,21 @@ from cutaway.engine.references import modified_backprop as references
 
 ROWS: dict[type[requests.Attribution], Method] = {
     requests.Saliency: Method(
-        attr.Saliency,
         references.saliency,
         "|df/dx| from the raw gradient at the input",
         attribute_arguments=lambda problem: {"abs": problem.request.absolute},  # type: ignore[attr-defined]
         batchable=True,
     ),
     requests.InputXGradient: Method(
-        attr.InputXGradient, references.input_x_gradient, "x * df/dx from the raw gradient at the input", batchable=True
+        references.input_x_gradient, "x * df/dx from the raw gradient at the input", batchable=True
     ),
     requests.LayerActivation: Method(
-        attr.LayerActivation,
-        references.layer_activation,
-        "the raw output of the layer",
-        differentiates=False,
-        batchable=True,
+        references.layer_activation, "the raw output of the layer", differentiates=False, batchable=True
     ),
     requests.LayerGradientXActivation: Method(
-        attr.LayerGradientXActivation,
-        references.layer_gradient_x_activation,
-        "raw output * raw gradient of the layer",
-        batchable=True,
+        references.layer_gradient_x_activation, "raw output * raw gradient of the layer", batchable=True
     ),
     requests.LayerGradCam: Method(
-        attr.LayerGradCam,
         references.layer_grad_cam,
         "the raw output's channels, weighted by the mean of their raw gradients",
         attribute_arguments=lambda problem: {"relu_attributions": problem.request.relu},  # type: ignore[attr-defined]
@@ -74,21 +64,16 @@ _row = partial(
 
 ROWS |= {
     requests.GuidedBackprop: _row(
-        attr.GuidedBackprop,
         references.input_gradient,
         "df/dx of a pass in which raw hooks let only what is positive of the gradient leave each ReLU",
         reference_passes=references.guided_passes,
-        batchable=True,
     ),
     requests.Deconvolution: _row(
-        attr.Deconvolution,
         references.input_gradient,
         "df/dx of a pass in which raw hooks pass on what is positive of the gradient that reaches each ReLU",
         reference_passes=references.deconvolution_passes,
-        batchable=True,
     ),
     requests.GuidedGradCam: _row(
-        attr.GuidedGradCam,
         references.guided_grad_cam,
         "guided df/dx * the layer's raw output's channels, weighted by the mean of their raw gradients, where positive",
         points=lambda problem: input_point(problem) * 2,  # Captum runs two methods, with one pass each

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import torch
-from captum import attr
 from captum.attr._core.lrp import SUPPORTED_LAYERS_WITH_RULES
 from captum.attr._utils import lrp_rules
 from torch import nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.engine.methods.spec import Method, inapplicable
+from cutaway.engine.methods.spec import Method, attributes_restored, inapplicable
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.passes.reference_inputs import host, input_point
@@ -159,44 +158,33 @@ def _captum_state(problem: AttributionProblem) -> Iterator[None]:
     that has a rule; such an input must require a gradient.
     """
     _refuse_target(problem)
-    model = problem.model.module
-    modules = [(module, dict(vars(module))) for module in problem.model.tree.modules.values()]
-    weights = [(parameter, parameter.data) for parameter in model.parameters()]
+    modules = problem.model.tree.modules
+    weights = [(parameter, parameter.data) for parameter in problem.model.module.parameters()]
     further = [
         tensor for tensor in problem.additional_inputs if tensor.is_floating_point() and not tensor.requires_grad
     ]
-    try:
-        for module, _ in modules:
-            # Rules that the model's owner left for Captum do not count: those of the request do.
-            for name in ("rule", "activations"):
-                vars(module).pop(name, None)
-        for tensor in further:
-            tensor.requires_grad_()
-        for name, rule in references.requested_rules(problem).items():
-            module = problem.model.tree.modules[name]
-            if type(module) not in references.IDENTITY_MODULES:
-                vars(module)["rule"] = _captum_rule(rule)
-        yield
-    except Exception as failure:
-        if named := _named_error(problem, failure):
-            raise named from failure
-        raise
-    finally:
-        for tensor in further:
-            tensor.requires_grad_(False)
-        for parameter, data in weights:
-            parameter.data = data
-            vars(parameter).pop("hook_registered", None)
-        for module, before in modules:
-            _restore(module, before)
-
-
-def _restore(module: nn.Module, before: Mapping[str, object]) -> None:
-    """Restores the attributes that Captum sets or deletes, in their order; keeps what else has changed."""
-    now = {name: value for name, value in vars(module).items() if name not in _CAPTUM_ATTRIBUTES}
-    kept = {name: now.get(name, value) for name, value in before.items() if name in now or name in _CAPTUM_ATTRIBUTES}
-    vars(module).clear()
-    vars(module).update({**kept, **now})
+    with attributes_restored(modules.values(), _CAPTUM_ATTRIBUTES):
+        try:
+            for module in modules.values():
+                # Rules that the model's owner left for Captum do not count: those of the request do.
+                for name in ("rule", "activations"):
+                    vars(module).pop(name, None)
+            for tensor in further:
+                tensor.requires_grad_()
+            for name, rule in references.requested_rules(problem).items():
+                if type(modules[name]) not in references.IDENTITY_MODULES:
+                    vars(modules[name])["rule"] = _captum_rule(rule)
+            yield
+        except Exception as failure:
+            if named := _named_error(problem, failure):
+                raise named from failure
+            raise
+        finally:
+            for tensor in further:
+                tensor.requires_grad_(False)
+            for parameter, data in weights:
+                parameter.data = data
+                vars(parameter).pop("hook_registered", None)
 
 
 def _refuse_target(problem: AttributionProblem) -> None:
@@ -274,13 +262,9 @@ _row = partial(
     model_context=_captum_state,
 )
 
+_SHARES = "in proportion to a * w / z, from raw activations and weights"
+
 ROWS: dict[type[requests.Attribution], Method] = {
-    requests.LRP: _row(
-        attr.LRP,
-        formula="f(x), handed back from layer to layer in proportion to a * w / z, from raw activations and weights",
-    ),
-    requests.LayerLRP: _row(
-        attr.LayerLRP,
-        formula="f(x), handed back to the layer's output in proportion to a * w / z, from raw activations and weights",
-    ),
+    requests.LRP: _row(formula=f"f(x), handed back from layer to layer {_SHARES}"),
+    requests.LayerLRP: _row(formula=f"f(x), handed back to the layer's output {_SHARES}"),
 }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, cast
 
-from captum import attr
 from torch import Tensor
 
 from cutaway.contract import requests
@@ -40,25 +39,19 @@ def neuron_selectable(problem: AttributionProblem) -> AbstractContextManager[Non
                     "the last call: name a module that is called once"
                 ) from failure
 
-    return readable_output(problem, "neuron.module", refuse)
+    return readable_output(problem, refuse)
 
 
-def _of_neuron(base: Method, captum: Callable[..., Any], formula: str, **fields: Any) -> Method:
+def _of_neuron(base: Method, formula: str, **fields: Any) -> Method:
     """Returns ``base`` for a neuron in place of the target."""
     return replace(
-        base,
-        captum=captum,
-        formula=formula,
-        explains_neuron=True,
-        batchable=False,
-        model_context=neuron_selectable,
-        **fields,
+        base, formula=formula, explains_neuron=True, batchable=False, model_context=neuron_selectable, **fields
     )
 
 
-def _of_rectifiers(kind: type[requests.Attribution], captum: Callable[..., Any]) -> Method:
+def _of_rectifiers(kind: type[requests.Attribution]) -> Method:
     base = gradients.ROWS[kind]
-    return _of_neuron(base, captum, base.formula.replace("df/dx", "dneuron/dx"))
+    return _of_neuron(base, base.formula.replace("df/dx", "dneuron/dx"))
 
 
 def _refuse_conductance(
@@ -75,7 +68,6 @@ def _refuse_conductance(
 
 ROWS: dict[type[requests.Attribution], Method] = {
     requests.NeuronGradient: Method(
-        attr.NeuronGradient,
         input_gradient,
         "dneuron/dx from the raw gradient at the input",
         reference_passes=passes_at(input_point),
@@ -85,7 +77,6 @@ ROWS: dict[type[requests.Attribution], Method] = {
     ),
     requests.NeuronIntegratedGradients: _of_neuron(
         _PATH,
-        attr.NeuronIntegratedGradients,
         "(x - baseline) * the weighted sum of the neuron's raw gradients on the path",
         init_arguments=lambda _: {},
         satisfies_completeness=lambda _: True,
@@ -93,7 +84,6 @@ ROWS: dict[type[requests.Attribution], Method] = {
         limitation=reused_neuron_module,
     ),
     requests.NeuronConductance: Method(
-        attr.NeuronConductance,
         _PATH.reference,
         "(x - baseline) * the weighted sum of df/dneuron * dneuron/dx, from raw gradients on the path",
         points=path_points,
@@ -104,11 +94,10 @@ ROWS: dict[type[requests.Attribution], Method] = {
         refuse=_refuse_conductance,
         model_context=neuron_selectable,
     ),
-    requests.NeuronGuidedBackprop: _of_rectifiers(requests.GuidedBackprop, attr.NeuronGuidedBackprop),
-    requests.NeuronDeconvolution: _of_rectifiers(requests.Deconvolution, attr.NeuronDeconvolution),
+    requests.NeuronGuidedBackprop: _of_rectifiers(requests.GuidedBackprop),
+    requests.NeuronDeconvolution: _of_rectifiers(requests.Deconvolution),
     requests.NeuronFeatureAblation: _of_neuron(
         perturbations.ROWS[requests.FeatureAblation],
-        attr.NeuronFeatureAblation,
         "neuron(x) - neuron(x with the feature at its baseline) from the module's raw outputs",
         limitation=reused_neuron_module,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from captum import attr
 from cutaway.contract.requests import Attribution, Combination, Expectation, NoiseTunnel
 from cutaway.contract.results import Cause
 from cutaway.engine.methods import spec
-from cutaway.engine.methods.captum_patches import with_single_root
 from cutaway.engine.model.inspected_model import Inputs
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
@@ -21,28 +20,27 @@ from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation,
 from cutaway.engine.runtime.numerics import SUM
 
 
-def with_noise_tunnel(base: spec.Method) -> spec.Method:
+def with_noise_tunnel(base: spec.Method, noise: NoiseTunnel) -> spec.Method:
     """Returns the row of the table for ``base`` inside a noise tunnel."""
     passes = base.reference_passes
     return replace(
         base,
-        captum=partial(_captum_tunnel, base.captum),
-        reference=partial(_reference, base),
-        points=lambda problem: [point for copy in _noisy_copies(problem) for point in base.points(copy)],
+        reference=partial(_reference, base, noise),
+        points=lambda problem: [point for copy in _noisy_copies(problem, noise) for point in base.points(copy)],
         formula=f"the combination, over the seed's noisy copies of the inputs, of {base.formula}",
-        attribute_arguments=partial(_arguments, base),
+        attribute_arguments=partial(_arguments, base, noise),
         uses_randomness=True,
-        vacuous=partial(_vacuous, base),
+        vacuous=partial(_vacuous, base, noise),
         satisfies_completeness=lambda _: False,
         satisfies_conservation=False,
-        repetitions=lambda problem: _noise(problem).n_samples,
+        repetitions=lambda _: noise.n_samples,
         reference_passes=passes
-        and (lambda problem: [recorded for copy in _noisy_copies(problem) for recorded in passes(copy)]),
+        and (lambda problem: [recorded for copy in _noisy_copies(problem, noise) for recorded in passes(copy)]),
     )
 
 
-def _captum_tunnel(captum: Callable[..., Any], *args: Any, **kwargs: Any) -> attr.NoiseTunnel:
-    explainer = with_single_root(captum(*args, **kwargs))
+def captum_tunnel(explainer: Any) -> attr.NoiseTunnel:
+    """Returns ``explainer``, an object of Captum, inside Captum's noise tunnel."""
     attribute = explainer.attribute
     if not hasattr(attribute, "__wrapped__"):
         # Captum calls ``__wrapped__``, which its decorator for logs sets; LayerLRP has no such decorator.
@@ -51,9 +49,8 @@ def _captum_tunnel(captum: Callable[..., Any], *args: Any, **kwargs: Any) -> att
     return attr.NoiseTunnel(explainer)
 
 
-def _arguments(base: spec.Method, problem: AttributionProblem) -> dict[str, Any]:
+def _arguments(base: spec.Method, noise: NoiseTunnel, problem: AttributionProblem) -> dict[str, Any]:
     """Returns Captum's arguments, with one copy at a time: each pass has the batch's rows in their places."""
-    noise = _noise(problem)
     return {
         **base.attribute_arguments(problem),
         "nt_type": noise.combination.value,
@@ -63,16 +60,11 @@ def _arguments(base: spec.Method, problem: AttributionProblem) -> dict[str, Any]
     }
 
 
-def _noise(problem: AttributionProblem) -> NoiseTunnel:
-    return problem.request.noise or NoiseTunnel()
-
-
-def _noisy_copies(problem: AttributionProblem) -> Iterator[AttributionProblem]:
+def _noisy_copies(problem: AttributionProblem, noise: NoiseTunnel) -> Iterator[AttributionProblem]:
     """Yields ``problem`` with each noisy copy of the explained inputs.
 
     Noise is drawn in float32, copy by copy and, within a copy, input by input.
     """
-    noise = _noise(problem)
     generator = torch.Generator(problem.model.device).manual_seed(problem.seed or 0)
     for _ in range(noise.n_samples):
         copies = {
@@ -83,7 +75,7 @@ def _noisy_copies(problem: AttributionProblem) -> Iterator[AttributionProblem]:
         yield replace(problem, inputs={**problem.inputs, **copies})
 
 
-def _reference(base: spec.Method, evidence: Evidence) -> Reference:
+def _reference(base: spec.Method, noise: NoiseTunnel, evidence: Evidence) -> Reference:
     """Returns the mean over copies of the base's reference, the mean of its square, or its variance.
 
     SmoothGrad: Smilkov et al. 2017, arXiv:1706.03825; VarGrad: Adebayo et al. 2018, arXiv:1810.03292.
@@ -91,7 +83,6 @@ def _reference(base: spec.Method, evidence: Evidence) -> Reference:
     Raises:
         MissingObservation: passes or shapes are not the same for each copy.
     """
-    noise = _noise(evidence.problem)
     passes, remainder = divmod(len(evidence.passes), noise.n_samples)
     if remainder or not passes:
         raise MissingObservation(
@@ -99,12 +90,9 @@ def _reference(base: spec.Method, evidence: Evidence) -> Reference:
         )
     references = [
         base.reference(Evidence(copy, evidence.passes[number * passes : (number + 1) * passes], evidence.call))
-        for number, copy in enumerate(_noisy_copies(evidence.problem))
+        for number, copy in enumerate(_noisy_copies(evidence.problem, noise))
     ]
-    values, terms = (
-        _stacked([reference.values for reference in references]),
-        _stacked([reference.terms for reference in references]),
-    )
+    values, terms = (_stacked([getattr(reference, side) for reference in references]) for side in ("values", "terms"))
     if noise.combination is Combination.SMOOTHGRAD:
         means, sizes = ({name: copies.mean(dim=0) for name, copies in side.items()} for side in (values, terms))
         return Reference(means, sizes, max(reference.error for reference in references))
@@ -126,8 +114,7 @@ def _stacked(copies: Sequence[Values]) -> Values:
     return {name: torch.stack([values[name] for values in copies]) for name in copies[0]}
 
 
-def _vacuous(base: spec.Method, problem: AttributionProblem) -> Finding | None:
-    noise = _noise(problem)
+def _vacuous(base: spec.Method, noise: NoiseTunnel, problem: AttributionProblem) -> Finding | None:
     if noise.combination is Combination.VARGRAD and (noise.n_samples < 2 or not noise.stdev):
         return Finding(
             Cause.NOT_MOVED,
@@ -161,13 +148,9 @@ def refuse_noise(base: spec.Method, request: Attribution, inputs: Inputs, explai
         spec.refuse_integers("noise is added to", name, inputs[name])
         spec.refuse_half_precision(name, inputs[name])
     if isinstance(request, Expectation):
-        _refuse_samples(method, request, len(inputs[explained[0]]))
-
-
-def _refuse_samples(method: str, request: Expectation, rows: int) -> None:
-    samples = max(map(len, request.baselines.values()))
-    if samples != rows:
-        raise spec.inapplicable(
-            f"inside a noise tunnel Captum uses the baselines of {method} as one baseline for each row, and there are "
-            f"{samples} for {rows} rows: send as many samples as rows, or no noise"
-        )
+        samples, rows = max(map(len, request.baselines.values())), len(inputs[explained[0]])
+        if samples != rows:
+            raise spec.inapplicable(
+                f"inside a noise tunnel Captum uses the baselines of {method} as one baseline for each row, and there "
+                f"are {samples} for {rows} rows: send as many samples as rows, or no noise"
+            )

@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from captum import attr
-
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, error
 from cutaway.engine.methods.spec import Method, refuse_row_numbers
@@ -85,19 +83,15 @@ _row = partial(
 
 ROWS: dict[type[requests.Attribution], Method] = {
     requests.IntegratedGradients: _row(
-        attr.IntegratedGradients,
         references.integrated_gradients,
         "(x - baseline) * the weighted sum of the raw gradients on the path",
         init_arguments=lambda request: {"multiply_by_inputs": request.multiply_by_inputs},
         satisfies_completeness=lambda request: bool(request.multiply_by_inputs),
     ),
     requests.InternalInfluence: _row(
-        attr.InternalInfluence,
-        references.internal_influence,
-        "the weighted sum of the layer's raw gradients on the path",
+        references.internal_influence, "the weighted sum of the layer's raw gradients on the path"
     ),
     requests.LayerConductance: _row(
-        attr.LayerConductance,
         references.layer_conductance,
         "the sum of the layer's raw gradients * the change of its raw output, step by step on the path",
         points=references.conductance_points,
@@ -106,7 +100,6 @@ ROWS: dict[type[requests.Attribution], Method] = {
         points_per_pass=references.conductance_points_per_pass,
     ),
     requests.LayerIntegratedGradients: _row(
-        attr.LayerIntegratedGradients,
         references.layer_integrated_gradients,
         "(raw output at x - raw output at the baseline) * the weighted sum of the layer's raw gradients, its output "
         "replaced on the way from one to the other",

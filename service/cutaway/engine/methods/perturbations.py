@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from captum import attr
 from torch import Tensor
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.results import Cause
 from cutaway.contract.tensors import as_array
-from cutaway.engine.methods.spec import Method, inapplicable, readable_output, refuse_row_numbers
+from cutaway.engine.methods import spec
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.features import MAX_EVALUATIONS
@@ -25,7 +24,6 @@ from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.references import perturbations as references
 from cutaway.engine.references import surrogates
 from cutaway.engine.references.observation import module_calls
-from cutaway.engine.references.surrogates import kernel_shap_errors, lime_errors
 from cutaway.engine.runtime.numerics import EXACT, FITTED
 
 
@@ -66,18 +64,16 @@ def single_row(problem: AttributionProblem) -> Finding | None:
     )
 
 
-_row = partial(Method, attribute_arguments=feature_arguments, forward_only=True)
+_row = partial(spec.Method, attribute_arguments=feature_arguments, forward_only=True)
 
-ROWS: dict[type[requests.Attribution], Method] = {
+ROWS: dict[type[requests.Attribution], spec.Method] = {
     requests.FeatureAblation: _row(
-        attr.FeatureAblation,
         references.ablation,
         "f(x) - f(x with the feature at its baseline) from raw outputs",
         points=references.ablation_points,
         batchable=True,
     ),
     requests.Occlusion: _row(
-        attr.Occlusion,
         references.ablation,
         "the mean of f(x) - f(x with a window at its baseline) over the windows around an element, from raw outputs",
         points=references.ablation_points,
@@ -85,7 +81,6 @@ ROWS: dict[type[requests.Attribution], Method] = {
         batchable=True,
     ),
     requests.FeaturePermutation: _row(
-        attr.FeaturePermutation,
         references.ablation,
         "f(x) - f(x with the feature's rows in another order) from raw outputs",
         points=references.permutation_points,
@@ -93,7 +88,6 @@ ROWS: dict[type[requests.Attribution], Method] = {
         vacuous=single_row,
     ),
     requests.ShapleyValues: _row(
-        attr.ShapleyValues,
         references.shapley_values,
         "the mean of f(with the feature) - f(without it) over all orders, from raw outputs",
         points=references.shapley_points,
@@ -101,7 +95,6 @@ ROWS: dict[type[requests.Attribution], Method] = {
         completeness_tolerances=EXACT,
     ),
     requests.ShapleyValueSampling: _row(
-        attr.ShapleyValueSampling,
         references.shapley_values,
         "the mean of f(with the feature) - f(without it) over the orders drawn, from raw outputs",
         points=references.shapley_points,
@@ -124,24 +117,24 @@ def _refuse_baseline(_: InspectedModel, request: Any, inputs: Inputs, edits: Cha
 @contextmanager
 def _replaceable_output(problem: AttributionProblem) -> Iterator[None]:
     """Enters a context that requires a layer whose output Captum can replace, and names the layer if it cannot."""
-    layer, field = problem.layer, f"{requests.field_name(type(problem.request))}.layer"
     is_tuple = False
     try:
-        refuse = partial(_refuse_outputs, layer)
-        with readable_output(problem, "layer", refuse, several=True):
+        with spec.readable_output(problem, partial(_refuse_outputs, problem.layer)):
             outputs = module_calls(problem)[0].at(requests.Point.OUTPUT)
             is_tuple = "" not in outputs
             for output in outputs.values():
                 _refuse_out_of_range(problem, output)
             yield
     except Exception as failure:
-        is_other = isinstance(failure, CutawayError) and failure.reason != Reason.MODEL_FAILED
+        is_other = isinstance(failure, CutawayError) and (
+            failure.reason != Reason.MODEL_FAILED or spec.met_no_tensor(problem, failure)
+        )
         if is_out_of_memory(failure) or not is_tuple or is_other:
             raise
-        with at(field):
-            raise inapplicable(
-                f"Captum replaces the list that {layer!r} returns by a bare tensor, on which the model fails; name a "
-                "module that returns a tensor, alone or in a tuple"
+        with at(spec.module_field(problem)):
+            raise spec.inapplicable(
+                f"Captum replaces the list that {problem.layer!r} returns by a bare tensor, on which the model fails; "
+                "name a module that returns a tensor, alone or in a tuple"
             ) from failure
 
 
@@ -155,7 +148,7 @@ def _refuse_outputs(layer: str, outputs: Sequence[Sequence[Tensor]]) -> None:
         )
     shapes = dict.fromkeys(" and ".join(str(list(tensor.shape)) for tensor in output) for output in outputs)
     if len(shapes) > 1:
-        raise inapplicable(
+        raise spec.inapplicable(
             f"the layer {layer!r} is called {len(outputs)} times and returns the shapes {', '.join(shapes)}, and "
             "Captum replaces all of them by one: name a layer that is called once"
         )
@@ -179,27 +172,27 @@ def _refuse_out_of_range(problem: AttributionProblem, output: Tensor) -> None:
             )
 
 
-_layer_row = partial(Method, forward_only=True, limitation=references.limitation, model_context=_replaceable_output)
+_layer_row = partial(
+    spec.Method,
+    reference=references.unit_ablation,
+    points=references.unit_points,
+    forward_only=True,
+    reference_passes=references.unit_passes,
+    limitation=references.limitation,
+    model_context=_replaceable_output,
+)
 
 ROWS |= {
     requests.LayerFeatureAblation: _layer_row(
-        attr.LayerFeatureAblation,
-        references.unit_ablation,
-        "f(x) - f(x with the layer's unit at the baseline) from raw outputs",
-        points=references.layer_ablation_points,
+        formula="f(x) - f(x with the layer's unit at the baseline) from raw outputs",
         attribute_arguments=_ablation_arguments,
-        reference_passes=references.ablation_passes,
         refuse=_refuse_baseline,
     ),
     requests.LayerFeaturePermutation: _layer_row(
-        attr.LayerFeaturePermutation,
-        references.unit_ablation,
-        "f(x) - f(x with the rows of the layer's unit in another order) from raw outputs",
-        points=references.layer_permutation_points,
+        formula="f(x) - f(x with the rows of the layer's unit in another order) from raw outputs",
         takes_target=False,
         uses_randomness=True,
         vacuous=single_row,
-        reference_passes=references.permutation_passes,
     ),
 }
 
@@ -214,7 +207,7 @@ MAX_ELEMENTS = 2**22
 
 def _arguments(problem: AttributionProblem) -> dict[str, Any]:
     if problem.rows > 1:
-        refuse_row_numbers(
+        spec.refuse_row_numbers(
             problem, "runs each example in passes of its own", "send one example a request, or ask for a class"
         )
     return sampling_arguments(problem)
@@ -247,7 +240,9 @@ def _is_complete(request: requests.KernelShap) -> bool:
 
 
 _surrogate_row = partial(
-    Method,
+    spec.Method,
+    reference=surrogates.surrogate,
+    standard_errors=surrogates.standard_errors,
     points=surrogates.surrogate_points,
     attribute_arguments=_arguments,
     forward_only=True,
@@ -259,18 +254,12 @@ _surrogate_row = partial(
 
 ROWS |= {
     requests.KernelShap: _surrogate_row(
-        attr.KernelShap,
-        surrogates.kernel_shap,
-        "the coefficients of f fitted to the draws under the Shapley kernel, from raw outputs",
+        formula="the coefficients of f fitted to the draws under the Shapley kernel, from raw outputs",
         vacuous=surrogates.underdetermined,
-        standard_errors=kernel_shap_errors,
         satisfies_completeness=_is_complete,
     ),
     requests.Lime: _surrogate_row(
-        attr.Lime,
-        surrogates.lime,
-        "the coefficients of a Lasso of f fitted to the draws, weighted by nearness, from raw outputs",
+        formula="the coefficients of a Lasso of f fitted to the draws, weighted by nearness, from raw outputs",
         vacuous=surrogates.underdetermined_or_zero,
-        standard_errors=lime_errors,
     ),
 }

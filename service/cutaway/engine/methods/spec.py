@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Attribution, Point, field_name
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import (
-    MAX_SAMPLES,
     AttributionProblem,
     Changes,
     Pass,
@@ -31,10 +30,9 @@ from cutaway.engine.runtime.numerics import APPROXIMATE, ONE_PASS, Path, Toleran
 
 @dataclass(frozen=True)
 class Method:
-    """One attribution method: how to call Captum, and what its result must equal.
+    """One attribution method: how to call the class of Captum that has its name, and what its result must equal.
 
     Attributes:
-        captum: the Captum class.
         reference: computes the reference attribution from raw hook outputs.
         formula: the reference in words, for the documentation and for check results.
         points: the inputs at which Captum must run the model, in order.
@@ -69,7 +67,6 @@ class Method:
         model_context: a context that prepares the model for Captum and restores it.
     """
 
-    captum: Callable[..., Any]
     reference: Callable[[Evidence], Reference]
     formula: str
     points: Callable[[AttributionProblem], list[Values]] = input_point
@@ -141,12 +138,31 @@ def passes_at(
     )
 
 
+@contextmanager
+def attributes_restored(modules: Iterable[nn.Module], names: Sequence[str]) -> Iterator[None]:
+    """Enters a context that restores the attributes ``names`` of ``modules``, which Captum sets or deletes, in their
+    order; it keeps what else has changed."""
+    before = [(vars(module), dict(vars(module))) for module in modules]
+    try:
+        yield
+    finally:
+        for attributes, earlier in before:
+            now = {name: value for name, value in attributes.items() if name not in names}
+            kept = {name: now.get(name, value) for name, value in earlier.items() if name in now or name in names}
+            attributes.clear()
+            attributes.update({**kept, **now})
+
+
 # Validation that several methods share. Each ``refuse`` function raises `InvalidArgument`.
 
 
 def inapplicable(message: str, field: str = "") -> CutawayError:
     """Returns an error with the reason ``METHOD_INAPPLICABLE``."""
     return error(Reason.METHOD_INAPPLICABLE, message, field)
+
+
+MAX_SAMPLES = 4096
+"""The most samples, and so copies, of a row."""
 
 
 def refuse_samples(n_samples: int, what: str = "samples") -> None:
@@ -207,62 +223,57 @@ def refuse_row_numbers(problem: AttributionProblem, how: str, instead: str) -> N
 # Module outputs that Captum can read: one tensor, alone or in a tuple of one, or several in a tuple.
 
 _NOT_A_TENSOR = ("has no attribute 'clone'", "has no attribute 'device'", "Given input is not a torch.Tensor")
-"""How Captum's message ends if it treats another object as a tensor."""
+"""How Captum's message ends if it treats another object as a tensor: it copies each element of a tuple, be it None."""
 
 
 @contextmanager
 def readable_output(
-    problem: AttributionProblem,
-    field: str,
-    refuse: Callable[[Sequence[Sequence[Tensor]]], None] = lambda _: None,
-    *,
-    several: bool = False,
+    problem: AttributionProblem, refuse: Callable[[Sequence[Sequence[Tensor]]], None] = lambda _: None
 ) -> Iterator[None]:
     """Enters a context that requires a layer, or a neuron's module, whose output Captum can read.
 
-    An error of Captum's hook on the module names the module: Captum copies each element of a tuple without a check,
-    None as well.
-
     Args:
         problem: defines the module.
-        field: the request field of the module, relative to the method's message.
         refuse: raises for outputs that the method does not support; gets the tensors of each call, [batch, *features].
-        several: whether a call may return several tensors in a tuple.
 
     Raises:
         InvalidArgument: ``METHOD_INAPPLICABLE``: a call returns no tensor or too many, integers, or not [batch, ...].
     """
-    field = f"{field_name(type(problem.request))}.{field}"
-    with at(field):
-        refuse([_tensors(problem, call.at(Point.OUTPUT), several) for call in module_calls(problem)])
-    try:
-        yield
-    except CutawayError as failure:
-        cause = failure.__cause__
-        if not isinstance(cause, (AttributeError, AssertionError)) or not str(cause).endswith(_NOT_A_TENSOR):
-            raise
-        with at(field):
-            raise _unreadable(problem, "something besides a tensor", several) from cause
+    with at(module_field(problem)):
+        refuse([_tensors(problem, call.at(Point.OUTPUT)) for call in module_calls(problem)])
+    yield
 
 
-def _tensors(problem: AttributionProblem, outputs: Mapping[Path, Tensor], several: bool) -> Sequence[Tensor]:
+def module_field(problem: AttributionProblem) -> str:
+    """Returns the request field of the layer, or of the neuron's module."""
+    return f"{field_name(type(problem.request))}.{'layer' if problem.layer else 'neuron.module'}"
+
+
+def met_no_tensor(problem: AttributionProblem, failure: CutawayError) -> bool:
+    """Returns whether Captum failed at the module's output, because something in it is no tensor."""
+    cause = failure.__cause__
+    is_one = bool(problem.module) and not problem.further_layers  # of several it is not known which
+    return is_one and isinstance(cause, (AttributeError, AssertionError)) and str(cause).endswith(_NOT_A_TENSOR)
+
+
+def _tensors(problem: AttributionProblem, outputs: Mapping[Path, Tensor]) -> Sequence[Tensor]:
     is_tuple = list(outputs) == [f"[{number}]" for number in range(len(outputs))]
-    if not outputs or not (is_tuple or "" in outputs) or (len(outputs) > 1 and not several):
-        what = f"the tensors {', '.join(outputs)}" if outputs else "no tensor"
-        raise _unreadable(problem, what, several)
+    if not outputs or not (is_tuple or "" in outputs) or (len(outputs) > 1 and not problem.layer):
+        raise unreadable(problem, f"the tensors {', '.join(outputs)}" if outputs else "no tensor")
     for tensor in outputs.values():
         if not tensor.is_floating_point():
-            raise _unreadable(problem, f"a tensor of {dtype_text(tensor)}", several)
+            raise unreadable(problem, f"a tensor of {dtype_text(tensor)}")
         if tensor.shape[:1] != (problem.rows,):
             shape = f"{list(tensor.shape)}, whose axis 0 is not the batch of {problem.rows}"
-            raise _unreadable(problem, f"a tensor of shape {shape}", several)
+            raise unreadable(problem, f"a tensor of shape {shape}")
     return list(outputs.values())
 
 
-def _unreadable(problem: AttributionProblem, output: str, several: bool) -> CutawayError:
-    tensors = "tensors of floats, [batch, ...], one alone or a tuple of them" if several else (
-        "one tensor of floats, [batch, ...], alone or in a tuple by itself"
-    )  # fmt: skip
+def unreadable(problem: AttributionProblem, output: str) -> CutawayError:
+    """Returns an error for a module that returns ``output``."""
+    tensors = "one tensor of floats, [batch, ...], alone or in a tuple by itself"
+    if problem.layer:
+        tensors = "tensors of floats, [batch, ...], one alone or a tuple of them"
     return inapplicable(
         f"the module {problem.module!r} returns {output}; the method needs one that returns {tensors}: name such a "
         "module, before or behind it"

@@ -24,9 +24,6 @@ from cutaway.engine.passes.targets import ResolvedTarget
 
 # Joined and repeated batches: Captum puts all copies of a row next to each other.
 
-MAX_SAMPLES = 4096
-"""The most samples, and so copies, of a row."""
-
 
 class CannotShare(Exception):
     """A tensor of a shared pass cannot be split by request: each request has to run alone."""

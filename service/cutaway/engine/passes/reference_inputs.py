@@ -45,6 +45,12 @@ class Evidence:
             raise MissingObservation(f"no gradient reached the input {name!r}")
         return torch.cat(recorded).double()
 
+    def explained_gradients(self) -> Values:
+        """Returns the gradients at what is explained: at the layer in the last pass, or at the inputs in all passes."""
+        if self.problem.layer:
+            return self.layer(Point.GRAD_OUTPUT)
+        return {name: self.gradients(name) for name in self.problem.explained}
+
     def layer(self, point: Point) -> Values:
         """Returns the layer's tensors at ``point`` of the last pass, named as attributions of layers are."""
         if not self.passes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64
@@ -14,25 +15,10 @@ from cutaway.contract.results import Cause
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, watching
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.pass_recorder import (
-    AttributionProblem,
-    Pass,
-    Values,
-    cached_per_problem,
-    concatenated,
-    interleave_copies,
-)
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, concatenated
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point
 from cutaway.engine.passes.targets import ResolvedTarget
-from cutaway.engine.references.deeplift_multipliers import (
-    NonlinearityCall,
-    RescaledPasses,
-    nonlinearities,
-    rescale_max_pool,
-    rescale_softmax,
-    run_rescaled,
-    softmax_axis,
-)
+from cutaway.engine.references.deeplift_multipliers import NonlinearityCall, RescaledPasses, nonlinearities, run_both
 from cutaway.engine.references.hidden_rectifiers import hidden_rectifiers
 from cutaway.engine.references.observation import operator_of, reused_neuron_module
 from cutaway.engine.runtime.numerics import HALF_OF_BATCH, close
@@ -51,7 +37,7 @@ def deeplift_passes(problem: AttributionProblem) -> Sequence[Pass]:
 @cached_per_problem
 def rescaled_passes(problem: AttributionProblem) -> RescaledPasses:
     """Runs the same passes, and returns what each nonlinearity passed back."""
-    return run_rescaled(as_captum_batch(problem), nonlinearities(problem))
+    return run_both(as_captum_batch(problem), nonlinearities(problem))
 
 
 def as_captum_batch(problem: AttributionProblem) -> AttributionProblem:
@@ -63,9 +49,8 @@ def as_captum_batch(problem: AttributionProblem) -> AttributionProblem:
     """
     samples, rows = len(problem.baseline_points), problem.rows
     inputs = {name: tensor.repeat_interleave(samples, dim=0) for name, tensor in problem.inputs.items()}
-    baselines = {
-        name: interleave_copies([start[name] for start in problem.baseline_points]) for name in problem.explained
-    }
+    points = problem.baseline_points
+    baselines = {name: torch.stack([x0[name] for x0 in points], dim=1).flatten(0, 1) for name in problem.explained}
     target = problem.target.for_rows(torch.arange(rows, device=problem.model.device).repeat_interleave(samples))
 
     def first_half(output: Tensor) -> Tensor:
@@ -82,36 +67,24 @@ def as_captum_batch(problem: AttributionProblem) -> AttributionProblem:
 def deeplift(evidence: Evidence) -> Reference:
     """Returns the mean over the baselines ``x0`` of ``(x - x0) * multiplier``.
 
-    Shrikumar et al. 2017, arXiv:1704.02685; several baselines (DeepLiftShap): Lundberg and Lee 2017, arXiv:1705.07874.
-    """
-    batch = as_captum_batch(evidence.problem)
-    ends = {name: host(batch.inputs[name]) for name in batch.explained}
-    starts = {name: host(baseline) for name, baseline in batch.baselines.items()}
-    multipliers = {name: Evidence(evidence.problem, evidence.passes[1:]).gradients(name) for name in ends}
-    return _contributions(evidence.problem, ends, starts, multipliers)
-
-
-def layer_deeplift(evidence: Evidence) -> Reference:
-    """Returns the mean over the baselines of ``(a(x) - a(x0)) * multiplier``, where ``a`` is the layer's output.
-
-    Sources: as for `deeplift`.
+    For a layer ``x`` is its output. Shrikumar et al. 2017, arXiv:1704.02685; several baselines (DeepLiftShap): Lundberg
+    and Lee 2017, arXiv:1705.07874.
 
     Raises:
         MissingObservation: also if the layer returns other shapes for the baseline, or axis 0 is not the batch.
     """
-    before, now = (Evidence(evidence.problem, [recorded], evidence.call) for recorded in evidence.passes)
-    return _contributions(
-        evidence.problem, now.layer(Point.OUTPUT), before.layer(Point.OUTPUT), now.layer(Point.GRAD_OUTPUT)
+    problem = evidence.problem
+    before, now = (Evidence(problem, [recorded], evidence.call) for recorded in evidence.passes)
+    starts, ends = (
+        side.layer(Point.OUTPUT) if problem.layer else {name: host(x) for name, x in side.passes[0].points.items()}
+        for side in (before, now)
     )
-
-
-def _contributions(problem: AttributionProblem, ends: Values, starts: Values, multipliers: Values) -> Reference:
-    if any({ends[name].shape, starts[name].shape} != {multiplier.shape} for name, multiplier in multipliers.items()):
-        raise MissingObservation(
-            f"the layer {problem.layer!r} returns other tensors for the baseline than for the input"
-        )
     values, terms = {}, {}
-    for name, multiplier in multipliers.items():
+    for name, multiplier in now.explained_gradients().items():
+        if {ends[name].shape, starts[name].shape} != {multiplier.shape}:
+            raise MissingObservation(
+                f"the layer {problem.layer!r} returns other tensors for the baseline than for the input"
+            )
         values[name] = _mean(problem, (ends[name] - starts[name]) * multiplier)
         terms[name] = _mean(problem, (ends[name].abs() + starts[name].abs()) * multiplier.abs())
     return Reference(values, terms)
@@ -132,8 +105,6 @@ def _mean(
 
 # Limitations of Captum's DeepLIFT: models for which it leaves out or mixes contributions.
 
-NonlinearityCalls = Sequence[NonlinearityCall]
-
 
 @cached_per_problem
 def limitation(problem: AttributionProblem) -> Finding | None:
@@ -141,30 +112,78 @@ def limitation(problem: AttributionProblem) -> Finding | None:
     return reused_neuron_module(problem) or next(_findings(problem), None)
 
 
+class _Fault(NamedTuple):
+    """A property of a nonlinearity's call for which Captum's result is wrong.
+
+    Attributes:
+        cause: for programs.
+        concerns: whether a call has it.
+        reason: for people: a format of ``call``, the first that has it, and of ``names``, of up to three that have.
+    """
+
+    cause: Cause
+    concerns: Callable[[NonlinearityCall], bool]
+    reason: str
+
+
+_REUSED = _Fault(
+    Cause.MODULE_REUSED,
+    lambda call: call.number + 1 < call.times,
+    "the module {call.name!r} is called {call.times} times in one forward pass, and Captum keeps the input and output "
+    "of the last call only: build the model with a module for each call",
+)
+_UNDEFINED = _Fault(
+    Cause.NOT_FINITE,
+    lambda call: call.divides_zeros,
+    "the model computes in float16, where the 1e-10 that Captum compares with is 0: it divides 0 by 0 at "
+    "{call.name!r}, where input and baseline are the same; load the model in another data type",
+)
+_MIXING = (
+    _Fault(
+        Cause.OVERRIDE_LOST,
+        lambda call: bool(call.previous_module),
+        "{call.name!r} takes the very tensor that {call.previous_module!r} returns, and Captum reads the gradient for "
+        "{call.previous_module!r} before it overrides it for {call.name!r}: pass a copy, x.clone(), from one to the "
+        "other",
+    ),
+    _Fault(
+        Cause.OVERRIDE_LOST,
+        lambda call: call.is_bypassed,
+        "the input of {names} is also used elsewhere (a skip connection?), and Captum overrides the gradient of both "
+        "uses at once: pass a copy, x.clone(), to the module",
+    ),
+    _Fault(
+        Cause.OVERRIDE_LOST,
+        lambda call: call.shares_maxima,
+        "windows of {call.name!r} overlap and share a maximum, for which Captum keeps one window's part only: build "
+        "the model with stride = kernel_size, or explain a layer behind",
+    ),
+    _Fault(
+        Cause.ROWS_COUPLED,
+        lambda call: call.has_many_distributions,
+        "Captum normalizes the softmax {call.name!r} over all rows, samples and axes at once, and so mixes them: "
+        "explain the logits instead, or one example with one baseline",
+    ),
+)
+
+
 def _findings(problem: AttributionProblem) -> Iterator[Finding]:
     passes = rescaled_passes(problem)
     calls = [call for call in passes.calls if call.has_effect]
     modules = [call for call in calls if call.nonlinearity.is_module]
-    yield from _reused(modules)
-    operators = [call.nonlinearity.name for call in calls if not call.nonlinearity.is_module]
+    yield from _faults(modules, _REUSED)
+    operators = [call.name for call in calls if not call.nonlinearity.is_module]
     yield from _operators(operators or hidden_rectifiers(problem))
-    yield from _undefined([call for call in passes.calls if call.nonlinearity.is_module])
-    yield from _directly_behind(modules)
-    yield from _bypassed(modules)
-    yield from _sharing_maxima(modules)
-    yield from _mixed_by_softmax(modules)
-    yield from _coupled(problem, passes, modules)
+    yield from _faults([call for call in passes.calls if call.nonlinearity.is_module], _UNDEFINED)
+    yield from _faults(modules, *_MIXING)
+    yield from _coupled(problem, modules)
 
 
-def _reused(modules: NonlinearityCalls) -> Iterator[Finding]:
-    for call in modules:
-        times = len(call.nonlinearity.calls)
-        if call.call + 1 < times:
-            yield Finding(
-                Cause.MODULE_REUSED,
-                f"the module {call.nonlinearity.name!r} is called {times} times in one forward pass, and Captum keeps "
-                "the input and output of the last call only: build the model with a module for each call",
-            )
+def _faults(calls: Sequence[NonlinearityCall], *faults: _Fault) -> Iterator[Finding]:
+    for cause, concerns, reason in faults:
+        if concerned := [call for call in calls if concerns(call)]:
+            names = dict.fromkeys(repr(call.name) for call in concerned)
+            yield Finding(cause, reason.format(call=concerned[0], names=", ".join([*names][:3])))
 
 
 def _operators(addresses: Sequence[str]) -> Iterator[Finding]:
@@ -179,64 +198,10 @@ def _operators(addresses: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def _undefined(modules: NonlinearityCalls) -> Iterator[Finding]:
-    for call in modules:
-        activations = call.activations
-        if call.dtype is torch.float16 and activations is not None and bool((activations.delta_in == 0).any()):
-            yield Finding(
-                Cause.NOT_FINITE,
-                f"the model computes in float16, where the 1e-10 that Captum compares with is 0: it divides 0 by 0 at "
-                f"{call.nonlinearity.name!r}, where input and baseline are the same; load the model in another data "
-                "type",
-            )
-
-
-def _directly_behind(modules: NonlinearityCalls) -> Iterator[Finding]:
-    for call in modules:
-        name, previous = call.nonlinearity.name, call.previous_module
-        if previous:
-            yield Finding(
-                Cause.OVERRIDE_LOST,
-                f"{name!r} takes the very tensor that {previous!r} returns, and Captum reads the gradient for "
-                f"{previous!r} before it overrides it for {name!r}: pass a copy, x.clone(), from one to the other",
-            )
-
-
-def _bypassed(modules: NonlinearityCalls) -> Iterator[Finding]:
-    names = list(dict.fromkeys(call.nonlinearity.name for call in modules if call.is_bypassed))
-    if names:
-        yield Finding(
-            Cause.OVERRIDE_LOST,
-            f"the input of {', '.join(map(repr, names[:3]))} is also used elsewhere (a skip connection?), and Captum "
-            "overrides the gradient of both uses at once: pass a copy, x.clone(), to the module",
-        )
-
-
-def _sharing_maxima(modules: NonlinearityCalls) -> Iterator[Finding]:
-    for call in modules:
-        if call.nonlinearity.rule is rescale_max_pool and call.shares_maxima:
-            yield Finding(
-                Cause.OVERRIDE_LOST,
-                f"windows of {call.nonlinearity.name!r} overlap and share a maximum, for which Captum keeps one "
-                "window's part only: build the model with stride = kernel_size, or explain a layer behind",
-            )
-
-
-def _mixed_by_softmax(modules: NonlinearityCalls) -> Iterator[Finding]:
-    for call in modules:
-        if call.nonlinearity.rule is rescale_softmax and call.activations is not None:
-            output = call.activations.output
-            if output.numel() > 2 * output.shape[softmax_axis(output)]:  # the batch has each row twice
-                yield Finding(
-                    Cause.ROWS_COUPLED,
-                    f"Captum normalizes the softmax {call.nonlinearity.name!r} over all rows, samples and axes at "
-                    "once, and so mixes them: explain the logits instead, or one example with one baseline",
-                )
-
-
-def _coupled(problem: AttributionProblem, passes: RescaledPasses, modules: NonlinearityCalls) -> Iterator[Finding]:
+def _coupled(problem: AttributionProblem, modules: Sequence[NonlinearityCall]) -> Iterator[Finding]:
     """Reports activations that depend on whether inputs and baselines run as one batch, as in Captum, or alone."""
-    names = [call.nonlinearity.name for call in modules] + ([problem.layer] if problem.layer else [])
+    passes = rescaled_passes(problem)
+    names = [call.name for call in modules] + ([problem.layer] if problem.layer else [])
     sites = dict.fromkeys(names, watching(Point.INPUT, Point.OUTPUT))
     batch = as_captum_batch(problem)
     baselines, rows = {**batch.inputs, **batch.baselines}, batch.rows // 2
@@ -244,9 +209,7 @@ def _coupled(problem: AttributionProblem, passes: RescaledPasses, modules: Nonli
     tree = problem.model.tree
     with torch.no_grad(), problem.model.kept_rng_state(), observing(tree, sites) as recording, recording.forward():
         output = problem.read(inputs)
-    coupled = [
-        call.nonlinearity.name for call in modules if not _is_same_call(call, recording.calls[call.nonlinearity.name])
-    ]
+    coupled = [call.name for call in modules if not _is_same_call(call, recording.calls[call.name])]
     if problem.layer and not _is_same_layer(passes, recording.calls[problem.layer]):
         coupled.append(problem.layer)
     if coupled or not _is_made_of(host(output), host(passes.at_input.output), host(passes.at_baseline.output)):
@@ -266,10 +229,10 @@ def _is_same_layer(passes: RescaledPasses, calls: Sequence[RecordedCall]) -> boo
 
 
 def _is_same_call(call: NonlinearityCall, calls: Sequence[RecordedCall]) -> bool:
-    paths, activations = call.nonlinearity.calls[call.call], call.activations
-    if activations is None or len(calls) <= call.call:
+    paths, activations = call.paths, call.activations
+    if activations is None or len(calls) <= call.number:
         return False
-    inputs, outputs = (calls[call.call].at(point) for point in (Point.INPUT, Point.OUTPUT))
+    inputs, outputs = (calls[call.number].at(point) for point in (Point.INPUT, Point.OUTPUT))
     return (
         paths.input in inputs
         and paths.output in outputs

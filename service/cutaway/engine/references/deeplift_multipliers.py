@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
@@ -21,7 +21,7 @@ from cutaway.engine.hooks.hook_site import NumberedEdit, Override
 from cutaway.engine.hooks.operators import operator_name
 from cutaway.engine.hooks.recording import RecordedCall, copy_to_host, in_backward, watching
 from cutaway.engine.model.inspected_model import graph_nodes
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, cached_per_problem, run_passes
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import input_point
 from cutaway.engine.references.observation import observe_forward, operator_of
 from cutaway.engine.runtime.numerics import Path, argument_tensors, leaves, map_leaves, replace_arguments
@@ -131,11 +131,15 @@ nonlinearity.
 """
 
 
-def rescale(activations: PairedActivations, multiplier: Output, derivative: Input, function: TensorFunction) -> Input:
-    """Returns ``m * (y - y0) / (x - x0)``, element by element."""
+def _over_change(sent: Input, activations: PairedActivations, derivative: Input) -> Input:
     delta = activations.delta_in
     moved = delta.abs() >= EPSILON
-    return torch.where(moved, multiplier * activations.delta_out / torch.where(moved, delta, 1.0), derivative)
+    return torch.where(moved, sent / torch.where(moved, delta, 1.0), derivative)
+
+
+def rescale(activations: PairedActivations, multiplier: Output, derivative: Input, function: TensorFunction) -> Input:
+    """Returns ``m * (y - y0) / (x - x0)``, element by element."""
+    return _over_change(multiplier * activations.delta_out, activations, derivative)
 
 
 def rescale_softmax(
@@ -162,9 +166,7 @@ def rescale_max_pool(
     rise, fall = activations.delta_out.clamp(min=0), activations.delta_out.clamp(max=0)
     sent = _to_maxima(function, activations.input, multiplier * rise)
     sent = sent + _to_maxima(function, activations.baseline_input, multiplier * fall)
-    delta = activations.delta_in
-    moved = delta.abs() >= EPSILON
-    return torch.where(moved, sent / torch.where(moved, delta, 1.0), derivative)
+    return _over_change(sent, activations, derivative)
 
 
 def windows_share_maximum(activations: PairedActivations, multiplier: Output, function: TensorFunction) -> bool:
@@ -215,45 +217,63 @@ ModuleOutput: TypeAlias = tuple[str, "ref[Tensor]"]
 """A module's name, and the tensor that it returned."""
 
 
+@dataclass(eq=False)
 class NonlinearityCall:
     """One call of a nonlinearity in both passes.
 
     Attributes:
         nonlinearity: the module or operator.
-        call: the number of the call.
-        arriving: the multiplier that reached the output; None if none did.
+        number: the number of the call.
         function: the nonlinearity, to be applied to other tensors.
+        module_outputs: what modules of classes that Captum overrides have returned in both passes, of all calls.
+        last_pool: knows the pooling operator that ran last.
+        arriving: the multiplier that reached the output; None if none did.
         dtype: the data type of its input.
         edge: the position of its input in the graph; None if no gradient can reach it.
         is_bypassed: whether another operation uses its input too, on another way to the target.
         previous_module: the module of a class that Captum overrides whose output is its very input; ``""`` for none.
+        kept: its inputs and outputs at the baseline, then at the input.
+        passed_back: the multiplier that reached the input; None if none did.
     """
 
-    def __init__(
-        self, nonlinearity: Nonlinearity, call: int, function: TensorFunction, outputs: list[ModuleOutput]
-    ) -> None:
-        self.nonlinearity = nonlinearity
-        self.call = call
-        self.function = function
-        self.arriving: Tensor | None = None
-        self.dtype = torch.float64
-        self.edge: GradientEdge | None = None
-        self.is_bypassed = False
-        self.previous_module = ""
-        self._module_outputs = outputs
-        self._kept: dict[Point, list[Tensor]] = {Point.INPUT: [], Point.OUTPUT: []}
-        self._passed_back: Tensor | None = None
+    nonlinearity: Nonlinearity
+    number: int
+    function: TensorFunction
+    module_outputs: list[ModuleOutput]
+    last_pool: _LastPool
+    arriving: Tensor | None = None
+    dtype: torch.dtype = torch.float64
+    edge: GradientEdge | None = None
+    is_bypassed: bool = False
+    previous_module: str = ""
+    kept: dict[Point, list[Tensor]] = field(default_factory=lambda: {Point.INPUT: [], Point.OUTPUT: []})
+    passed_back: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the module, or the address of the operator."""
+        return self.nonlinearity.name
+
+    @property
+    def times(self) -> int:
+        """The number of calls of the nonlinearity."""
+        return len(self.nonlinearity.calls)
+
+    @property
+    def paths(self) -> TensorPaths:
+        """The paths of this call's input and output."""
+        return self.nonlinearity.calls[self.number]
 
     @property
     def has_effect(self) -> bool:
         """Whether it passed a multiplier back, and its input differs from the baseline's."""
         activations = self.activations
-        return self._passed_back is not None and activations is not None and bool(activations.delta_in.any())
+        return self.passed_back is not None and activations is not None and bool(activations.delta_in.any())
 
     @property
     def activations(self) -> PairedActivations | None:
         """The activations of both passes; None if the two have different shapes or only one called it."""
-        inputs, outputs = self._kept[Point.INPUT], self._kept[Point.OUTPUT]
+        inputs, outputs = self.kept[Point.INPUT], self.kept[Point.OUTPUT]
         if not len(inputs) == len(outputs) == 2:
             return None
         activations = PairedActivations(inputs[1], outputs[1], inputs[0], outputs[0])
@@ -262,61 +282,69 @@ class NonlinearityCall:
     @property
     def shares_maxima(self) -> bool:
         """Whether this is a max pool with two windows that have a multiplier and their maximum at the same element."""
-        activations = self.activations
-        if activations is None or self.arriving is None:
+        is_pool, activations = self.nonlinearity.rule is rescale_max_pool, self.activations
+        if not is_pool or activations is None or self.arriving is None:
             return False
         return windows_share_maximum(activations, self.arriving, self.function)
 
-    def recording_edits(self, last_pool: Callable[[], TensorFunction] | None = None) -> Iterator[NumberedEdit]:
-        """Yields edits that change nothing and keep the input and the output.
+    @property
+    def has_many_distributions(self) -> bool:
+        """Whether this is a softmax of more than one distribution: the batch has each row twice."""
+        if self.nonlinearity.rule is not rescale_softmax or self.activations is None:
+            return False
+        output = self.activations.output
+        return output.numel() > 2 * output.shape[softmax_axis(output)]
 
-        ``last_pool``: returns the pooling operator that ran last, to be kept as this operator's function.
-        """
-        paths = self.nonlinearity.calls[self.call]
+    @property
+    def divides_zeros(self) -> bool:
+        """Whether Captum divides 0 by 0, because `EPSILON` is 0 in the data type."""
+        activations = self.activations
+        return self.dtype is torch.float16 and activations is not None and bool((activations.delta_in == 0).any())
 
-        def keep_input(value: Tensor) -> Tensor:
-            if in_backward():  # checkpointing computes again what was kept before
-                return value
-            self._kept[Point.INPUT].append(_float64_on_host(value))
+    def keep_input(self, value: Tensor) -> Tensor:
+        """Keeps the input, which it returns."""
+        if not in_backward():  # checkpointing computes again what was kept before
+            self.kept[Point.INPUT].append(_float64_on_host(value))
             self.dtype = value.dtype
-            previous = (name for name, output in self._module_outputs if output() is value)
+            previous = (name for name, output in self.module_outputs if output() is value)
             self.previous_module = self.previous_module or next(previous, "")
             if value.requires_grad:
                 self.edge = get_gradient_edge(value)
-            return value
+        return value
 
-        def keep_output(value: Tensor) -> Tensor:
-            if in_backward():
-                return value
-            self._kept[Point.OUTPUT].append(_float64_on_host(value))
+    def keep_output(self, value: Tensor) -> Tensor:
+        """Keeps the output, which it returns, and what ran if it is a pooling operator."""
+        if not in_backward():
+            self.kept[Point.OUTPUT].append(_float64_on_host(value))
             if self.nonlinearity.is_module:
-                self._module_outputs.append((self.nonlinearity.name, ref(value)))
-            elif last_pool is not None and self.nonlinearity.rule is rescale_max_pool:
-                self.function = last_pool()
-            return value
+                self.module_outputs.append((self.name, ref(value)))
+            elif self.nonlinearity.rule is rescale_max_pool:
+                self.function = self.last_pool.function()
+        return value
 
-        yield 0, Override(at=Point.INPUT, call=self.call, path=paths.input, change=keep_input)
-        yield 0, Override(at=Point.OUTPUT, call=self.call, path=paths.output, change=keep_output)
+    def arrive(self, gradient: Tensor) -> Tensor:
+        """Keeps the multiplier at the output, which it returns."""
+        self.arriving = _float64_on_host(gradient)
+        return gradient
 
-    def multiplier_edits(self) -> Iterator[NumberedEdit]:
-        """Yields edits that replace the gradient at the input by the rule's multiplier."""
-        paths = self.nonlinearity.calls[self.call]
+    def pass_back(self, derivative: Tensor) -> Tensor:
+        """Returns the rule's multiplier in place of the gradient at the input."""
+        activations = self.activations
+        if self.arriving is None or activations is None:
+            return derivative
+        rule = self.nonlinearity.rule
+        multiplier = rule(activations, self.arriving, _float64_on_host(derivative), self.function)
+        self.passed_back = multiplier.to(derivative)
+        return self.passed_back
 
-        def arrive(gradient: Tensor) -> Tensor:
-            self.arriving = _float64_on_host(gradient)
-            return gradient
-
-        def pass_back(derivative: Tensor) -> Tensor:
-            activations = self.activations
-            if self.arriving is None or activations is None:
-                return derivative
-            rule = self.nonlinearity.rule
-            multiplier = rule(activations, self.arriving, _float64_on_host(derivative), self.function)
-            self._passed_back = multiplier.to(derivative)
-            return self._passed_back
-
-        yield 0, Override(at=Point.GRAD_OUTPUT, call=self.call, path=paths.output, change=arrive)
-        yield 0, Override(at=Point.GRAD_INPUT, call=self.call, path=paths.input, change=pass_back)
+    def edits(self, *, multipliers: bool) -> Iterator[NumberedEdit]:
+        """Yields edits that keep input and output, and with ``multipliers`` pass back the rule's multiplier."""
+        changes: dict[Point, TensorFunction] = {Point.INPUT: self.keep_input, Point.OUTPUT: self.keep_output}
+        if multipliers:
+            changes |= {Point.GRAD_OUTPUT: self.arrive, Point.GRAD_INPUT: self.pass_back}
+        for point, change in changes.items():
+            path = self.paths.input if point in (Point.INPUT, Point.GRAD_INPUT) else self.paths.output
+            yield 0, Override(at=point, call=self.number, path=path, change=change)
 
 
 class RescaledPasses(NamedTuple):
@@ -327,50 +355,44 @@ class RescaledPasses(NamedTuple):
     calls: Sequence[NonlinearityCall]
 
 
-def run_rescaled(problem: AttributionProblem, nonlinearities: Sequence[Nonlinearity]) -> RescaledPasses:
+def run_both(problem: AttributionProblem, nonlinearities: Sequence[Nonlinearity]) -> RescaledPasses:
     """Runs both passes."""
     outputs: list[ModuleOutput] = []
+    last_pool = _LastPool()
     calls = [
-        NonlinearityCall(nonlinearity, call, _function(problem, nonlinearity), outputs)
+        NonlinearityCall(nonlinearity, number, _function(problem, nonlinearity), outputs, last_pool)
         for nonlinearity in nonlinearities
-        for call in range(len(nonlinearity.calls))
+        for number in range(len(nonlinearity.calls))
     ]
-    edits = _edits(calls, lambda call: [*call.recording_edits()])
-    (at_baseline,) = run_passes(problem, [dict(problem.baselines)], differentiate=False, edits=edits)
-    at_input = _run_at_input(problem, calls)
+    has_pools = any(kind.rule is rescale_max_pool and not kind.is_module for kind in nonlinearities)
+    with last_pool if has_pools else nullcontext():
+        edits = _edits(calls, multipliers=False)
+        (at_baseline,) = run_passes(problem, [dict(problem.baselines)], differentiate=False, edits=edits)
+        at_input = _run_at_input(problem, calls)
     if any(call.arriving is not None and call.activations is None for call in calls):
         at_input.gradients, at_input.layer = {}, ()  # the model computes something else at the baseline
     return RescaledPasses(at_baseline, at_input, calls)
 
 
 def _run_at_input(problem: AttributionProblem, calls: Sequence[NonlinearityCall]) -> Pass:
-    last_pool, target_nodes = _LastPool(), list[Node | None]()
+    ends: list[Node | None] = [None]
 
     def target(output: Tensor) -> Tensor:
         values = problem.target.scalars(output)
-        target_nodes.append(values.grad_fn)
+        ends.append(values.grad_fn)
         return values
 
-    edits = _edits(calls, lambda call: [*call.recording_edits(last_pool.function), *call.multiplier_edits()])
-    point = input_point(problem)
-    operators = [call.nonlinearity for call in calls if not call.nonlinearity.is_module]
-    has_pools = any(operator.rule is rescale_max_pool for operator in operators)
+    edits, point = _edits(calls, multipliers=True), input_point(problem)
     with_graph = replace(problem, target=replace(problem.target, function=target))
-    with last_pool if has_pools else nullcontext():
-        # For a layer, what comes before it has no part in the result, and gradients stop there.
-        (at_input,) = run_passes(with_graph, point, differentiate=True, edits=edits, to_inputs=not problem.layer)
-    # Releases the graph, whose hooks lead back to the calls in a cycle that Python's collector cannot see.
-    _find_bypassed(calls, target_nodes.pop() if target_nodes else None)
-    return at_input
-
-
-def _find_bypassed(calls: Sequence[NonlinearityCall], end: Node | None) -> None:
-    """Sets ``is_bypassed`` of each call, in the graph that leads to ``end``."""
-    # How many operations on the way to ``end`` use each output of each node.
-    uses = Counter(used for node in graph_nodes(end) for used in node.next_functions)
+    # For a layer, what comes before it has no part in the result, and gradients stop there.
+    (at_input,) = run_passes(with_graph, point, differentiate=True, edits=edits, to_inputs=not problem.layer)
+    # How many operations on the way to the target use each output of each node. The graph is released: its hooks lead
+    # back to the calls in a cycle that Python's collector cannot see.
+    uses = Counter(used for node in graph_nodes(ends.pop()) for used in node.next_functions)
     for call in calls:
         call.is_bypassed = call.edge is not None and uses[call.edge.node, call.edge.output_nr] > 1
         call.edge = None
+    return at_input
 
 
 def _float64_on_host(tensor: Tensor) -> Tensor:
@@ -378,10 +400,10 @@ def _float64_on_host(tensor: Tensor) -> Tensor:
     return copy_to_host(tensor).double()
 
 
-def _edits(calls: Sequence[NonlinearityCall], edits_of: Callable[[NonlinearityCall], list[NumberedEdit]]) -> Changes:
+def _edits(calls: Sequence[NonlinearityCall], *, multipliers: bool) -> dict[str, list[NumberedEdit]]:
     edits: dict[str, list[NumberedEdit]] = {}
     for call in calls:
-        edits.setdefault(call.nonlinearity.name, []).extend(edits_of(call))
+        edits.setdefault(call.name, []).extend(call.edits(multipliers=multipliers))
     return edits
 
 

@@ -21,14 +21,7 @@ from cutaway.contract import requests
 from cutaway.engine.hooks.hook_site import Override
 from cutaway.engine.hooks.recording import RecordedCall, watching
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.passes.pass_recorder import (
-    AttributionProblem,
-    Changes,
-    Pass,
-    Values,
-    cached_per_problem,
-    run_passes,
-)
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, input_point
 from cutaway.engine.references.observation import expand_rows, observe_forward, operator_of, target_values
 
@@ -173,7 +166,9 @@ def relevance(evidence: Evidence) -> Reference:
     The share is what is left of 1 at the target. Formula and sources: see the module.
     """
     targets = target_values(evidence)[0]
-    shares, jittered = (_arrived(evidence, number) for number in (0, 1))
+    shares, jittered = (
+        Evidence(evidence.problem, [one], evidence.call).explained_gradients() for one in evidence.passes
+    )
     return Reference(
         {name: share * expand_rows(targets, share) for name, share in shares.items()},
         {name: _terms(share, jittered[name]) * expand_rows(targets.abs(), share) for name, share in shares.items()},
@@ -187,13 +182,6 @@ def _terms(
     jitter moves most."""
     moved = (jittered - share).abs().flatten(1).amax(dim=1) / JITTER
     return share.abs() + expand_rows(moved, share)
-
-
-def _arrived(evidence: Evidence, number: int) -> Values:
-    one_pass = Evidence(evidence.problem, evidence.passes[number : number + 1], evidence.call)
-    if isinstance(evidence.problem.request, requests.LayerLRP):
-        return one_pass.layer(requests.Point.GRAD_OUTPUT)
-    return {name: one_pass.gradients(name) for name in evidence.problem.explained}
 
 
 # Rules.

@@ -21,14 +21,7 @@ from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.recording import RecordedCall, watching
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.pass_recorder import (
-    AttributionProblem,
-    Changes,
-    Pass,
-    PassRecorder,
-    cached_per_problem,
-    run_passes,
-)
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, PassRecorder, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, exact, host, input_point
 from cutaway.engine.references.hidden_rectifiers import RELU_OPERATORS, hidden_rectifiers
 from cutaway.engine.references.observation import observe_forward, outermost, reused_neuron_module
@@ -39,14 +32,14 @@ from cutaway.engine.references.observation import observe_forward, outermost, re
 def saliency(evidence: Evidence) -> Reference:
     """Returns ``|df/dx|``, or ``df/dx`` if the request asks for signs. Simonyan et al. 2013, arXiv:1312.6034."""
     absolute = cast(Saliency, evidence.problem.request).absolute
-    gradients = {name: evidence.gradients(name) for name in evidence.problem.explained}
+    gradients = evidence.explained_gradients()
     return exact({name: gradient.abs() if absolute else gradient for name, gradient in gradients.items()})
 
 
 def input_x_gradient(evidence: Evidence) -> Reference:
     """Returns ``x * df/dx``. Shrikumar et al. 2016, arXiv:1605.01713."""
     inputs = evidence.problem.inputs
-    return exact({name: host(inputs[name]) * evidence.gradients(name) for name in evidence.problem.explained})
+    return exact({name: host(inputs[name]) * gradient for name, gradient in evidence.explained_gradients().items()})
 
 
 def layer_activation(evidence: Evidence) -> Reference:
@@ -77,9 +70,8 @@ def layer_grad_cam(evidence: Evidence) -> Reference:
 
 def _channel_means(gradient: Float64[Tensor, "batch channels *positions"]) -> Float64[Tensor, "batch channels *ones"]:
     """Returns the mean over positions, [batch, channels, 1, ...]; a gradient without positions as it is."""
-    if gradient.ndim <= 2:
-        return gradient
-    return gradient.flatten(2).mean(dim=2).reshape(*gradient.shape[:2], *[1] * (gradient.ndim - 2))
+    positions = tuple(range(2, gradient.ndim))
+    return gradient.mean(dim=positions, keepdim=True) if positions else gradient
 
 
 class Rectifiers(NamedTuple):
@@ -210,9 +202,7 @@ def _override_calls(
     problem: AttributionProblem, calls: _CallCounts, override: Callable[[int], Iterator[Edit]]
 ) -> tuple[Sequence[Pass], _CallCounts]:
     """Runs a pass with ``calls`` overridden; returns the calls that ran, too."""
-    edits: Changes = {
-        name: [(call, edit) for call in range(times) for edit in override(call)] for name, times in calls.items()
-    }
+    edits = {name: [(call, edit) for call in range(times) for edit in override(call)] for name, times in calls.items()}
     sites = _sites(problem)
     recorder = PassRecorder(problem, edits, sites=sites)
     try:

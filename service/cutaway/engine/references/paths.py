@@ -17,23 +17,8 @@ from torch import Tensor
 from cutaway.contract.requests import NeuronAttribution, PathAttribution, Point, Replace
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.passes.pass_recorder import (
-    AttributionProblem,
-    Changes,
-    Pass,
-    Values,
-    cached_per_problem,
-    run_passes,
-)
-from cutaway.engine.passes.reference_inputs import (
-    Evidence,
-    MissingObservation,
-    QuadratureRule,
-    Reference,
-    host,
-    input_point,
-    rule,
-)
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, run_passes
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point, rule
 from cutaway.engine.passes.targets import ResolvedTarget
 from cutaway.engine.references.observation import expand_rows, target_values
 from cutaway.engine.runtime.numerics import to_numpy
@@ -48,9 +33,10 @@ _ELEMENTS_PER_ID = 256
 """The count of an integer input element, because an embedding follows it."""
 
 
-def _rule(problem: AttributionProblem, further_points: int = 0) -> QuadratureRule:
+def _alphas(problem: AttributionProblem, further_points: int = 0) -> list[float]:
     request = cast(PathAttribution, problem.request)
-    return rule(request.quadrature, request.n_steps + further_points)
+    alphas: list[float] = rule(request.quadrature, request.n_steps + further_points).alphas.tolist()
+    return alphas
 
 
 # Pass sizes.
@@ -85,7 +71,7 @@ def _rows_in_budget(problem: AttributionProblem) -> int:
 @cached_per_problem
 def path_points(problem: AttributionProblem) -> list[Values]:
     """Returns ``x0 + alpha_k * (x - x0)`` for each point of the quadrature."""
-    return _points(problem, _rule(problem).alphas.tolist())
+    return _points(problem, _alphas(problem))
 
 
 @cached_per_problem
@@ -94,7 +80,7 @@ def conductance_points(problem: AttributionProblem) -> list[Values]:
 
     Captum runs them in several passes, each of which begins with the last point of the pass before.
     """
-    alphas = _rule(problem, further_points=1).alphas.tolist()
+    alphas = _alphas(problem, further_points=1)
     steps = conductance_points_per_pass(problem) - 1
     passes = [alphas[first : first + steps + 1] for first in range(0, len(alphas) - 1, steps)]
     return _points(problem, [alpha for chunk in passes for alpha in chunk])
@@ -134,7 +120,7 @@ def layer_path_passes(problem: AttributionProblem) -> Sequence[Pass]:
     x, baseline, *_ = layer_path_points(problem)
     ends = run_passes(problem, [x, baseline], differentiate=False)
     passes = list(ends)
-    alphas = _rule(problem).alphas.tolist()
+    alphas = _alphas(problem)
     together = _layer_steps_per_pass(problem, ends)
     for number, (at_x, at_baseline) in enumerate(zip(ends[0].layer, ends[1].layer)):
         for first in range(0, len(alphas), together):
@@ -154,8 +140,8 @@ def _joint_path_passes(problem: AttributionProblem, part: AttributionProblem) ->
     x, baseline, *_ = layer_path_points(problem)
     passes = list(run_passes(part, [x, baseline], differentiate=False))
     ends = _layer_ends(problem, baseline)
-    for alpha in _rule(problem).alphas.tolist():
-        passes += run_passes(part, [x], differentiate=True, edits=layer_edits(ends, alpha))
+    for alpha in _alphas(problem):
+        passes += run_passes(part, [x], differentiate=True, edits=_edits_at(ends, alpha))
     return passes
 
 
@@ -171,7 +157,7 @@ def _layer_ends(problem: AttributionProblem, baseline: Values) -> LayerEnds:
     return ends
 
 
-def layer_edits(ends: LayerEnds, alpha: float) -> Changes:
+def _edits_at(ends: LayerEnds, alpha: float) -> dict[str, list[NumberedEdit]]:
     """Returns edits that replace the output of each call of the layers by that at ``alpha`` between baseline and input.
 
     Raises:
@@ -217,7 +203,7 @@ def target_at_layer_baseline(problem: AttributionProblem) -> Float64[Tensor, "ba
 
 
 def _target_at_layers(problem: AttributionProblem, baseline: Values) -> Float64[Tensor, "batch"]:
-    edits = layer_edits(_layer_ends(problem, baseline), 0.0)
+    edits = _edits_at(_layer_ends(problem, baseline), 0.0)
     held = run_passes(problem, input_point(problem), differentiate=False, edits=edits)
     return target_values(Evidence(problem, held))[0]
 
@@ -251,7 +237,9 @@ def _module_gradient(recorded: Pass) -> Float[Tensor, "batch *features"]:
 
 def _integral(problem: AttributionProblem, steps: Float64[Tensor, "steps *axes"]) -> Float64[Tensor, "*axes"]:
     """Returns ``sum over k of w_k * steps[k]``."""
-    integral: Tensor = torch.tensordot(torch.from_numpy(_rule(problem).weights), steps, dims=1)
+    request = cast(PathAttribution, problem.request)
+    weights = torch.from_numpy(rule(request.quadrature, request.n_steps).weights)
+    integral: Tensor = torch.tensordot(weights, steps, dims=1)
     return integral
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from cutaway.contract.requests import LayerFeatureAblation, Point, ShapleyValues, ShapleyValueSampling
+from cutaway.contract.requests import LayerFeaturePermutation, Point, ShapleyValues, ShapleyValueSampling
 from cutaway.contract.results import Cause
 from cutaway.engine.hooks.hook_site import Override
 from cutaway.engine.hooks.recording import RecordedCall
@@ -147,41 +147,20 @@ UnitChange: TypeAlias = Callable[[Tensor], Tensor]
 """Returns the values that replace a tensor's."""
 
 
-# Points: all of Captum's passes are at the input.
+def unit_points(problem: AttributionProblem) -> list[Values]:
+    """Returns the input for each of Captum's passes: one that reads the layer, one that restores what was read, one for
+    each unit. A batch of one row has no other order."""
+    permutes = isinstance(problem.request, LayerFeaturePermutation)
+    units = 0 if permutes and problem.rows < 2 else len(list(_units(module_calls(problem)[-1])))
+    return input_point(problem) * (2 + units)
 
 
-def layer_ablation_points(problem: AttributionProblem) -> list[Values]:
-    """Returns the input for each pass: one that reads the layer, one that restores what was read, one for each unit."""
-    return input_point(problem) * (2 + len(list(_units(module_calls(problem)[-1]))))
-
-
-def layer_permutation_points(problem: AttributionProblem) -> list[Values]:
-    """Returns the same; for a batch of one row, which has no other order, no passes for the units."""
-    return layer_ablation_points(problem) if problem.rows > 1 else input_point(problem) * 2
-
-
-# Separate passes.
-
-
-def ablation_passes(problem: AttributionProblem) -> Sequence[Pass]:
-    """Runs a pass at the input; then, for each unit, one in which the unit has the baseline's value."""
-    baseline = cast(LayerFeatureAblation, problem.request).baseline
-    return _unit_passes(problem, repeat(lambda unit: torch.full_like(unit, baseline)))
-
-
-def permutation_passes(problem: AttributionProblem) -> Sequence[Pass]:
-    """Runs a pass at the input; then, unless the batch has one row, one for each unit with the unit's rows permuted."""
-    return _unit_passes(problem, _permutations(problem) if problem.rows > 1 else iter(()))
-
-
-def _permutations(problem: AttributionProblem) -> Iterator[UnitChange]:
-    generator = torch.Generator().manual_seed(problem.seed or 0)
-    while True:
-        order = row_permutation(problem.rows, generator)
-        yield lambda unit, order=order: unit[order.to(unit.device)]  # type: ignore[misc]
-
-
-def _unit_passes(problem: AttributionProblem, changes: Iterator[UnitChange]) -> Sequence[Pass]:
+def unit_passes(problem: AttributionProblem) -> Sequence[Pass]:
+    """Runs a pass at the input; then, for each unit, one in which its values are replaced, unless nothing can be."""
+    baseline = getattr(problem.request, "baseline", 0.0)
+    changes: Iterator[UnitChange] = repeat(lambda unit: torch.full_like(unit, baseline))
+    if isinstance(problem.request, LayerFeaturePermutation):
+        changes = _permutations(problem) if problem.rows > 1 else iter(())
     first = _edited_pass(problem, lambda output: output)
     passes = [first]
     without_layer = replace(problem, layer="")  # its output is recorded once, and not again for each unit
@@ -192,26 +171,28 @@ def _unit_passes(problem: AttributionProblem, changes: Iterator[UnitChange]) -> 
     return passes
 
 
+def _permutations(problem: AttributionProblem) -> Iterator[UnitChange]:
+    generator = torch.Generator().manual_seed(problem.seed or 0)
+    while True:
+        order = row_permutation(problem.rows, generator)
+        yield lambda unit, order=order: unit[order.to(unit.device)]  # type: ignore[misc]
+
+
 def _change_of_unit(unit: int, change: UnitChange) -> UnitChange:
     """Returns the change of a layer's output that applies ``change`` to one of its units."""
 
-    def changed(output: Tensor) -> Tensor:
+    def change_unit(output: Tensor) -> Tensor:
         units = output.flatten(1) if output.ndim > 1 else output.unsqueeze(1)
         new = units.clone()
         new[:, unit] = change(units[:, unit])
         return new.reshape(output.shape)
 
-    return changed
+    return change_unit
 
 
 def _edited_pass(problem: AttributionProblem, change: UnitChange, layer: str = "", path: Path = "") -> Pass:
     edits = {layer or problem.layer: [(0, Override(at=Point.OUTPUT, call=0, path=path, change=change))]}
     return run_passes(problem, input_point(problem), differentiate=False, edits=edits)[0]
-
-
-def _outputs(call: RecordedCall) -> list[Tensor]:
-    """Returns the tensors that the layer returned."""
-    return list(call.at(Point.OUTPUT).values())
 
 
 def _units(call: RecordedCall) -> Iterator[tuple[Path, int]]:
@@ -254,7 +235,7 @@ def limitation(problem: AttributionProblem) -> Finding | None:
             f"the layer {problem.layer!r} was called {len(calls)} times in one forward pass, and Captum replaces the "
             "output of each call by that of the last: build the model with a module for each call",
         )
-    if not all(bool(output.isfinite().all()) for call in calls for output in _outputs(call)):
+    if not all(bool(output.isfinite().all()) for call in calls for output in call.at(Point.OUTPUT).values()):
         return Finding(
             Cause.NOT_FINITE,
             f"the layer {problem.layer!r} returns NaN or infinities, and Captum removes a unit by multiplying it by 0, "
@@ -278,7 +259,8 @@ def _is_overwritten(problem: AttributionProblem) -> bool:
         return output
 
     first = _edited_pass(problem, keep)
-    if all(equal(output, changed.cpu()) for output, changed in zip(_outputs(first.layer[0]), kept)):
+    returned = first.layer[0].at(Point.OUTPUT).values()
+    if all(equal(output, overwritten.cpu()) for output, overwritten in zip(returned, kept)):
         return False
-    changed_values = iter(kept)
-    return not equal(first.output, _edited_pass(problem, lambda _: next(changed_values).clone()).output)
+    overwritten_values = iter(kept)
+    return not equal(first.output, _edited_pass(problem, lambda _: next(overwritten_values).clone()).output)

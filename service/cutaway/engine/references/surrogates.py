@@ -16,17 +16,10 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from cutaway.contract.requests import KernelShap, Surrogate
+from cutaway.contract.requests import Attribution, KernelShap, Lime, Surrogate
 from cutaway.contract.results import Cause
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.pass_recorder import (
-    AttributionProblem,
-    Pass,
-    Values,
-    cached_per_problem,
-    concatenated,
-    run_passes,
-)
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, host, input_point
 from cutaway.engine.references.observation import expand_features, target_values
 from cutaway.engine.runtime.numerics import SUM
@@ -79,10 +72,9 @@ def sampled_masks(problem: AttributionProblem) -> Bool[Tensor, "batch samples fe
     """Returns Captum's random masks, drawn example by example."""
     generator = torch.Generator().manual_seed(problem.seed or 0)
     count, samples = problem.features.count, cast(Surrogate, problem.request).n_samples
-    distribution = _coalitions if isinstance(problem.request, KernelShap) else _independent_masks
     by_row = []
     for _ in range(problem.rows):
-        masks = distribution(count, generator)
+        masks = SURROGATES[type(problem.request)].masks(count, generator)
         by_row.append(torch.stack([next(masks) for _ in range(samples)]))
         _skip_unused_numbers(count, generator)
     return torch.stack(by_row)
@@ -156,7 +148,7 @@ def surrogate_passes(problem: AttributionProblem) -> Sequence[Pass]:
 def _concatenated(passes: Sequence[Pass]) -> Pass:
     outputs = [recorded.output for recorded in passes]
     return Pass(
-        concatenated([recorded.points for recorded in passes]),
+        {name: torch.cat([recorded.points[name] for recorded in passes]) for name in passes[0].points},
         output=torch.cat([output.reshape(1, *output.shape[output.ndim > 0 :]) for output in outputs]),
     )
 
@@ -164,80 +156,45 @@ def _concatenated(passes: Sequence[Pass]) -> Pass:
 # References.
 
 
-def kernel_shap(evidence: Evidence) -> Reference:
-    """Returns the coefficients of a weighted least-squares fit of the target's values on the feature masks.
-
-    The masks are drawn from the Shapley kernel; those with all features and with none have the weight `END_WEIGHT`, the
-    others 1. Lundberg and Lee 2017, arXiv:1705.07874.
-    """
-    return _reference(evidence.problem, kernel_shap_fits(evidence.problem))
-
-
-def lime(evidence: Evidence) -> Reference:
-    """Returns the coefficients of a Lasso fit in which a mask's weight is ``exp(-(1 - cos(x, x'))^2 / 2)``.
-
-    ``x'`` is the masked input. Ribeiro et al. 2016, arXiv:1602.04938.
-    """
-    return _reference(evidence.problem, lime_fits(evidence.problem))
-
-
-@cached_per_problem
-def kernel_shap_fits(problem: AttributionProblem) -> Sequence[FittedRow]:
-    """Returns KernelSHAP's fit of each example."""
-    return _fitted(problem, weights_by_size, least_squares)
-
-
-@cached_per_problem
-def lime_fits(problem: AttributionProblem) -> Sequence[FittedRow]:
-    """Returns LIME's fit of each example."""
-    return _fitted(problem, weights_by_nearness, lasso)
-
-
-def weights_by_size(_: Evidence, masks: Numbers, row: int) -> Numbers:
-    """Returns KernelSHAP's weight of each mask."""
-    sizes = masks.sum(axis=1)
-    return np.where((sizes == 0) | (sizes == masks.shape[1]), END_WEIGHT, 1.0)
-
-
-def weights_by_nearness(evidence: Evidence, masks: Numbers, row: int) -> Numbers:
-    """Returns LIME's weight of each mask, for example ``row``."""
-    problem = evidence.problem
-    original = _flat({name: problem.inputs[name] for name in problem.explained}, row)
-    masked = [_flat(recorded.points, row) for recorded in evidence.passes]
-    length = max(1e-8, float(original.norm()))
-    cosines = [float(original @ point / length / max(1e-8, float(point.norm()))) for point in masked]
-    return np.exp(-((1 - np.array(cosines)) ** 2) / 2)
-
-
-def _flat(values: Values, row: int) -> Tensor:
-    return torch.cat([host(value[row]).reshape(-1) for value in values.values()])
-
-
-def rounded_targets(evidence: Evidence) -> Float64[Numbers, "samples batch"]:
-    """Returns the target's values, rounded to float32 as in Captum's fits."""
-    return np.asarray(target_values(evidence).float().numpy(), dtype=np.float64)
-
-
-def _fitted(
-    problem: AttributionProblem,
-    weigh: Callable[[Evidence, Numbers, int], Numbers],
-    fit: Callable[[Numbers, Numbers, Numbers], Fit],
-) -> Sequence[FittedRow]:
-    evidence = Evidence(problem, surrogate_passes(problem))
-    fitted, targets = [], rounded_targets(evidence)
-    for row, masks in enumerate(sampled_masks(problem).double().numpy()):
-        weights = weigh(evidence, masks, row)
-        fitted.append(FittedRow(masks, targets[:, row], weights, fit(masks, targets[:, row], weights)))
-    return fitted
-
-
-def _reference(problem: AttributionProblem, rows: Sequence[FittedRow]) -> Reference:
+def surrogate(evidence: Evidence) -> Reference:
+    """Returns the coefficients of the request's surrogate: see `SURROGATES`."""
+    rows = fits(evidence.problem)
     coefficients, terms = (
         torch.from_numpy(np.stack(vectors))
         for vectors in ([row.fit.coefficients for row in rows], [row.fit.terms for row in rows])
     )
-    values, sizes = (expand_features(problem, by_feature) for by_feature in (coefficients, terms))
+    values, sizes = (expand_features(evidence.problem, by_feature) for by_feature in (coefficients, terms))
     return Reference(values, sizes, max(row.fit.error for row in rows))
+
+
+@cached_per_problem
+def fits(problem: AttributionProblem) -> Sequence[FittedRow]:
+    """Returns the fit of each example."""
+    kind = SURROGATES[type(problem.request)]
+    evidence = Evidence(problem, surrogate_passes(problem))
+    # Captum's fits round the target to float32.
+    targets = np.asarray(target_values(evidence).float().numpy(), dtype=np.float64)
+    fitted = []
+    for row, masks in enumerate(sampled_masks(problem).double().numpy()):
+        weights = kind.weigh(evidence, masks, row)
+        fitted.append(FittedRow(masks, targets[:, row], weights, kind.fit(masks, targets[:, row], weights)))
+    return fitted
+
+
+def _weights_by_size(_: Evidence, masks: Numbers, row: int) -> Numbers:
+    sizes = masks.sum(axis=1)
+    return np.where((sizes == 0) | (sizes == masks.shape[1]), END_WEIGHT, 1.0)
+
+
+def _weights_by_nearness(evidence: Evidence, masks: Numbers, row: int) -> Numbers:
+    problem = evidence.problem
+    original, *masked = (
+        torch.cat([host(tensor[row]).reshape(-1) for tensor in point.values()])
+        for point in (*input_point(problem), *(recorded.points for recorded in evidence.passes))
+    )
+    length = max(1e-8, float(original.norm()))
+    cosines = [float(original @ point / length / max(1e-8, float(point.norm()))) for point in masked]
+    return np.exp(-((1 - np.array(cosines)) ** 2) / 2)
 
 
 # Fits.
@@ -272,6 +229,37 @@ def _centered(masks: Masks, targets: PerSample, weights: PerSample) -> tuple[Mas
     return (masks - shares @ masks) * roots[:, None], (targets - shares @ targets) * roots
 
 
+# The two surrogates.
+
+
+class SurrogateKind(NamedTuple):
+    """One surrogate.
+
+    Attributes:
+        masks: yields the random masks of so many features.
+        weigh: returns the weight of each mask, for one example.
+        fit: fits the linear model.
+        fixed: the number of masks, the first ones, that are not drawn.
+    """
+
+    masks: Callable[[int, torch.Generator], Iterator[Tensor]]
+    weigh: Callable[[Evidence, Numbers, int], Numbers]
+    fit: Callable[[Numbers, Numbers, Numbers], Fit]
+    fixed: int
+
+
+SURROGATES: dict[type[Attribution], SurrogateKind] = {
+    KernelShap: SurrogateKind(_coalitions, _weights_by_size, least_squares, fixed=2),
+    Lime: SurrogateKind(_independent_masks, _weights_by_nearness, lasso, fixed=0),
+}
+"""KernelSHAP: weighted least squares. The masks are drawn from the Shapley kernel; those with all features and with
+none have the weight `END_WEIGHT`, the others 1. Lundberg and Lee 2017, arXiv:1705.07874.
+
+LIME: a Lasso in which a mask's weight is ``exp(-(1 - cos(x, x'))^2 / 2)``, where ``x'`` is the masked input. Ribeiro et
+al. 2016, arXiv:1602.04938.
+"""
+
+
 # Vacuous results.
 
 
@@ -293,7 +281,7 @@ def underdetermined_or_zero(problem: AttributionProblem) -> Finding | None:
     """Reports, for LIME, what `underdetermined` reports, and a penalty that makes all coefficients 0."""
     if finding := underdetermined(problem):
         return finding
-    for row, (_, targets, _, fit) in enumerate(lime_fits(problem)):
+    for row, (_, targets, _, fit) in enumerate(fits(problem)):
         span = np.ptp(targets)
         if span and not fit.coefficients.any():
             return Finding(
@@ -311,18 +299,10 @@ _SINGULAR = 1e-9
 """A sample with less than this of its own is needed: without it the others do not determine the fit."""
 
 
-def kernel_shap_errors(problem: AttributionProblem) -> Values:
-    """Returns the standard errors of KernelSHAP's coefficients; the first two masks are not drawn."""
-    return _standard_errors(problem, kernel_shap_fits(problem), drawn=2)
-
-
-def lime_errors(problem: AttributionProblem) -> Values:
-    """Returns the standard errors of LIME's coefficients, 0 for those that the penalty makes 0."""
-    return _standard_errors(problem, lime_fits(problem), drawn=0)
-
-
-def _standard_errors(problem: AttributionProblem, rows: Sequence[FittedRow], drawn: int) -> Values:
-    errors = [jackknife(row.masks, row.targets, row.weights, row.fit.coefficients, drawn) for row in rows]
+def standard_errors(problem: AttributionProblem) -> Values:
+    """Returns the standard errors of the coefficients, 0 for those that LIME's penalty makes 0."""
+    fixed = SURROGATES[type(problem.request)].fixed
+    errors = [jackknife(row.masks, row.targets, row.weights, row.fit.coefficients, fixed) for row in fits(problem)]
     return expand_features(problem, torch.from_numpy(np.stack(errors)))
 
 
