@@ -1,4 +1,4 @@
-"""Properties of a model that make every attribution doubtful: random forward, dependent rows, wrong backward.
+"""Tests a model for what makes every attribution doubtful: random forward, dependent rows, wrong backward.
 
 Each is tested by passes on the first inputs of a kind, and now and then on later ones (`retested`).
 """

@@ -175,7 +175,7 @@ def other_rows(inputs: Inputs) -> Inputs:
 
 
 def distant_rows(inputs: Inputs) -> Inputs:
-    """Returns the same and, of what is floating, the first row's negative, much smaller and much larger."""
+    """Returns the rows of `other_rows`, and of floating inputs the first row negated, divided and multiplied by 16."""
     rows = other_rows(inputs)
     first = {name: tensor[:1] for name, tensor in inputs.items()}
     factors = (-1.0, 1 / 16, 16.0)

@@ -39,7 +39,7 @@ def feature_arguments(problem: AttributionProblem) -> dict[str, Any]:
 
 
 def sampling_arguments(problem: AttributionProblem) -> dict[str, Any]:
-    """Returns the same, and the number of samples."""
+    """Returns what `feature_arguments` returns, and the number of samples."""
     request: Any = problem.request
     return {**feature_arguments(problem), "n_samples": request.n_samples}
 

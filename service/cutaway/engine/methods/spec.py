@@ -147,6 +147,8 @@ def attributes_restored(modules: Iterable[nn.Module], names: Sequence[str]) -> I
         yield
     finally:
         for attributes, earlier in before:
+            if not any(name in attributes or name in earlier for name in names):
+                continue
             now = {name: value for name, value in attributes.items() if name not in names}
             kept = {name: now.get(name, value) for name, value in earlier.items() if name in now or name in names}
             attributes.clear()
@@ -212,7 +214,7 @@ def refuse_row_target(problem: AttributionProblem, how: str) -> None:
 
 
 def refuse_row_numbers(problem: AttributionProblem, how: str, instead: str) -> None:
-    """Refuses both; ``instead``: what to request."""
+    """Refuses edits and targets of particular rows; ``how``: as in `refuse_row_edits`; ``instead``: what to request."""
     if problem.target.is_row_specific or any(map(is_row_specific_edit, problem.edits)):
         raise inapplicable(
             f"Captum's {type(problem.request).__name__} {how}, where rows have other numbers than in the target or in "

@@ -36,7 +36,7 @@ def deeplift_passes(problem: AttributionProblem) -> Sequence[Pass]:
 
 @cached_per_problem
 def rescaled_passes(problem: AttributionProblem) -> RescaledPasses:
-    """Runs the same passes, and returns what each nonlinearity passed back."""
+    """Runs DeepLIFT's two passes, and returns them with what each nonlinearity passed back."""
     return run_both(as_captum_batch(problem), nonlinearities(problem))
 
 

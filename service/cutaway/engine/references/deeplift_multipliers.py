@@ -1,5 +1,7 @@
-"""Multipliers in place of gradients: a pass at the baseline, and one at the input in which nonlinearities pass back
-what the Rescale rule says."""
+"""Runs a model as DeepLIFT does: at the baseline, and at the input with multipliers in place of gradients.
+
+Nonlinearities pass back what the Rescale rule says, and everything else its gradient.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,7 @@ def rescale(activations: PairedActivations, multiplier: Output, derivative: Inpu
 def rescale_softmax(
     activations: PairedActivations, multiplier: Output, derivative: Input, function: TensorFunction
 ) -> Input:
-    """Returns the same minus its mean over the softmax axis, because adding a number to all logits changes nothing."""
+    """Returns what `rescale` does minus its mean over the softmax axis: a number added to every logit has no effect."""
     rescaled = rescale(activations, multiplier, derivative, function)
     return rescaled - rescaled.mean(dim=softmax_axis(activations.output), keepdim=True)
 
@@ -356,7 +358,7 @@ class RescaledPasses(NamedTuple):
 
 
 def run_both(problem: AttributionProblem, nonlinearities: Sequence[Nonlinearity]) -> RescaledPasses:
-    """Runs both passes."""
+    """Runs the pass at the baseline, and the one at the input in which multipliers flow back."""
     outputs: list[ModuleOutput] = []
     last_pool = _LastPool()
     calls = [

@@ -74,7 +74,7 @@ def sample_points(problem: AttributionProblem) -> list[Values]:
 
 
 def layer_sample_points(problem: AttributionProblem) -> list[Values]:
-    """Returns the same points, then the baseline of each sample, then its noisy input."""
+    """Returns what `sample_points` does, then the baseline of each sample, then its noisy input."""
     samples = draw_samples(problem)
     return [*_points(samples.interpolated), *_points(samples.baselines), *_points(samples.noisy_inputs)]
 

@@ -1,4 +1,4 @@
-"""ReLUs that are recognised by what they do to the values that flow through them, whatever they are called.
+"""Finds ReLUs by what they do to the values that flow through them, whatever they are called.
 
 ``h.clamp(min=0)``, ``maximum(h, 0)``, ``where(h > 0, h, 0)``, ``h * (h > 0)``, ``(h + h.abs()) / 2``, a function of the
 model's own: each returns, or passes on, a tensor that is max(h, 0) of an earlier one.

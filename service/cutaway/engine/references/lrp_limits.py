@@ -1,4 +1,4 @@
-"""Models for which Captum's LRP is wrong: Captum hooks modules, and keeps one relevance for each tensor."""
+"""Finds models for which Captum's LRP is wrong: Captum hooks modules, and keeps one relevance for each tensor."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def steps_per_pass(problem: AttributionProblem) -> int:
 
 
 def conductance_points_per_pass(problem: AttributionProblem) -> int:
-    """Returns the same for `LayerConductance`: two or more points, because Captum takes differences between them."""
+    """Returns how many points `LayerConductance` runs in one pass: two or more, for differences between them."""
     return max(_rows_in_budget(problem) // problem.rows, 2)
 
 
