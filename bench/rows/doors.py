@@ -16,7 +16,7 @@ from bench.requests import payload
 from bench.row import Bench, Found
 from bench.rows.loads import CALLERS, Door, Load, inspect_door, over
 from cutaway.client.transport import SERVICE
-from cutaway.server.open_inference.datatypes import ModelInferRequest
+from cutaway.server.open_inference.datatypes import messages
 from cutaway.v1 import inspection_pb2
 
 _CONNECT = f"/{SERVICE}/Inspect"
@@ -75,7 +75,7 @@ def v2_rest(asked: bytes) -> Asked:
 def _inference(asked: bytes) -> Any:
     """Returns a ModelInferRequest: the input as its own, all else in the parameter ``cutaway``."""
     rest = inspection_pb2.InspectRequest.FromString(asked)
-    message = ModelInferRequest(model_name=_MODEL)
+    message = messages.ModelInferRequest(model_name=_MODEL)
     for name, tensor in rest.tensors.by_name.items():
         message.inputs.add(name=name, datatype="FP32", shape=tensor.shape)
         message.raw_input_contents.append(tensor.data)

@@ -17,14 +17,7 @@ from cutaway.contract.results.arrays import by_name, tensors
 from cutaway.contract.tensors import from_bytes
 from cutaway.contract.wire import grpc_status, scalars
 from cutaway.contract.wire import results as wire_results
-from cutaway.server.open_inference.datatypes import (
-    DATATYPES,
-    NAMES,
-    SERVICE,
-    ModelInferRequest,
-    ModelInferResponse,
-    with_lengths,
-)
+from cutaway.server.open_inference.datatypes import DATATYPES, NAMES, SERVICE, messages, with_lengths
 from cutaway.server.open_inference.infer import BINARY_OUTPUTS, CUTAWAY, SIZE
 from cutaway.v1 import inspection_pb2
 from tests.support.doors import message, of_problem, post
@@ -71,7 +64,7 @@ def as_inferred(result: ca.InspectResult) -> Inferred:
 
 def _grpc(call: Any, request: Request) -> Inferred | ca.CutawayError:
     try:
-        reply = ModelInferResponse.FromString(call(_asked(request).SerializeToString()))
+        reply = messages.ModelInferResponse.FromString(call(_asked(request).SerializeToString()))
     except grpc.RpcError as failure:
         told: Any = failure
         return grpc_status.decode(told.code().value[0], told.details(), told.trailing_metadata())
@@ -107,7 +100,7 @@ def _rest(http_address: str, request: Request) -> Inferred | ca.CutawayError:
 def _asked(request: Request) -> Any:
     """A ModelInferRequest: the inputs as its own, all else of the question in the parameter."""
     rest = message(request)
-    asked = ModelInferRequest(model_name=rest.model)
+    asked = messages.ModelInferRequest(model_name=rest.model)
     for name, tensor in rest.tensors.by_name.items():
         array = scalars.read(tensor)
         asked.inputs.add(name=name, datatype=NAMES[scalars.data_type_of(tensor)], shape=array.shape)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cutaway.gateway import serve
-from cutaway.server.http.application import STATIC
+from cutaway.server.http.server import STATIC
 from cutaway.server.settings import Settings
 from tests.support.doors import of_problem, post
 from tests.support.token_files import EVERY, entry, write

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from connectrpc.code import Code
@@ -26,8 +26,9 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.wire import grpc_status
 from cutaway.contract.wire.grpc_status import BytesCodec
 from cutaway.server.http import json_messages
-from cutaway.server.http.http_call import HttpCall, RequestBody, Write
+from cutaway.server.http.guarded import RequestBody
 from cutaway.server.rpc.servicer import Servicer
+from cutaway.server.rpc.status import TranslatedCall, Write
 from cutaway.v1 import inspection_service_pb2
 
 PATH = f"/{SERVICE}/"
@@ -46,12 +47,8 @@ class _Admission(MetadataInterceptor[None]):
         self._servicer = servicer
 
     async def on_start(self, ctx: _Context) -> None:
-        call = _call(ctx)
-        try:
-            self._servicer.admit(call)
-        except CutawayError as failure:
-            with _as_connect_errors(call, ctx):
-                await self._servicer.refuse(ctx.method.name, failure, call)
+        async with _translated(self._servicer, ctx) as call:
+            self._servicer.admit(call.invocation_metadata())
 
 
 class _Method:
@@ -76,16 +73,14 @@ class _Method:
         return Endpoint.server_stream(info, self._stream) if self._streams else Endpoint.unary(info, self._unary)
 
     async def _unary(self, body: bytes, ctx: _Context) -> bytes:
-        call = _call(ctx)
-        with _as_connect_errors(call, ctx):
-            reply = await self._servicer.call(self._name, await self._binary(body, call, ctx), call)
+        async with _translated(self._servicer, ctx) as call:
+            reply = await self._servicer.call(self._name, await self._binary(body, ctx), call)
             return await self._as_sent(reply or b"", ctx)
 
     async def _stream(self, body: bytes, ctx: _Context) -> AsyncIterator[bytes]:
         messages: asyncio.Queue[bytes] = asyncio.Queue(1)
-        call = _call(ctx, messages.put)
-        with _as_connect_errors(call, ctx):
-            data = await self._binary(body, call, ctx)
+        async with _translated(self._servicer, ctx, messages.put) as call:
+            data = await self._binary(body, ctx)
             running = asyncio.ensure_future(self._servicer.call(self._name, data, call))
             try:
                 async for message in _until_done(messages, running):
@@ -94,14 +89,8 @@ class _Method:
                 running.cancel()
                 await asyncio.wait([running])
 
-    async def _binary(self, body: bytes, call: HttpCall, ctx: _Context) -> bytes:
-        if not _is_json(ctx):
-            return body
-        try:
-            return await json_messages.as_binary(self._request, body)
-        except CutawayError as failure:
-            await self._servicer.refuse(self._name, failure, call)
-            raise
+    async def _binary(self, body: bytes, ctx: _Context) -> bytes:
+        return await json_messages.as_binary(self._request, body) if _is_json(ctx) else body
 
     async def _as_sent(self, data: bytes, ctx: _Context) -> bytes:
         """Returns a reply in the form of its request."""
@@ -135,19 +124,16 @@ async def _until_done(messages: asyncio.Queue[bytes], running: asyncio.Future[An
         return
 
 
-def _call(ctx: _Context, write: Write | None = None) -> HttpCall:
+@asynccontextmanager
+async def _translated(servicer: Servicer, ctx: _Context, write: Write | None = None) -> AsyncIterator[TranslatedCall]:
+    """Returns a context with the call as ``servicer`` takes it; sends its headers, and raises errors as Connect's."""
     timeout_ms = ctx.timeout_ms
     headers = [(key.lower(), value) for key, value in ctx.request_headers.allitems()]
-    call = HttpCall(headers, ctx.client_address or "", write)
+    call = TranslatedCall(headers, f"http:{ctx.client_address or ''}", write)
     call.limit(None if timeout_ms is None else timeout_ms / 1000)
-    return call
-
-
-@contextmanager
-def _as_connect_errors(call: HttpCall, ctx: _Context) -> Iterator[None]:
-    """Sends the call's headers, and raises errors as Connect has them."""
     try:
-        yield
+        async with servicer.reporting(ctx.method.name, call):
+            yield call
     except CutawayError as failure:
         raise _connect_error(failure) from None
     finally:
@@ -184,11 +170,9 @@ class ConnectApplication(ConnectASGIApplication[Servicer]):
 
     Args:
         servicer: answers the calls.
-        timeout_s: how long a request may take to arrive.
-        max_bytes: the largest request.
     """
 
-    def __init__(self, servicer: Servicer, timeout_s: float, max_bytes: int) -> None:
+    def __init__(self, servicer: Servicer) -> None:
         super().__init__(
             service=servicer,
             endpoints=_endpoints,
@@ -197,7 +181,7 @@ class ConnectApplication(ConnectASGIApplication[Servicer]):
             compressions=(),  # tensors have one of their own; gzip would hold all other calls up
             codecs=[BytesCodec("proto"), BytesCodec("json")],
         )
-        self._timeout_s, self._max_bytes = timeout_s, max_bytes
+        self._settings = servicer.settings
 
     @property
     def path(self) -> str:
@@ -206,7 +190,7 @@ class ConnectApplication(ConnectASGIApplication[Servicer]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
-        body = RequestBody(receive, self._timeout_s, self._max_bytes)
+        body = RequestBody(receive, self._settings)
 
         async def limited() -> Any:
             try:

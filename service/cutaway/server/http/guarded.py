@@ -1,4 +1,4 @@
-"""Wraps handlers of HTTP requests: authentication, time limit, and errors as problem details (RFC 9457)."""
+"""Guards HTTP requests: authentication, limits of time and size, and errors as problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message, Receive
 
 from cutaway.contract.errors import DOMAIN, Code, CutawayError, Reason, error
 from cutaway.contract.wire import grpc_status
-from cutaway.server.http.http_call import Headers, HttpCall
 from cutaway.server.rpc.servicer import Servicer
+from cutaway.server.rpc.status import Headers, TranslatedCall
+from cutaway.server.settings import Settings
+from cutaway.server.time_limit import within
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -43,17 +46,8 @@ def http_status(failure: CutawayError) -> HTTPStatus:
     return _STATUS.get(Code(failure.code), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def problem(failure: CutawayError, headers: Headers = ()) -> Response:
+def problem(failure: CutawayError, headers: Headers = (), media_type: str = MEDIA_TYPE) -> Response:
     """Returns the response for ``failure``, with ``headers``."""
-    return _response(failure, headers, MEDIA_TYPE)
-
-
-def plain_problem(failure: CutawayError, headers: Headers = ()) -> Response:
-    """Returns the same as plain JSON: KServe's client reads ``error`` from nothing else."""
-    return _response(failure, headers, "application/json")
-
-
-def _response(failure: CutawayError, headers: Headers, media_type: str) -> Response:
     status = http_status(failure)
     known: dict[str, Any] = {
         "type": f"https://{DOMAIN}/errors/{failure.reason}",
@@ -78,37 +72,88 @@ TIMEOUT = "x-timeout-ms"
 
 log = logging.getLogger(__name__)
 
-Handler: TypeAlias = Callable[[Request, HttpCall], Awaitable[Response]]
-
-Respond: TypeAlias = Callable[[CutawayError, Headers], Response]
+Handler: TypeAlias = Callable[[Request, TranslatedCall], Awaitable[Response]]
 
 T = TypeVar("T")
 
 
 def guarded(
-    servicer: Servicer, name: str, handler: Handler, respond: Respond = problem
+    servicer: Servicer, name: str, handler: Handler, media_type: str = MEDIA_TYPE
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Returns ``handler`` for callers who may call the method ``name``; ``respond`` returns the response for
-    an error."""
+    """Returns ``handler`` for callers who may call the method ``name``; errors have the ``media_type``."""
 
     async def answer(request: Request) -> Response:
-        call = HttpCall(request.headers.items(), _peer(request))
+        call = TranslatedCall(request.headers.items(), f"http:{_peer(request)}")
         try:
-            try:
+            async with servicer.reporting(name, call):
                 call.limit(_timeout(request))
-                servicer.admit(call)
-            except CutawayError as failure:
-                await servicer.refuse(name, failure, call)
-            response = await handler(request, call)
+                servicer.admit(call.invocation_metadata())
+                response = await handler(request, call)
             response.headers.update(dict(call.reply_headers))
         except CutawayError as failure:
-            return respond(failure, call.reply_headers)
+            return problem(failure, call.reply_headers, media_type)
         except Exception as failure:
             log.error("unexpected exception in a call", exc_info=failure)
-            return respond(error(Reason.INTERNAL, type(failure).__name__), call.reply_headers)
+            return problem(error(Reason.INTERNAL, type(failure).__name__), call.reply_headers, media_type)
         return response
 
     return answer
+
+
+class RequestBody:
+    """The body of a request, with limits of its size and of the time that it may take to arrive.
+
+    Args:
+        receive: the server's own.
+        settings: the limits.
+
+    Attributes:
+        max_bytes: the largest size, of unpacked arrays too. Slightly larger requests get an error that names the limit.
+    """
+
+    def __init__(self, receive: Receive, settings: Settings) -> None:
+        self.max_bytes = 2 * settings.max_message_bytes
+        self._receive = receive
+        self._timeout_s = settings.receive_timeout_s
+        self._until = asyncio.get_running_loop().time() + self._timeout_s
+        self._bytes = 0
+        self._complete = False
+
+    async def __call__(self) -> Message:
+        """Returns the next ASGI message.
+
+        Raises:
+            CutawayError: ``DEADLINE_EXCEEDED`` or ``REQUEST_TOO_LARGE``.
+        """
+        if self._complete:  # what comes now is the end of the connection, at any time
+            return await self._receive()
+        left = self._until - asyncio.get_running_loop().time()
+        try:
+            message = await within(max(0.0, left), self._receive())
+        except asyncio.TimeoutError:
+            raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {self._timeout_s:g} s") from None
+        self._bytes += len(message.get("body", b""))
+        if self._bytes > self.max_bytes:
+            what = f"the request has more than {self.max_bytes} bytes, which is the limit"
+            raise error(Reason.REQUEST_TOO_LARGE, what)
+        self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """Yields the body as it arrives.
+
+        Raises:
+            CutawayError: as a call of this object; ``MALFORMED_REQUEST`` if the connection ends before.
+        """
+        while not self._complete:
+            message = await self()
+            if message["type"] != "http.request":
+                raise error(Reason.MALFORMED_REQUEST, "the connection ended before its request was sent")
+            yield message.get("body", b"")
+
+    async def read(self) -> bytes:
+        """Returns the whole body; raises what `parts` does."""
+        return b"".join([part async for part in self.parts()])
 
 
 async def unless_gone(request: Request, call: Awaitable[T]) -> T:

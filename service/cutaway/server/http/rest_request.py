@@ -29,7 +29,7 @@ from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import parse
 from cutaway.server.http import json_messages
-from cutaway.server.http.http_call import RequestBody
+from cutaway.server.http.guarded import RequestBody
 from cutaway.v1 import inspection_pb2, worker_pb2
 
 NPY, NPZ = "application/x-npy", "application/x-npz"
@@ -124,9 +124,7 @@ _MAX_FILES = 1000
 _RIGHT_FORM = "name each file `instances`, or an NPY file after its input"
 
 
-async def form_of(
-    headers: Mapping[str, str], body: RequestBody, max_bytes: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
+async def form_of(headers: Mapping[str, str], body: RequestBody) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields and the inputs in a form.
 
     Its files called ``instances`` are examples for the model to decode, of the media type that they have. NPY files
@@ -138,13 +136,13 @@ async def form_of(
     """
     try:
         parser = MultiPartParser(
-            Headers(dict(headers)), body.parts(), max_files=_MAX_FILES, max_fields=100, max_part_size=max_bytes
+            Headers(dict(headers)), body.parts(), max_files=_MAX_FILES, max_fields=100, max_part_size=body.max_bytes
         )
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as failure:
         raise error(Reason.MALFORMED_REQUEST, f"the form cannot be read: {failure}"[:300]) from None
     try:
-        return await _read(form.multi_items(), max_bytes)
+        return await _read(form.multi_items(), body.max_bytes)
     finally:
         await form.close()
 
@@ -202,7 +200,7 @@ class RestRequest(NamedTuple):
 
 
 async def read_rest_request(
-    verb: str, model: str, headers: Mapping[str, str], body: RequestBody, max_bytes: int, data_types: DataTypes
+    verb: str, model: str, headers: Mapping[str, str], body: RequestBody, data_types: DataTypes
 ) -> RestRequest:
     """Reads a request by REST.
 
@@ -211,7 +209,6 @@ async def read_rest_request(
         model: its name, from the path.
         headers: they name the forms of the request and of its reply.
         body: the request.
-        max_bytes: the largest size of arrays that a compressed file holds.
         data_types: returns the data types of the model's inputs, by name.
 
     Raises:
@@ -220,12 +217,15 @@ async def read_rest_request(
     media_type = media_type_in(headers)
     accepted = headers.get("accept", "*/*")
     if verb == "inspect":
-        return await _contract(model, media_type, accepted, body)
+        data = await contract_request(model, media_type, body)
+        binary = BINARY in accepted or (media_type == BINARY and JSON not in accepted)
+        as_json = partial(json_messages.text_of, inspection_pb2.InspectResponse)
+        return RestRequest(data, bytes if binary else as_json, BINARY if binary else JSON)
     readers = {
         JSON: lambda: _of_json(body, data_types),
-        FORM: lambda: form_of(headers, body, max_bytes),
-        NPY: lambda: _of_arrays(body, NPY, max_bytes),
-        NPZ: lambda: _of_arrays(body, NPZ, max_bytes),
+        FORM: lambda: form_of(headers, body),
+        NPY: lambda: _of_arrays(body, NPY),
+        NPZ: lambda: _of_arrays(body, NPZ),
     }
     if media_type not in readers:
         raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not one of {', '.join(readers)}")
@@ -252,19 +252,11 @@ async def contract_request(model: str, media_type: str, body: RequestBody) -> by
         data = await json_messages.as_binary(kind, data)
     elif media_type != BINARY:
         raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not {JSON} or {BINARY}")
-    named = parse(
-        worker_pb2.RoutedRequest, data, kind.DESCRIPTOR.full_name
-    ).model  # one of its fields; the rest is not parsed
+    # A RoutedRequest has one of its fields: the rest is not parsed.
+    named = parse(worker_pb2.RoutedRequest, data, kind.DESCRIPTOR.full_name).model
     if named not in ("", model):
         raise error(Reason.INVALID_VALUE, f"is {named!r:.80}, and the path has {model!r:.80}; leave it out", "model")
     return data if named else data + kind(model=model).SerializeToString()
-
-
-async def _contract(model: str, media_type: str, accepted: str, body: RequestBody) -> RestRequest:
-    data = await contract_request(model, media_type, body)
-    binary = BINARY in accepted or (media_type == BINARY and JSON not in accepted)
-    write = bytes if binary else partial(json_messages.text_of, inspection_pb2.InspectResponse)
-    return RestRequest(data, write, BINARY if binary else JSON)
 
 
 async def _of_json(body: RequestBody, data_types: DataTypes) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -279,8 +271,8 @@ def _parsed(text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     return fields, inputs_of(fields.pop("instances", None))
 
 
-async def _of_arrays(body: RequestBody, media_type: str, max_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    read = partial(arrays_in, media_type=media_type, max_bytes=max_bytes)
+async def _of_arrays(body: RequestBody, media_type: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    read = partial(arrays_in, media_type=media_type, max_bytes=body.max_bytes)
     data = await body.read()
     return {}, {"tensors": await asyncio.to_thread(read, data) if media_type == NPZ else read(data)}  # NPZ is unpacked
 

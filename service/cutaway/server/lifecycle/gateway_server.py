@@ -21,7 +21,7 @@ from cutaway.server.observability.call_watch import CallWatch, Observer
 from cutaway.server.observability.logging import CallLog
 from cutaway.server.observability.prometheus import Metrics, metrics_endpoint
 from cutaway.server.open_inference.grpc_service import grpc_service
-from cutaway.server.open_inference.methods import OpenInference
+from cutaway.server.open_inference.infer import OpenInference
 from cutaway.server.rpc.server import GrpcServer, GrpcService
 from cutaway.server.rpc.servicer import Servicer
 from cutaway.server.settings import Settings
@@ -118,8 +118,8 @@ class GatewayServer:
         servicer = Servicer(backend, settings, known, self.observers.watch)
         open_inference = OpenInference(servicer, self._serving)
         own = GrpcService(SERVICE, [servicer.handler()])
-        self._grpc = GrpcServer([own, grpc_service(open_inference, settings)], known, settings)
-        self._http = _http_server(servicer, open_inference, self._serving, settings) if settings.http_address else None
+        self._grpc = GrpcServer([own, grpc_service(open_inference)], known, settings)
+        self._http = _http_server(open_inference, self._serving) if settings.http_address else None
 
     @property
     def address(self) -> str:
@@ -167,9 +167,7 @@ class GatewayServer:
             self.observers.metrics.set_serving(name, name in models)
 
 
-def _http_server(
-    servicer: Servicer, open_inference: OpenInference, serving: Collection[ModelName], settings: Settings
-) -> HttpServer:
+def _http_server(open_inference: OpenInference, serving: Collection[ModelName]) -> HttpServer:
     """Creates the HTTP server. Its packages are imported here, because most gateways do not serve HTTP.
 
     Raises:
@@ -183,4 +181,4 @@ def _http_server(
             raise
         what = f"{failure.name} is missing; HTTP needs: pip install 'cutaway[http]'"
         raise error(Reason.PACKAGE_MISSING, what, "http_address") from None
-    return HttpServer(servicer, serving, settings, routes(open_inference, settings))
+    return HttpServer(open_inference.servicer, serving, routes(open_inference))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.message_factory import GetMessageClassesForFiles
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.tensors import DTYPES, Array
@@ -22,21 +23,13 @@ for _file in FileDescriptorSet.FromString((Path(__file__).parent / "open_inferen
     POOL.AddSerializedFile(_file.SerializeToString())  # type: ignore[no-untyped-call]
 
 
-def _message(name: str) -> Any:
-    return GetMessageClass(POOL.FindMessageTypeByName(f"inference.{name}"))  # type: ignore[no-untyped-call]
-
-
-ServerLiveResponse = _message("ServerLiveResponse")
-ServerReadyResponse = _message("ServerReadyResponse")
-ServerMetadataResponse = _message("ServerMetadataResponse")
-ModelReadyRequest = _message("ModelReadyRequest")
-ModelReadyResponse = _message("ModelReadyResponse")
-ModelMetadataRequest = _message("ModelMetadataRequest")
-ModelMetadataResponse = _message("ModelMetadataResponse")
-ModelInferRequest = _message("ModelInferRequest")
-ModelInferResponse = _message("ModelInferResponse")
-ModelStreamInferResponse = _message("ModelStreamInferResponse")
-
+messages: Any = SimpleNamespace(
+    **{
+        name.rpartition(".")[2]: kind
+        for name, kind in GetMessageClassesForFiles(["inference/open_inference.proto"], POOL).items()
+    }
+)
+"""The protocol's messages by name."""
 
 BYTES = "BYTES"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -10,25 +11,13 @@ import grpc
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.wire.message_walk import parse
-from cutaway.server.http.http_call import HttpCall
-from cutaway.server.open_inference.datatypes import (
-    POOL,
-    SERVICE,
-    ModelInferRequest,
-    ModelMetadataRequest,
-    ModelReadyRequest,
-    ModelReadyResponse,
-    ModelStreamInferResponse,
-    ServerLiveResponse,
-    ServerReadyResponse,
-)
-from cutaway.server.open_inference.methods import Form, OpenInference
-from cutaway.server.rpc.guard import Handler, receiving, refusing_handler, time_limited
+from cutaway.server.open_inference.datatypes import POOL, SERVICE, messages
+from cutaway.server.open_inference.infer import Form, OpenInference, versioned
+from cutaway.server.rpc.guard import Handler, refusing_handler, time_limited
 from cutaway.server.rpc.server import GrpcService
-from cutaway.server.rpc.status import abort_with
-from cutaway.server.settings import Settings
+from cutaway.server.rpc.status import TranslatedCall, abort_with
 
-Method: TypeAlias = Callable[[bytes, HttpCall], Awaitable[Any]]
+Method: TypeAlias = Callable[[bytes, TranslatedCall], Awaitable[Any]]
 
 _MEMORY = "shared memory is not served: send the bytes"
 _REPOSITORY = "models are those of the server's model store; cutaway.v1.InspectionService/ListModels lists them"
@@ -43,112 +32,74 @@ UNSERVED = {
 """The methods of Triton that are not served, and the alternative to each."""
 
 
-def grpc_service(methods: OpenInference, settings: Settings) -> GrpcService:
+def grpc_service(methods: OpenInference) -> GrpcService:
     """Returns the service. Whether the server lives and is ready is told to everybody, as by health checks."""
     servicer = methods.servicer
-    open_to_all: dict[str, Method] = {"ServerLive": _live, "ServerReady": partial(_ready, methods)}
+
+    def handler(name: str, method: Method) -> tuple[str, Handler]:
+        return servicer.receiving(name, partial(_answer, methods, name, method))
+
     guarded = {
-        "ServerMetadata": partial(_server_metadata, methods),
-        "ModelReady": partial(_model_ready, methods),
-        "ModelMetadata": partial(_model_metadata, methods),
-        "ModelInfer": partial(_infer, methods),
+        "ServerMetadata": handler("GetModel", lambda _, __: methods.server_metadata()),
+        "ModelReady": handler(
+            "GetModel", lambda data, _: methods.model_ready(_model(messages.ModelReadyRequest, data))
+        ),
+        "ModelMetadata": handler(
+            "GetModel", lambda data, call: methods.model_metadata(_model(messages.ModelMetadataRequest, data), call)
+        ),
+        "ModelInfer": handler("Inspect", lambda data, call: methods.infer(data, _FORM, call)),
     }
-    ours = {name: "Inspect" if "Infer" in name else "GetModel" for name in (*open_to_all, *guarded, _STREAM)}
-
-    def handler(name: str, method: Method) -> Handler:
-        refuse = partial(servicer.refuse, ours[name])
-        return receiving(partial(_answer, method), refuse, settings.receive_timeout_s, streams=False)
-
-    handlers = {_path(name): handler(name, method) for name, method in guarded.items()}
     stream: Any = partial(_stream, methods)
-    handlers[_path(_STREAM)] = time_limited(grpc.stream_stream_rpc_method_handler(stream), settings.idle_timeout_s)
-    others: dict[str, Handler] = {name: handler(name, method) for name, method in open_to_all.items()}
-    others |= {name: refusing_handler(error(Reason.NOT_IMPLEMENTED, what)) for name, what in UNSERVED.items()}
-    names = {_path(name): known for name, known in ours.items()}
-    return GrpcService(
-        SERVICE,
-        [servicer.authenticating(handlers, names), grpc.method_handlers_generic_handler(SERVICE, others)],
-        POOL,
-    )
+    limited = time_limited(grpc.stream_stream_rpc_method_handler(stream), servicer.settings.idle_timeout_s)
+    guarded["ModelStreamInfer"] = "Inspect", limited
+    others = {
+        "ServerLive": handler("GetModel", lambda _, __: methods.server_live())[1],
+        "ServerReady": handler("GetModel", lambda _, __: methods.server_ready())[1],
+        **{name: refusing_handler(error(Reason.NOT_IMPLEMENTED, what)) for name, what in UNSERVED.items()},
+    }
+    by_path = {f"/{SERVICE}/{name}": item for name, item in guarded.items()}
+    handlers = [servicer.authenticating(by_path), grpc.method_handlers_generic_handler(SERVICE, others)]
+    return GrpcService(SERVICE, handlers, POOL)
 
 
-_STREAM = "ModelStreamInfer"
-_FORM = Form[Any](partial(parse, ModelInferRequest), lambda _, response: response)
+_FORM = Form[Any](partial(parse, messages.ModelInferRequest), lambda _, response: response)
 
 
-def _path(name: str) -> str:
-    return f"/{SERVICE}/{name}"
+def _model(kind: Any, data: bytes) -> str:
+    """Returns the model that a request of the type ``kind`` names."""
+    request = parse(kind, data)
+    return versioned(request.name, request.version)
 
 
-class _GrpcCall(HttpCall):
-    """A call by gRPC whose errors are raised: they end the call later, or one request of a stream."""
-
-    def peer(self) -> str:
-        """Returns the caller's address."""
-        return self._peer
-
-
-def _call(context: Any) -> _GrpcCall:
-    call = _GrpcCall(context.invocation_metadata() or (), context.peer())
+def _call(context: Any) -> TranslatedCall:
+    call = TranslatedCall(context.invocation_metadata() or (), context.peer())
     call.limit(context.time_remaining())
     return call
 
 
-async def _answer(method: Method, data: bytes, context: Any) -> bytes | None:
-    call = _call(context)
+async def _answer(methods: OpenInference, name: str, method: Method, data: bytes, context: Any) -> bytes | None:
+    call, reply = _call(context), None
     try:
-        reply: bytes = (await method(data, call)).SerializeToString()
+        async with methods.servicer.reporting(name, call):
+            reply = (await method(data, call)).SerializeToString()
         context.set_trailing_metadata(call.reply_headers)
     except Exception as failure:
         context.set_trailing_metadata(call.reply_headers)
         await abort_with(context, failure)
-        return None
     return reply
 
 
 async def _stream(methods: OpenInference, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
     """Answers one request after the other; an error is that of its request."""
     async for data in requests:
-        response = ModelStreamInferResponse()
+        call, response = _call(context), messages.ModelStreamInferResponse()
         try:
-            response.infer_response.CopyFrom(await _infer(methods, data, _call(context)))
+            async with methods.servicer.reporting("Inspect", call):
+                response.infer_response.CopyFrom(await methods.infer(data, _FORM, call))
         except CutawayError as failure:
             response.error_message = str(failure)
-            response.infer_response.id = _id(data)
+            with suppress(CutawayError):
+                response.infer_response.id = parse(messages.ModelInferRequest, data).id
         except Exception as failure:
             await abort_with(context, failure)
         yield response.SerializeToString()
-
-
-def _id(data: bytes) -> str:
-    try:
-        name: str = parse(ModelInferRequest, data).id
-    except CutawayError:
-        return ""
-    return name
-
-
-async def _live(_: bytes, __: HttpCall) -> Any:
-    return ServerLiveResponse(live=True)
-
-
-async def _ready(methods: OpenInference, _: bytes, __: HttpCall) -> Any:
-    return ServerReadyResponse(ready=methods.server_ready())
-
-
-async def _server_metadata(methods: OpenInference, _: bytes, __: HttpCall) -> Any:
-    return methods.server_metadata()
-
-
-async def _model_ready(methods: OpenInference, data: bytes, call: HttpCall) -> Any:
-    request = parse(ModelReadyRequest, data)
-    return ModelReadyResponse(ready=await methods.model_ready(request.name, request.version, call))
-
-
-async def _model_metadata(methods: OpenInference, data: bytes, call: HttpCall) -> Any:
-    request = parse(ModelMetadataRequest, data)
-    return await methods.model_metadata(request.name, request.version, call)
-
-
-async def _infer(methods: OpenInference, data: bytes, call: HttpCall) -> Any:
-    return await methods.infer(data, _FORM, call)

@@ -1,31 +1,31 @@
-"""Translates requests for inference to requests of the contract, and the responses back."""
+"""The protocol's methods, which gRPC and REST share: translates requests to the contract's, and replies back."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.results import ModelName
 from cutaway.contract.results.arrays import Entry, by_name, tensors
 from cutaway.contract.tensors import dtype_name, to_bytes
+from cutaway.contract.values import __version__
+from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import children
 from cutaway.contract.wire.scalars import DATA_TYPES
 from cutaway.server.http import json_messages
-from cutaway.server.open_inference.datatypes import (
-    BYTES,
-    NAMES,
-    ModelInferResponse,
-    byte_strings,
-    data_type,
-    elements,
-    packed,
-)
-from cutaway.v1 import capture_pb2, input_pb2, inspection_pb2, tensor_pb2
+from cutaway.server.open_inference.datatypes import BYTES, NAMES, byte_strings, data_type, elements, messages, packed
+from cutaway.server.rpc.servicer import Servicer, listed_models
+from cutaway.server.rpc.status import TranslatedCall
+from cutaway.v1 import capture_pb2, input_pb2, inspection_pb2, inspection_service_pb2, tensor_pb2
+
+T = TypeVar("T")
 
 CUTAWAY = "cutaway"
 """The parameter that holds an InspectRequest in JSON; in a response, the InspectResponse without its tensors."""
@@ -40,7 +40,7 @@ SIZE = "binary_data_size"
 _KNOWN_OF_INPUT = {BYTES: ("content_type", SIZE)}
 
 
-class Inference(NamedTuple):
+class _Inference(NamedTuple):
     """A request for inference.
 
     Attributes:
@@ -58,7 +58,7 @@ class Inference(NamedTuple):
     timeout_s: float | None
 
 
-def read(message: Any) -> Inference:
+def _read(message: Any) -> _Inference:
     """Reads a ModelInferRequest.
 
     Raises:
@@ -78,7 +78,7 @@ def read(message: Any) -> Inference:
         for number, (tensor, raw) in enumerate(inputs):
             with at(f"inputs[{number}]"):
                 _write(tensor, raw, request.tensors.by_name)
-    return Inference(
+    return _Inference(
         request.SerializeToString(),
         message.id,
         tuple(output.name for output in message.outputs),
@@ -180,7 +180,7 @@ VERDICT = "verdict"
 """The parameter of an output that is part of an attribution."""
 
 
-def write(inference: Inference, reply: bytes) -> Any:
+def _response(inference: _Inference, reply: bytes) -> Any:
     """Returns the ModelInferResponse for a serialised InspectResponse.
 
     Raises:
@@ -188,7 +188,7 @@ def write(inference: Inference, reply: bytes) -> Any:
     """
     message = inspection_pb2.InspectResponse.FromString(reply)
     result = wire_results.decode(message)
-    response = ModelInferResponse(
+    response = messages.ModelInferResponse(
         model_name=result.provenance.model, model_version=result.provenance.version, id=inference.id
     )
     for name, entry in _selected(by_name(tensors(result)), inference.outputs):
@@ -222,3 +222,96 @@ def _clear_tensors(message: Message) -> None:
         elif field.message_type is not inspection_pb2.Estimate.DESCRIPTOR:
             for _, child in children(field, value, ""):
                 _clear_tensors(child)
+
+
+_PLATFORM = "pytorch_eager"
+_EXTENSIONS = ("binary_tensor_data", "parameters")
+
+
+@dataclass(frozen=True)
+class Form(Generic[T]):
+    """The form of requests for inference: protobuf or JSON.
+
+    Attributes:
+        read: returns the ModelInferRequest in a request.
+        write: returns the reply, from the ModelInferRequest and the ModelInferResponse.
+    """
+
+    read: Callable[[bytes], Any]
+    write: Callable[[Any, Any], T]
+
+
+class OpenInference:
+    """The methods of the protocol, which become calls of a servicer.
+
+    Args:
+        servicer: answers the calls.
+        serving: the models that answer; changes with them.
+
+    Attributes:
+        servicer: the servicer.
+    """
+
+    def __init__(self, servicer: Servicer, serving: Collection[ModelName]) -> None:
+        self.servicer = servicer
+        self._serving = serving
+
+    async def server_live(self) -> Any:
+        """Returns a ServerLiveResponse."""
+        return messages.ServerLiveResponse(live=True)
+
+    async def server_ready(self) -> Any:
+        """Returns a ServerReadyResponse: ready if any model answers."""
+        return messages.ServerReadyResponse(ready=bool(self._serving))
+
+    async def server_metadata(self) -> Any:
+        """Returns a ServerMetadataResponse."""
+        return messages.ServerMetadataResponse(name="cutaway", version=__version__, extensions=_EXTENSIONS)
+
+    async def model_ready(self, model: str) -> Any:
+        """Returns a ModelReadyResponse.
+
+        Raises:
+            CutawayError: the model is not known to the caller.
+        """
+        return messages.ModelReadyResponse(ready=self.servicer.resolve(model) in self._serving)
+
+    async def model_metadata(self, model: str, call: TranslatedCall) -> Any:
+        """Returns a ModelMetadataResponse.
+
+        Raises:
+            CutawayError: the model is not known to the caller, or does not answer.
+        """
+        data = wire_models.encode_model_request(model)
+        reply = await self.servicer.call("GetModel", data, call) or b""
+        detail = wire_models.decode(inspection_service_pb2.GetModelResponse.FromString(reply).model)
+        names = await listed_models(self.servicer, call)
+        response = messages.ModelMetadataResponse(
+            name=detail.model.model,
+            versions=[name.version for name in names if name.model == detail.model.model],
+            platform=_PLATFORM,
+        )
+        for spec in detail.inputs:
+            response.inputs.add(name=spec.name, datatype=NAMES.get(spec.data_type, ""), shape=spec.shape)
+        for out in detail.outputs:
+            response.outputs.add(name=out.name, datatype=NAMES[out.data_type], shape=(-1, *out.shape[1:]))
+        return response
+
+    async def infer(self, data: bytes, form: Form[T], call: TranslatedCall) -> T:
+        """Runs a model.
+
+        Args:
+            data: the request.
+            form: how it is read, and its response written.
+            call: may take the request's own time at most.
+
+        Raises:
+            CutawayError: the request cannot be read or run, or the reply has no such output.
+        """
+        request = await json_messages.converted(form.read, data)
+        inference = _read(request)
+        if inference.timeout_s is not None:
+            left = call.time_remaining()
+            call.limit(inference.timeout_s if left is None else min(left, inference.timeout_s))
+        reply = await self.servicer.call("Inspect", inference.request, call) or b""
+        return await json_messages.converted(lambda message: form.write(request, _response(inference, message)), reply)

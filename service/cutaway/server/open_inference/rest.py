@@ -13,17 +13,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.results.document import numbers
 from cutaway.contract.tensors import from_bytes
 from cutaway.server.http import json_messages
-from cutaway.server.http.guarded import guarded, plain_problem, unless_gone
-from cutaway.server.http.http_call import HttpCall, RequestBody
+from cutaway.server.http.guarded import RequestBody, guarded, unless_gone
 from cutaway.server.http.json_messages import MAX_ELEMENTS
-from cutaway.server.open_inference.datatypes import BYTES, DATATYPES, ModelInferRequest, packed, with_lengths
-from cutaway.server.open_inference.infer import BINARY_OUTPUT, BINARY_OUTPUTS, SIZE, check_input
-from cutaway.server.open_inference.methods import Form, OpenInference
-from cutaway.server.settings import Settings
+from cutaway.server.open_inference.datatypes import BYTES, DATATYPES, messages, packed, with_lengths
+from cutaway.server.open_inference.infer import (
+    BINARY_OUTPUT,
+    BINARY_OUTPUTS,
+    SIZE,
+    Form,
+    OpenInference,
+    check_input,
+    versioned,
+)
+from cutaway.server.rpc.status import TranslatedCall
 
 _FIELDS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")  # the last two are KServe's
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
@@ -45,7 +51,7 @@ def read(model: str, version: str, head_bytes: int | None, data: bytes) -> Any:
         raise error(Reason.MALFORMED_REQUEST, f"{head_bytes} bytes of JSON do not come: the request has {len(data)}")
     head = json_messages.mapping_in(data if head_bytes is None else data[:head_bytes])
     rest = memoryview(b"" if head_bytes is None else data[head_bytes:])
-    message = ModelInferRequest(model_name=model, model_version=version)
+    message = messages.ModelInferRequest(model_name=model, model_version=version)
     _fill(message, head, rest)
     return message
 
@@ -56,13 +62,13 @@ def _fill(message: Any, head: Mapping[str, Any], rest: memoryview) -> None:
     if others:
         raise error(Reason.UNKNOWN_FIELD, "the protocol has no such field", f"{others[0]:.80}")
     _check_model(message, head)
-    message.id = _text(head.get("id", ""), "id")
+    message.id = _required_text(head.get("id", ""), "id")
     _write_parameters(head.get("parameters"), message.parameters)
-    for number, output in enumerate(_list(head.get("outputs"), "outputs")):
+    for number, output in enumerate(_objects(head.get("outputs"), "outputs")):
         with at(f"outputs[{number}]"):
-            requested = message.outputs.add(name=_text(output.get("name"), "name"))
+            requested = message.outputs.add(name=_required_text(output.get("name"), "name"))
             _write_parameters(output.get("parameters"), requested.parameters)
-    for number, tensor in enumerate(_list(head.get("inputs"), "inputs")):
+    for number, tensor in enumerate(_objects(head.get("inputs"), "inputs")):
         with at(f"inputs[{number}]"):
             taken = _write_input(tensor, rest, message)
             rest = rest[taken:]
@@ -79,8 +85,8 @@ def _check_model(message: Any, head: Mapping[str, Any]) -> None:
 
 def _write_input(values: Mapping[str, Any], rest: memoryview, message: Any) -> int:
     """Adds an input, and returns how many bytes of ``rest`` it takes."""
-    datatype = _text(values.get("datatype"), "datatype")
-    tensor = message.inputs.add(name=_text(values.get("name"), "name"), datatype=datatype)
+    datatype = _required_text(values.get("datatype"), "datatype")
+    tensor = message.inputs.add(name=_required_text(values.get("name"), "name"), datatype=datatype)
     try:
         tensor.shape.extend(values.get("shape"))
     except (TypeError, ValueError):
@@ -122,13 +128,13 @@ def _write_parameters(values: Any, parameters: Any) -> None:
             raise error(Reason.INVALID_VALUE, what, f"parameters.{name:.80}") from None
 
 
-def _text(value: Any, field: str) -> str:
+def _required_text(value: Any, field: str) -> str:
     if not isinstance(value, str):
         raise error(Reason.INVALID_VALUE, "is a text", field)
     return value
 
 
-def _list(value: Any, field: str) -> Sequence[Mapping[str, Any]]:
+def _objects(value: Any, field: str) -> Sequence[Mapping[str, Any]]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
@@ -181,68 +187,59 @@ _ENCODING = "content-encoding"
 _MODEL = "/v2/models/{model}"
 
 
-def routes(methods: OpenInference, settings: Settings) -> list[BaseRoute]:
+_JSON = "application/json"
+
+
+def routes(methods: OpenInference) -> list[BaseRoute]:
     """Returns the protocol's routes. Everybody may ask whether the server is live and ready."""
 
-    def route(path: str, name: str, handler: Callable[[Request, HttpCall], Awaitable[Response]], verb: str) -> Route:
-        return Route(path, guarded(methods.servicer, name, handler, plain_problem), methods=[verb])
+    def route(path: str, name: str, handler: Callable[..., Awaitable[Response]], verb: str = "GET") -> Route:
+        # Errors are plain JSON: KServe's client reads them from nothing else.
+        return Route(path, guarded(methods.servicer, name, partial(handler, methods), _JSON), methods=[verb])
 
-    infer = partial(_infer, methods, settings)
-    all_routes = [
-        Route("/v2/health/live", _live, methods=["GET"]),
+    served = [
+        Route("/v2/health/live", lambda _: JSONResponse({"live": True}), methods=["GET"]),
         Route("/v2/health/ready", partial(_ready, methods), methods=["GET"]),
-        route("/v2", "GetModel", partial(_server, methods), "GET"),
+        route("/v2", "GetModel", _server),
     ]
     for path in (f"{_MODEL}/versions/{{version}}", _MODEL):
-        all_routes += [
-            route(f"{path}/infer", "Inspect", infer, "POST"),
-            route(f"{path}/ready", "GetModel", partial(_model_ready, methods), "GET"),
-            route(path, "GetModel", partial(_model, methods), "GET"),
+        served += [
+            route(f"{path}/infer", "Inspect", _infer, "POST"),
+            route(f"{path}/ready", "GetModel", _model_ready),
+            route(path, "GetModel", _model),
         ]
-    unserved = [route("/v2/{path:path}", "GetModel", partial(_unserved, methods), verb) for verb in ("GET", "POST")]
-    return [*all_routes, *unserved]
-
-
-async def _live(_: Request) -> Response:
-    return JSONResponse({"live": True})
+    return [*served, *(route("/v2/{path:path}", "GetModel", _unserved, verb) for verb in ("GET", "POST"))]
 
 
 async def _ready(methods: OpenInference, _: Request) -> Response:
-    return _readiness({}, methods.server_ready())
+    return _readiness({}, await methods.server_ready())
 
 
-async def _server(methods: OpenInference, _: Request, __: HttpCall) -> Response:
-    return _json(methods.server_metadata())
+async def _server(methods: OpenInference, _: Request, __: TranslatedCall) -> Response:
+    return _json(await methods.server_metadata())
 
 
-async def _model_ready(methods: OpenInference, request: Request, call: HttpCall) -> Response:
+async def _model_ready(methods: OpenInference, request: Request, _: TranslatedCall) -> Response:
     model, version = _named(request)
-    return _readiness({"name": model}, await methods.model_ready(model, version, call))
+    return _readiness({"name": model}, await methods.model_ready(versioned(model, version)))
 
 
-async def _model(methods: OpenInference, request: Request, call: HttpCall) -> Response:
-    return _json(await methods.model_metadata(*_named(request), call))
+async def _model(methods: OpenInference, request: Request, call: TranslatedCall) -> Response:
+    return _json(await methods.model_metadata(versioned(*_named(request)), call))
 
 
-async def _unserved(methods: OpenInference, request: Request, call: HttpCall) -> Response:
+async def _unserved(_: OpenInference, request: Request, __: TranslatedCall) -> Response:
     """Refuses the methods of the protocol's extensions."""
     what = "shared memory is not served: send the bytes" if "sharedmemory" in request.url.path else "is not served"
-    failure = error(Reason.NOT_IMPLEMENTED, f"{request.method} {request.url.path:.100}: {what}")
-    await methods.servicer.refuse("GetModel", failure, call)
-    raise failure
+    raise error(Reason.NOT_IMPLEMENTED, f"{request.method} {request.url.path:.100}: {what}")
 
 
-async def _infer(methods: OpenInference, settings: Settings, request: Request, call: HttpCall) -> Response:
-    body = RequestBody(request.receive, settings.receive_timeout_s, 2 * settings.max_message_bytes)
-    try:
-        form = Form(partial(read, *_named(request), _head_bytes(request)), write)
-        data = await body.read()
-    except CutawayError as failure:
-        await methods.servicer.refuse("Inspect", failure, call)
-        raise
-    reply, head_bytes = await unless_gone(request, methods.infer(data, form, call))
+async def _infer(methods: OpenInference, request: Request, call: TranslatedCall) -> Response:
+    body = RequestBody(request.receive, methods.servicer.settings)
+    form = Form(partial(read, *_named(request), _head_bytes(request)), write)
+    reply, head_bytes = await unless_gone(request, methods.infer(await body.read(), form, call))
     if head_bytes is None:
-        return Response(reply, media_type="application/json")
+        return Response(reply, media_type=_JSON)
     return Response(reply, headers={HEAD_BYTES: str(head_bytes)}, media_type="application/octet-stream")
 
 
@@ -261,8 +258,9 @@ def _named(request: Request) -> tuple[str, str]:
     return request.path_params["model"], request.path_params.get("version", "")
 
 
-def _readiness(known: dict[str, Any], ready: bool) -> Response:
-    return JSONResponse({**known, "ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+def _readiness(known: dict[str, Any], message: Any) -> Response:
+    status = HTTPStatus.OK if message.ready else HTTPStatus.SERVICE_UNAVAILABLE
+    return JSONResponse({**known, "ready": message.ready}, status)
 
 
 def _json(message: Any) -> Response:

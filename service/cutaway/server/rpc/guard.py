@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,9 +15,9 @@ import grpc.aio
 from grpc_reflection.v1alpha import reflection
 
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.server.auth.tokens import Authenticator, Caller, Scope
-from cutaway.server.observability.call_watch import CallWatch, Method
-from cutaway.server.rpc.status import Context, abort, refusing
+from cutaway.server.auth.tokens import Authenticator, Scope
+from cutaway.server.observability.call_watch import Method
+from cutaway.server.rpc.status import Context, Metadata, abort
 
 # gRPC waits for the rest of a request for as long as its connection lives. So the methods take it as a stream of one
 # message, and read it themselves. On the wire a unary call is the same. An interceptor would slow down every call.
@@ -28,7 +27,7 @@ Refuse: TypeAlias = Callable[[CutawayError, Context], Awaitable[None]]
 GrpcContext: TypeAlias = Any
 """A `grpc.aio.ServicerContext`, which reads requests too; the stubs' methods differ from `Context` in small things."""
 
-_END: object = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
+_END_OF_REQUESTS: object = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
 
 def receiving(method: Method, refuse: Refuse, timeout_s: float, *, streams: bool) -> Handler:
@@ -101,14 +100,14 @@ def time_limited(handler: Any, timeout_s: float) -> Handler:
             yield reply
 
     async def receive_all(context: GrpcContext) -> AsyncIterator[Any]:
-        while (request := await receive(context, or_end=True)) is not _END:
+        while (request := await receive(context, required=False)) is not _END_OF_REQUESTS:
             yield request
 
-    async def receive(context: GrpcContext, *, or_end: bool = False) -> Any:
+    async def receive(context: GrpcContext, *, required: bool = True) -> Any:
         try:
-            return await _receive(context, timeout_s, or_end=or_end)
+            return await _receive(context, timeout_s, required=required)
         except CutawayError as failure:
-            return await abort(context, failure)
+            return await abort(failure, context)
 
     coding = handler.request_deserializer, handler.response_serializer
     if handler.request_streaming:
@@ -118,8 +117,8 @@ def time_limited(handler: Any, timeout_s: float) -> Handler:
     return grpc.stream_unary_rpc_method_handler(handle_one, *coding)
 
 
-async def _receive(context: GrpcContext, timeout_s: float, *, or_end: bool = False) -> Any:
-    """Returns the next request of a call; with ``or_end``, `_END` after the last one.
+async def _receive(context: GrpcContext, timeout_s: float, *, required: bool = True) -> Any:
+    """Returns the next request of a call; `_END_OF_REQUESTS` after the last one, unless one is ``required``.
 
     Raises:
         CutawayError: ``DEADLINE_EXCEEDED``, or ``MALFORMED_REQUEST`` if the caller sends none.
@@ -143,52 +142,40 @@ async def _receive(context: GrpcContext, timeout_s: float, *, or_end: bool = Fal
         raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {timeout_s:g} s") from None
     finally:
         timer.cancel()
-    if request is _END and not or_end:
+    if request is _END_OF_REQUESTS and required:
         raise error(Reason.MALFORMED_REQUEST, "the call ended before its request was sent")
     return request
-
-
-current_caller: ContextVar[Caller] = ContextVar("cutaway_caller")
-"""The caller of the current task's call."""
 
 
 class AuthenticatingHandler(grpc.GenericRpcHandler):
     """A gRPC handler that authenticates callers: it returns the handler of a method, or one that refuses the call.
 
     Args:
-        handlers: the handlers by the methods' paths.
-        names: the methods' names by their paths, for reports of refused calls.
-        authenticator: returns the caller.
-        watch: reports refused calls to observers.
-        require_room: raises an error if no further request may be read.
+        handlers: the handlers by the methods' paths, each with the name of the method for observers.
+        admit: raises an error for a caller, given the metadata, whose request may not be read.
+        refuse: ends a call of the method with that name, and reports it to observers.
     """
 
     def __init__(
         self,
-        handlers: Mapping[str, Handler],
-        names: Mapping[str, str],
-        authenticator: Authenticator,
-        watch: CallWatch,
-        require_room: Callable[[], None],
+        handlers: Mapping[str, tuple[str, Handler]],
+        admit: Callable[[Metadata], None],
+        refuse: Callable[[str, CutawayError, Context], Awaitable[None]],
     ) -> None:
         self._handlers = handlers
-        self._names = names
-        self._authenticator = authenticator
-        self._watch = watch
-        self._require_room = require_room
+        self._admit = admit
+        self._refuse = refuse
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """Returns the handler; None for an unknown method."""
         path: Any = handler_call_details.method  # bytes in the stubs, but a string
-        handler = self._handlers.get(path)
-        if handler is None:
+        if path not in self._handlers:
             return None
+        name, handler = self._handlers[path]
         try:
-            metadata = handler_call_details.invocation_metadata or ()
-            current_caller.set(self._authenticator(metadata))
-            self._require_room()
+            self._admit(handler_call_details.invocation_metadata or ())
         except CutawayError as failure:
-            return refusing_handler(failure, partial(self._watch.wrap, self._names[path]))
+            return refusing_handler(failure, partial(self._refuse, name))
         return handler
 
 
@@ -217,11 +204,10 @@ class ReflectionGuard(grpc.aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
 
-def refusing_handler(failure: CutawayError, wrap: Callable[[Method], Method] = lambda method: method) -> Handler:
+def refusing_handler(failure: CutawayError, refuse: Refuse = abort) -> Handler:
     """Returns a handler that refuses calls with ``failure``. Its requests are a stream, of which it reads nothing."""
-    wrapped = wrap(refusing(failure))
 
     async def without_request(_: object, context: Context) -> None:
-        await wrapped(b"", context)
+        await refuse(failure, context)
 
     return grpc.stream_stream_rpc_method_handler(without_request)

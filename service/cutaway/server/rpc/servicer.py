@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TypeAlias
 
@@ -27,13 +28,17 @@ from cutaway.server.backends.backend import Backend
 from cutaway.server.batching import ByteBudget
 from cutaway.server.memory import share_of_requests
 from cutaway.server.observability.call_watch import CallWatch, current_call
-from cutaway.server.rpc.guard import AuthenticatingHandler, Handler, current_caller, receiving
-from cutaway.server.rpc.status import Context, abort_with, refusing
+from cutaway.server.observability.call_watch import Method as ObservedMethod
+from cutaway.server.rpc.guard import AuthenticatingHandler, Handler, receiving
+from cutaway.server.rpc.status import Context, Metadata, TranslatedCall, abort, abort_with
 from cutaway.server.settings import Settings
 from cutaway.server.time_limit import within
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, model_pb2, worker_pb2
 
 Method: TypeAlias = Callable[[bytes, Context, Caller], Awaitable[bytes | None]]
+
+_current_caller: ContextVar[Caller] = ContextVar("cutaway_caller")
+"""The caller of the current task's call."""
 
 _PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1000
@@ -50,11 +55,14 @@ class Servicer:
         settings: the largest request, and the default deadline.
         authenticator: returns the caller.
         watch: reports the calls to observers.
+
+    Attributes:
+        settings: the settings.
     """
 
     def __init__(self, backend: Backend, settings: Settings, authenticator: Authenticator, watch: CallWatch) -> None:
         self._backend = backend
-        self._settings = settings
+        self.settings = settings
         self._authenticator = authenticator
         self._watch = watch
         self._budget = ByteBudget(settings.max_queue_bytes or share_of_requests(2 * settings.max_message_bytes))
@@ -69,27 +77,43 @@ class Servicer:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns all methods for a gRPC server; gRPC parses neither requests nor replies."""
-        handlers: dict[str, Handler] = {}
-        for name, method in self._methods.items():
-            observed, refuse = self._watch.wrap(name, method), partial(self.refuse, name)
-            streams = name == "InspectStream"
-            handlers[f"/{SERVICE}/{name}"] = receiving(
-                observed, refuse, self._settings.receive_timeout_s, streams=streams
-            )
-        return self.authenticating(handlers, {path: path.rpartition("/")[2] for path in handlers})
+        return self.authenticating(
+            {
+                f"/{SERVICE}/{name}": self.receiving(name, self._watch.wrap(name, method), name == "InspectStream")
+                for name, method in self._methods.items()
+            }
+        )
 
-    def authenticating(self, handlers: Mapping[str, Handler], names: Mapping[str, str]) -> grpc.GenericRpcHandler:
-        """Returns ``handlers``, by path, for callers who may call; ``names`` has their methods' names."""
-        return AuthenticatingHandler(handlers, names, self._authenticator, self._watch, self._budget.require_room)
+    def receiving(self, name: str, method: ObservedMethod, streams: bool = False) -> tuple[str, Handler]:
+        """Returns the handler of ``method``, which observers know as ``name``; its request may not take too long."""
+        refuse = partial(self.refuse, name)
+        return name, receiving(method, refuse, self.settings.receive_timeout_s, streams=streams)
 
-    def admit(self, context: Context) -> None:
+    def authenticating(self, handlers: Mapping[str, tuple[str, Handler]]) -> grpc.GenericRpcHandler:
+        """Returns ``handlers`` for callers who may call; see `AuthenticatingHandler`."""
+        return AuthenticatingHandler(handlers, self.admit, self.refuse)
+
+    def admit(self, metadata: Metadata) -> None:
         """Authenticates the caller of the current task's call, before its request is read.
 
         Raises:
             CutawayError: the caller is not known, or there is no room for a request.
         """
-        current_caller.set(self._authenticator(context.invocation_metadata() or ()))
+        _current_caller.set(self._authenticator(metadata))
         self._budget.require_room()
+
+    @asynccontextmanager
+    async def reporting(self, name: str, call: TranslatedCall) -> AsyncIterator[None]:
+        """Reports an error of the block to observers as that of a call of the method ``name``.
+
+        An error of a call that they know is reported already.
+        """
+        try:
+            yield
+        except CutawayError as failure:
+            if not call.trailing_metadata():
+                await self.refuse(name, failure, call)
+            raise
 
     async def call(self, name: str, data: bytes, context: Context) -> bytes | None:
         """Runs the method ``name`` for a serialised request of an admitted caller, as a call by gRPC does.
@@ -107,7 +131,7 @@ class Servicer:
         Raises:
             CutawayError: the model is not known to the caller.
         """
-        return self._resolve(model, current_caller.get())[0]
+        return self._resolve(model, _current_caller.get())[0]
 
     async def describe(self, model: str, context: Context) -> model_pb2.ModelDetail:
         """Returns a model that the admitted caller may call, modules included: to read a request that does not say of
@@ -125,14 +149,14 @@ class Servicer:
         Raises:
             Exception: what ``context.abort`` raises.
         """
-        await self._watch.wrap(name, refusing(failure))(b"", context)
+        await self._watch.wrap(name, lambda _, context: abort(failure, context))(b"", context)
 
     def _with_status(self, method: Method) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
         """Returns ``method`` with every error as a gRPC status."""
 
         async def guarded(data: bytes, context: Context) -> bytes | None:
             try:
-                caller = current_caller.get()
+                caller = _current_caller.get()
                 batching.caller_id.set(caller.name or context.peer())
                 with self._budget.hold(len(data)):
                     return await method(data, context, caller)
@@ -206,13 +230,13 @@ class Servicer:
         return name, permissions
 
     def _check_size(self, data: bytes) -> None:
-        limit = self._settings.max_message_bytes
+        limit = self.settings.max_message_bytes
         if len(data) > limit:
             raise error(Reason.REQUEST_TOO_LARGE, f"the request has {len(data)} bytes, {limit} are allowed")
 
     def _timeout(self, context: Context) -> float:
         left: float | None = context.time_remaining()  # None without a deadline, unlike in the stubs
-        return self._settings.default_deadline_s if left is None else min(left, _MAX_TIMEOUT_S)
+        return self.settings.default_deadline_s if left is None else min(left, _MAX_TIMEOUT_S)
 
 
 async def _write(context: Context, message: bytes) -> None:
