@@ -28,7 +28,8 @@ from cutaway.server.ray import replica as replica_port
 from cutaway.server.ray.keeper import Entrances
 from cutaway.server.ray.plan import CALLS, WAITING, PlannedModel, RayPlan, workers_wanted
 from cutaway.server.ray.replica import ReplicaPort
-from cutaway.server.ray.tunnel import Address, Identity, new_identity, tls
+from cutaway.server.ray.tunnel import Address, Identity, MutualTls, new_identity
+from cutaway.server.settings import Settings
 from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
@@ -77,19 +78,14 @@ async def tunnel() -> AsyncIterator[Ends]:
     wanted.set()
     with ScratchDirectory() as files:
         server = WorkerServer(Worker.of(model, "gated"), ModelThread("gated"), Path(files) / "0")
-        entrances = Entrances(
-            pool.path,
-            tls(keepers, replicas.certificate, server=True),
-            tls(keepers, replicas.certificate, server=False),
-        )
+        entrances = Entrances(pool.path, MutualTls(keepers, replicas.certificate))
         keeper = await entrances.open(HOST)
         before = listening()
         port = ReplicaPort(
             Path(files) / "0",
             HOST,
             keeper,
-            tls(replicas, keepers.certificate, server=True),
-            tls(replicas, keepers.certificate, server=False),
+            MutualTls(replicas, keepers.certificate),
             wants_calls=wanted.is_set,
             abandoned=lambda: None,
         )
@@ -154,7 +150,7 @@ def test_strangers_get_nothing(stranger: str) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if stranger == "with one of its own":
-            context = tls(new_identity(), new_identity().certificate, server=False)
+            context = MutualTls(new_identity(), new_identity().certificate).calling
             context.verify_mode = ssl.CERT_NONE
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(*address, ssl=None if "TLS" in stranger else context)
@@ -180,7 +176,7 @@ def test_each_side_knows_the_other_only() -> None:
 
     async def inside() -> None:
         async with tunnel() as ends:
-            context = tls(ends.replicas, ends.replicas.certificate, server=False)
+            context = MutualTls(ends.replicas, ends.replicas.certificate).calling
             reader, writer = await asyncio.open_connection(*ends.address, ssl=context)
             writer.write(frame(FrameKind.OPEN))
             with pytest.raises(
@@ -236,8 +232,7 @@ def test_a_replica_without_a_keeper_is_abandoned(monkeypatch: pytest.MonkeyPatch
         Path(os.devnull),
         HOST,
         Address(HOST, 1),
-        tls(own, other.certificate, server=True),
-        tls(own, other.certificate, server=False),
+        MutualTls(own, other.certificate),
         wants_calls=lambda: True,
         abandoned=abandoned.set,
     )
@@ -246,9 +241,12 @@ def test_a_replica_without_a_keeper_is_abandoned(monkeypatch: pytest.MonkeyPatch
 
 def test_a_plan_is_read_as_it_was_written() -> None:
     """With all that it holds."""
-    model = PlannedModel(NAME, "/models/gated.mar", 1, 4)
-    plan = RayPlan("run", (model,), "/sockets", "head:6379", 0.5, 0.25, 8.0, 60.0, 5.0, 10.0)
-    assert RayPlan.decode(plan.encode()) == plan
+    model = PlannedModel(NAME, Path("/models/gated.mar"), 1, 4)
+    settings = Settings(ray_address="head:6379", ray_cpus=0.5, tokens=Path("tokens.toml"), max_queue_bytes=9)
+    plan = RayPlan(run="run", models=(model,), sockets=Path("/sockets"), settings=settings)
+    read = RayPlan.model_validate_json(plan.model_dump_json())
+    assert read == plan
+    assert read.models[0].name == NAME
 
 
 def test_workers_are_wanted_for_calls_under_way_and_waiting() -> None:

@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import psutil
 
 from cutaway.contract.errors import Reason, error
+from cutaway.server.worker_protocol import ScratchDirectory
 
 _TAIL_BYTES = 16 << 10
 
@@ -136,13 +139,54 @@ class ProcessGroup:
                     yield process.pid
 
 
-class EngineProcesses:
-    """The processes of an engine: a process group, whose members are its workers too, and the log of the last start."""
+class Liveness(Protocol):
+    """A watch over an engine until `close`."""
 
-    def __init__(self) -> None:
-        self._log = RunLog()
-        self._group: ProcessGroup | None = None
-        self._cleanup = ExitStack()
+    @property
+    def hangs(self) -> bool:
+        """Whether the engine runs but does nothing any more."""
+
+    async def close(self) -> None:
+        """Ends the watch."""
+
+
+@dataclass(eq=False)
+class Engine(ABC):
+    """Processes with the workers of all models of a store: a process group, and the log of its last start.
+
+    Attributes:
+        name: the name for people, such as ``TorchServe``.
+    """
+
+    name: str = field(init=False)
+    _log: RunLog = field(init=False, default_factory=RunLog)
+    _group: ProcessGroup | None = field(init=False, default=None)
+    _cleanup: ExitStack = field(init=False, default_factory=ExitStack)
+
+    def start(self) -> None:
+        """Starts the processes; their workers load their models after that."""
+        with ExitStack() as undo:
+            directory = Path(undo.enter_context(ScratchDirectory()))
+            self._log = RunLog(self._log_path(directory))
+            undo.callback(self._log.close)
+            command, environment = self._command(directory)
+            with self._log.path.open("ab") as output:
+                self._group = ProcessGroup(command, directory, environment, output)
+            undo.callback(self._group.kill)
+            self._wait_started(self._group, directory)
+            self._cleanup = undo.pop_all()
+
+    @abstractmethod
+    def _log_path(self, directory: Path) -> Path:
+        """Returns the path of the log; a log in ``directory`` is deleted with the processes."""
+
+    @abstractmethod
+    def _command(self, directory: Path) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Writes the files of the first process into ``directory``; returns its command and its environment."""
+
+    @abstractmethod
+    def _wait_started(self, group: ProcessGroup, directory: Path) -> None:
+        """Waits until the first process is ready; raises an error if it does not become so."""
 
     def poll(self) -> int | None:
         """Returns None while the processes run, else the exit status of the first."""
@@ -151,17 +195,27 @@ class EngineProcesses:
         return self._group.poll()
 
     def has_worker(self, pid: int) -> bool:
-        """Returns whether ``pid`` is one of these processes."""
+        """Returns whether ``pid`` is one of these processes; 0 is a worker that may be on another machine."""
         return self._group is not None and self._group.has(pid)
 
     def end_worker(self, pid: int) -> None:
-        """Kills one of these processes."""
+        """Kills one of these processes, which hangs; a new worker follows."""
         if self._group is not None:
             self._group.kill_one(pid)
+
+    @abstractmethod
+    def liveness(self, hang_s: float) -> Liveness:
+        """Begins to watch the engine, in an event loop; it hangs if it does nothing for ``hang_s`` seconds."""
 
     def log_tail(self) -> str:
         """Returns the end of the log since the last start; also after the processes have ended."""
         return self._log.tail()
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """Ends all processes, and deletes their files; the first gets ``grace_s`` seconds to end by itself."""
+        with self._cleanup:
+            if self._group is not None:
+                self._group.terminate(grace_s)
 
 
 def _watch(group: int, directory: Path) -> subprocess.Popen[bytes]:

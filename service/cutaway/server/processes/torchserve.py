@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,8 +31,7 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.torchserve_messages import PING
 from cutaway.server.archive import reader
 from cutaway.server.processes.environment import WorkerEnvironment
-from cutaway.server.processes.process_group import EngineProcesses, ProcessGroup, RunLog
-from cutaway.server.worker_protocol import ScratchDirectory
+from cutaway.server.processes.process_group import Engine, ProcessGroup
 
 MIN_VERSION = 11  # of TorchServe 0.12
 
@@ -181,7 +180,7 @@ class _Ports(NamedTuple):
 
 
 @dataclass(eq=False)
-class TorchServe(EngineProcesses):
+class TorchServe(Engine):
     """A TorchServe process and its workers.
 
     Args:
@@ -206,16 +205,11 @@ class TorchServe(EngineProcesses):
     number: int = 0
     heap_bytes: int | None = None
     start_timeout_s: float = 120.0
+    _ports: _Ports = field(init=False, default_factory=_Ports)
+    _token: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        super().__init__()
-        self._ports = _Ports()
-        self._token = ""
-
-    @property
-    def name(self) -> str:
-        """The name for people, with the number of the process if there are several."""
-        return "TorchServe" if self.environment.replicas == 1 else f"TorchServe {self.number + 1}"
+        self.name = "TorchServe" if self.environment.replicas == 1 else f"TorchServe {self.number + 1}"
 
     @property
     def endpoint(self) -> Endpoint:
@@ -224,38 +218,20 @@ class TorchServe(EngineProcesses):
 
     def start(self) -> None:
         """Starts the process and waits until it listens; its workers load their models after that."""
-        java = find_java()
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
-                return self._start(java)
+                return super().start()
             except CutawayError:
                 if attempt == _START_ATTEMPTS or "Failed to bind" not in self._log.tail():
                     raise
-
-    def stop(self, grace_s: float = 10.0) -> None:
-        """Ends the process and deletes its files; running calls get ``grace_s`` seconds to finish."""
-        with self._cleanup:
-            if self._group is not None:
-                self._group.terminate(grace_s)
 
     def liveness(self, hang_s: float) -> Pings:
         """Begins to ping the process; it hangs if it leaves pings without a reply for ``hang_s`` seconds."""
         return Pings(self.endpoint, hang_s)
 
-    def _start(self, java: Path) -> None:
-        with ExitStack() as undo:
-            directory = Path(undo.enter_context(ScratchDirectory()))
-            self._ports = _Ports(*_free_ports(len(_Ports._fields)))
-            log_name = LOG_NAME if self.number == 0 else f"torchserve-{self.number + 1}.log"
-            self._log = RunLog((self.log_dir or directory) / log_name)
-            undo.callback(self._log.close)
-            self._write_files(directory)
-            with self._log.path.open("ab") as output:
-                self._group = ProcessGroup(self._command(java, directory), directory, self._environment(), output)
-            undo.callback(self._group.kill)
-            self._wait_listening(self._group)
-            self._token = json.loads((directory / "key_file.json").read_text())["inference"]["key"]
-            self._cleanup = undo.pop_all()
+    def _log_path(self, directory: Path) -> Path:
+        name = LOG_NAME if self.number == 0 else f"torchserve-{self.number + 1}.log"
+        return (self.log_dir or directory) / name
 
     def _write_files(self, directory: Path) -> None:
         config = _CONFIG.format(
@@ -270,10 +246,12 @@ class TorchServe(EngineProcesses):
             path = self.model_store / name
             reader.unpack(path, directory / "store" / path.stem, workers=self.workers, batch=self.batch)
 
-    def _command(self, java: Path, directory: Path) -> list[str]:
-        home = _torchserve_home()
+    def _command(self, directory: Path) -> tuple[list[str], dict[str, str]]:
+        java, home = find_java(), _torchserve_home()
+        self._ports = _Ports(*_free_ports(len(_Ports._fields)))
+        self._write_files(directory)
         heap = [] if self.heap_bytes is None else [f"-Xmx{self.heap_bytes}"]
-        return [
+        command = [
             *(str(java), *heap),
             # The JVM has little work: optimized code and a parallel garbage collector cost a core more than they save.
             *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
@@ -289,12 +267,10 @@ class TorchServe(EngineProcesses):
             *("-s", str(directory / "store"), "-ncs"),
             *("-m", *(Path(name).stem for name in self.models)),
         ]
+        variables = self.environment.variables()  # without those that override the configuration
+        return command, {name: value for name, value in variables.items() if not name.startswith("TS_")}
 
-    def _environment(self) -> dict[str, str]:
-        """Returns the environment, which the workers inherit, without variables that override the configuration."""
-        return {name: value for name, value in self.environment.variables().items() if not name.startswith("TS_")}
-
-    def _wait_listening(self, group: ProcessGroup) -> None:
+    def _wait_started(self, group: ProcessGroup, directory: Path) -> None:
         """Waits until both gRPC ports accept connections; raises if the process ends or takes too long."""
         deadline = time.monotonic() + self.start_timeout_s
         while not {self._ports.inference, self._ports.management} <= _open_ports(group.pid):
@@ -304,6 +280,7 @@ class TorchServe(EngineProcesses):
             if time.monotonic() > deadline:
                 raise self._failed(f"TorchServe did not listen within {self.start_timeout_s:g} s")
             time.sleep(0.05)
+        self._token = json.loads((directory / "key_file.json").read_text())["inference"]["key"]
 
     def _failed(self, what: str) -> CutawayError:
         return error(Reason.BACKEND_UNAVAILABLE, f"{what}; its log ends:\n{self._log.tail()[-_MAX_LOG_IN_ERROR:]}")

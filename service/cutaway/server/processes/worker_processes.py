@@ -4,68 +4,73 @@ from __future__ import annotations
 
 import json
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
 from cutaway.contract.results import ModelName
 from cutaway.server.archive import reader
 from cutaway.server.processes.environment import WorkerEnvironment
-from cutaway.server.processes.process_group import EngineProcesses, ProcessGroup, RunLog
-from cutaway.server.worker_protocol import ScratchDirectory
+from cutaway.server.processes.process_group import Engine, ProcessGroup
 
 
-class KeeperProcess(EngineProcesses, ABC):
-    """A keeper and its log: the base of engines without TorchServe.
-
-    A keeper is a process that starts workers, and new ones for those that end.
+@dataclass(eq=False)
+class WorkerProcesses(Engine):
+    """A keeper, which is a process that starts workers, and new ones for those that end.
 
     Args:
-        log_path: the log of the keeper and of its workers.
+        archives: the models.
+        environment: of the keeper and the workers.
+        workers: number of workers of each model, or None for the archives' own.
+        log_dir: the directory of the log.
     """
 
-    def __init__(self, log_path: Path) -> None:
-        super().__init__()
-        self._log_path = log_path
+    archives: Mapping[ModelName, Path]
+    environment: WorkerEnvironment
+    _: KW_ONLY
+    workers: int | None
+    log_dir: Path
 
-    def start(self) -> None:
-        """Starts the keeper; its workers load their models after that."""
-        with ExitStack() as undo:
-            directory = Path(undo.enter_context(ScratchDirectory()))
-            self._log = RunLog(self._log_path)
-            undo.callback(self._log.close)
-            module, plan = self._keeper(directory)
-            with self._log.path.open("ab") as output:
-                # Run as a module, not imported: it imports torch, or Ray.
-                command = [sys.executable, "-m", module, plan]
-                self._group = ProcessGroup(command, directory, self._environment().variables(), output)
-            undo.callback(self._group.kill)
-            self._cleanup = undo.pop_all()
+    name = "the process that starts workers"
+    module: ClassVar = "cutaway.server.worker.keeper"
+    log_name: ClassVar = "workers.log"
+    end_s: ClassVar = 0.0
+    """Seconds that the keeper gets to end by itself."""
 
-    @abstractmethod
-    def _keeper(self, directory: Path) -> tuple[str, str]:
-        """Returns the keeper's module and its argument; ``directory`` is for its files."""
+    def __post_init__(self) -> None:
+        self.archives = dict(self.archives)  # those of the store change
 
-    @abstractmethod
-    def _environment(self) -> WorkerEnvironment:
-        """Returns the environment of the keeper."""
+    def _log_path(self, directory: Path) -> Path:
+        return self.log_dir / self.log_name
 
-    @abstractmethod
-    def _end(self, group: ProcessGroup) -> None:
-        """Ends the keeper and its workers."""
+    def _command(self, directory: Path) -> tuple[list[str], dict[str, str]]:
+        # Run as a module, not imported: it imports torch, or Ray.
+        return [sys.executable, "-m", self.module, self._plan(directory)], self.environment.variables()
+
+    def _plan(self, directory: Path) -> str:
+        """Returns the argument of the keeper; ``directory`` is for its files."""
+        return json.dumps([self._model(name, path, directory / path.stem) for name, path in self.archives.items()])
+
+    def _model(self, name: ModelName, path: Path, directory: Path) -> tuple[str, str, str, int]:
+        reader.unpack(path, directory)
+        return str(directory), name.model, name.version, self._workers_of(path)
+
+    def _workers_of(self, archive: Path) -> int:
+        return self.workers or reader.workers(archive)
+
+    def _wait_started(self, group: ProcessGroup, directory: Path) -> None:
+        """Does nothing: whoever waits for a worker waits for the keeper too."""
 
     def liveness(self, hang_s: float) -> Running:
         """Returns a watch over the keeper."""
         return Running(self._group.pid if self._group else 0)
 
-    def stop(self, grace_s: float) -> None:
-        """Ends all workers, and deletes their files."""
-        with self._cleanup:
-            if self._group is not None:
-                self._end(self._group)
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Ends all workers, and deletes their files: they have no calls any more."""
+        super().stop(self.end_s)
 
 
 class Running:
@@ -84,41 +89,3 @@ class Running:
 
     async def close(self) -> None:
         """Does nothing."""
-
-
-LOG_NAME = "workers.log"
-
-
-class WorkerProcesses(KeeperProcess):
-    """A keeper and the workers that it starts.
-
-    Args:
-        archives: the models.
-        environment: of the workers.
-        workers: number of workers of each model, or None for the archives' own.
-        log_dir: the directory of `LOG_NAME`.
-    """
-
-    name = "the process that starts workers"
-
-    def __init__(
-        self, archives: Mapping[ModelName, Path], environment: WorkerEnvironment, *, workers: int | None, log_dir: Path
-    ) -> None:
-        super().__init__(log_dir / LOG_NAME)
-        self._archives = dict(archives)
-        self._workers_environment = environment
-        self._workers = workers
-
-    def _keeper(self, directory: Path) -> tuple[str, str]:
-        models = [self._model(name, path, directory / path.stem) for name, path in self._archives.items()]
-        return "cutaway.server.worker.keeper", json.dumps(models)
-
-    def _model(self, name: ModelName, path: Path, directory: Path) -> tuple[str, str, str, int]:
-        reader.unpack(path, directory)
-        return str(directory), name.model, name.version, self._workers or reader.workers(path)
-
-    def _environment(self) -> WorkerEnvironment:
-        return self._workers_environment
-
-    def _end(self, group: ProcessGroup) -> None:
-        group.kill()

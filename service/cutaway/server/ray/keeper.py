@@ -3,8 +3,8 @@
 Usage: ``python -m cutaway.server.ray.keeper PLAN``, where PLAN is a `RayPlan` as JSON.
 
 A model is a Serve application of its own, and its workers are the replicas. The gateway calls them through sockets of
-this process (`Entrances`), as it calls workers of its own machine. This process is
-the only one beside the gateway that uses Ray: when the cluster is lost, Ray ends the process that uses it.
+this process (`Entrances`), as it calls workers of its own machine. This process is the only one beside the gateway that
+uses Ray: when the cluster is lost, Ray ends the process that uses it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import logging
 import os
 import secrets
 import signal
-import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,16 +28,16 @@ import numpy as np
 from cutaway.server.ray import plan as ray_variables
 from cutaway.server.ray.plan import PlannedModel, RayPlan, workers_wanted
 from cutaway.server.ray.tunnel import (
-    HANDSHAKE_S,
     READ_BYTES,
     Address,
     Connection,
     Identity,
+    MutualTls,
     join,
     new_identity,
     notice_loss,
-    tls,
 )
+from cutaway.server.settings import Settings
 from cutaway.server.worker_protocol import listening
 
 
@@ -54,23 +53,18 @@ class Entrances:
 
     Args:
         directory: the directory in which the gateway looks for workers.
-        accepting: TLS for replicas that connect.
-        calling: TLS for connections to replicas.
+        tls: this side of the tunnels.
     """
 
-    def __init__(self, directory: Path, accepting: ssl.SSLContext, calling: ssl.SSLContext) -> None:
+    def __init__(self, directory: Path, tls: MutualTls) -> None:
         self._directory = directory
-        self._accepting = accepting
-        self._calling = calling
+        self._tls = tls
         self._numbers = itertools.count(1)
         self._entrances: dict[Address, _Entrance] = {}
 
     async def open(self, host: str) -> Address:
         """Begins to listen for replicas that announce their addresses; returns the address to announce to."""
-        server = await asyncio.start_server(
-            self._announced, host, 0, ssl=self._accepting, ssl_handshake_timeout=HANDSHAKE_S
-        )
-        return Address(*server.sockets[0].getsockname()[:2])
+        return await self._tls.listen(host, self._announced)
 
     async def _announced(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -97,11 +91,7 @@ class Entrances:
     async def _connect(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Joins a connection of the gateway to one to the replica; closes it if there is none."""
         try:
-            replica = Connection(
-                *await asyncio.open_connection(
-                    *address, ssl=self._calling, limit=READ_BYTES, ssl_handshake_timeout=HANDSHAKE_S
-                )
-            )
+            replica = await self._tls.connect(address)
         except OSError:
             writer.close()
             return
@@ -145,11 +135,7 @@ async def _serve(plan: RayPlan) -> None:
     import ray
 
     own, theirs = new_identity(), new_identity()
-    entrances = Entrances(
-        Path(plan.sockets),
-        tls(own, theirs.certificate, server=True),
-        tls(own, theirs.certificate, server=False),
-    )
+    entrances = Entrances(plan.sockets, MutualTls(own, theirs.certificate))
     await asyncio.to_thread(_connect, plan)
     keeper = await entrances.open(ray.util.get_node_ip_address())
     await asyncio.to_thread(_deploy, plan, keeper, theirs, own.certificate)
@@ -167,17 +153,12 @@ def _connect(plan: RayPlan) -> None:
     import ray
     from ray import serve
 
-    if plan.address:
-        ray.init(address=plan.address, log_to_driver=False, logging_level=logging.ERROR)
-    else:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES + 2 * plan.archive_bytes,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=os.getcwd(),
-        )
+    options: dict[str, Any] = {"address": plan.settings.ray_address}
+    if not plan.settings.ray_address:
+        store_bytes = _OBJECT_STORE_BYTES + 2 * plan.archive_bytes
+        options = {"address": "local", "include_dashboard": False, "_temp_dir": os.getcwd()}
+        options["object_store_memory"] = store_bytes
+    ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
     serve.start(proxy_location="Disabled")
     _delete(plan)  # those of a keeper before this one, which was killed
 
@@ -188,20 +169,11 @@ def _deploy(plan: RayPlan, keeper: Address, identity: Identity, trusted: bytes) 
 
     from cutaway.server.ray.replica import Assignment, Replica
 
+    assignment = Assignment(keeper, identity, trusted, plan.settings)
     for model in plan.models:
         application = _application(plan, model)
-        assignment = Assignment(
-            model.name,
-            application,
-            keeper,
-            identity,
-            trusted,
-            cpus=plan.cpus,
-            gpus=plan.gpus,
-            hang_s=plan.hang_s,
-            grace_s=plan.grace_s,
-        )
-        replicas = serve.deployment(Replica).options(**_options(plan, model)).bind(assignment, [_shared(model.archive)])
+        deployment = serve.deployment(Replica).options(**_options(plan.settings, model))
+        replicas = deployment.bind(model.name, application, assignment, [_shared(model.archive)])
         serve.run_many(
             [serve.RunTarget(replicas, name=application, route_prefix=None)],
             wait_for_ingress_deployment_creation=False,
@@ -209,26 +181,26 @@ def _deploy(plan: RayPlan, keeper: Address, identity: Identity, trusted: bytes) 
         )
 
 
-def _options(plan: RayPlan, model: PlannedModel) -> dict[str, Any]:
+def _options(settings: Settings, model: PlannedModel) -> dict[str, Any]:
     """Returns the options of a deployment: how many replicas, on what, and when Serve ends one."""
     options: dict[str, Any] = {
         "ray_actor_options": {
-            "num_cpus": plan.cpus,
-            "num_gpus": plan.gpus,
+            "num_cpus": settings.ray_cpus,
+            "num_gpus": settings.ray_gpus,
             "runtime_env": {"env_vars": {name: os.environ[name] for name in _OF_WORKERS if name in os.environ}},
         },
         "health_check_period_s": _HEALTH_PERIOD_S,
-        "health_check_timeout_s": plan.hang_s,
-        "graceful_shutdown_timeout_s": plan.grace_s + _FORCED_S,
+        "health_check_timeout_s": settings.hang_s,
+        "graceful_shutdown_timeout_s": settings.grace_s + _FORCED_S,
     }
     if model.least == model.most:
         return {**options, "num_replicas": model.least}
     scaling = {
         "min_replicas": model.least,
         "max_replicas": model.most,
-        "target_ongoing_requests": plan.calls_per_worker,
+        "target_ongoing_requests": settings.ray_calls_per_worker,
         "upscale_delay_s": _UPSCALE_DELAY_S,
-        "downscale_delay_s": plan.downscale_delay_s,
+        "downscale_delay_s": settings.ray_downscale_delay_s,
         "look_back_period_s": _LOOK_BACK_S,
         "metrics_interval_s": _METRICS_INTERVAL_S,
         "policy": {"policy_function": workers_wanted},
@@ -236,7 +208,7 @@ def _options(plan: RayPlan, model: PlannedModel) -> dict[str, Any]:
     return {**options, "autoscaling_config": scaling}
 
 
-def _shared(archive: str) -> Any:
+def _shared(archive: Path) -> Any:
     """Returns a reference to the bytes of an archive in Ray's object store. They are mapped, so that no copy of them is
     made in the memory of this process."""
     import ray
@@ -272,9 +244,9 @@ def _delete(plan: RayPlan) -> None:
 
 
 def _main() -> None:
-    plan = RayPlan.decode(sys.argv[1])
+    plan = RayPlan.model_validate_json(sys.argv[1])
     ray_variables.prepare()
-    if not plan.address and "RAY_AUTH_MODE" not in os.environ:
+    if not plan.settings.ray_address and "RAY_AUTH_MODE" not in os.environ:
         # Else Ray would keep a token for all clusters of this user in the home directory.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     asyncio.run(keep(plan))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
 
 from cutaway.contract.results import ModelName
+from cutaway.server.settings import Settings
 
 _VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
@@ -45,63 +46,38 @@ def workers_wanted(context: Any) -> tuple[int, dict[str, Any]]:
     return math.ceil(calls / context.config.target_ongoing_requests), {}
 
 
-@dataclass(frozen=True)
-class PlannedModel:
+class PlannedModel(NamedTuple):
     """A model to serve, and how many workers it may have.
 
     Attributes:
         name: the model.
-        archive: the path of its archive.
+        archive: its archive.
         least: the smallest number of workers.
         most: the largest number of workers.
     """
 
     name: ModelName
-    archive: str
+    archive: Path
     least: int
     most: int
 
 
-@dataclass(frozen=True)
-class RayPlan:
+class RayPlan(BaseModel):
     """The workers to start.
 
     Attributes:
         run: the prefix of the names of the Serve applications, unique to this engine.
         models: the models.
         sockets: the directory in which the gateway looks for workers.
-        address: the Ray cluster; empty for a new one on this machine.
-        cpus: CPUs of a worker, as Ray counts them.
-        gpus: GPUs of a worker.
-        calls_per_worker: calls under way in a worker, above which there should be more workers.
-        downscale_delay_s: how long fewer workers must be enough before one ends.
-        hang_s: how long a worker may take after the latest deadline of its calls.
-        grace_s: how long calls under way may take to finish in a worker that shall end.
+        settings: the cluster, and the workers' resources and times.
     """
 
     run: str
     models: tuple[PlannedModel, ...]
-    sockets: str
-    address: str
-    cpus: float
-    gpus: float
-    calls_per_worker: float
-    downscale_delay_s: float
-    hang_s: float
-    grace_s: float
-
-    def encode(self) -> str:
-        """Returns the plan as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str) -> RayPlan:
-        """Returns the plan in JSON; inverse of `encode`."""
-        fields = json.loads(text)
-        models = (PlannedModel(ModelName(**model.pop("name")), **model) for model in fields.pop("models"))
-        return cls(models=tuple(models), **fields)
+    sockets: Path
+    settings: Settings
 
     @property
     def archive_bytes(self) -> int:
         """The size of all archives, in bytes."""
-        return sum(Path(model.archive).stat().st_size for model in self.models)
+        return sum(model.archive.stat().st_size for model in self.models)

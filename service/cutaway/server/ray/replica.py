@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,15 @@ from cutaway.contract.results import ModelName
 from cutaway.server.archive import reader
 from cutaway.server.memory import share_of_worker
 from cutaway.server.ray.plan import CALLS, WAITING
-from cutaway.server.ray.tunnel import HANDSHAKE_S, READ_BYTES, Address, Connection, Identity, join, notice_loss, tls
+from cutaway.server.ray.tunnel import READ_BYTES, Address, Connection, Identity, MutualTls, join, notice_loss
+from cutaway.server.settings import Settings
 from cutaway.server.worker_protocol import ScratchDirectory, delete_abandoned
 
 _ANNOUNCE_S = 0.5
 _ABANDONED_S = 60.0
 
 
+@dataclass(eq=False)
 class ReplicaPort:
     """A replica's end of the tunnels: a port with mutual TLS in front of the worker's Unix socket.
 
@@ -41,8 +42,7 @@ class ReplicaPort:
         worker: the worker's Unix socket.
         host: the address of this machine, on which it listens.
         keeper: where the keeper listens.
-        accepting: TLS for connections of the keeper.
-        calling: TLS for connections to the keeper.
+        tls: this side of the tunnels.
         wants_calls: returns whether the worker can take calls.
         abandoned: called when the keeper has been out of reach for a minute.
 
@@ -50,46 +50,32 @@ class ReplicaPort:
         connections: the number of open connections.
     """
 
-    def __init__(
-        self,
-        worker: Path,
-        host: str,
-        keeper: Address,
-        accepting: ssl.SSLContext,
-        calling: ssl.SSLContext,
-        *,
-        wants_calls: Callable[[], bool],
-        abandoned: Callable[[], None],
-    ) -> None:
-        self.connections = 0
-        self._worker = worker
-        self._host = host
-        self._keeper = keeper
-        self._accepting = accepting
-        self._calling = calling
-        self._wants_calls = wants_calls
-        self._abandoned = abandoned
+    worker: Path
+    host: str
+    keeper: Address
+    tls: MutualTls
+    _: KW_ONLY
+    wants_calls: Callable[[], bool]
+    abandoned: Callable[[], None]
+    connections: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
         threading.Thread(target=lambda: asyncio.run(self._listen()), name="cutaway-port", daemon=True).start()
 
     async def _listen(self) -> None:
-        server = await asyncio.start_server(
-            self._accept, self._host, 0, ssl=self._accepting, limit=READ_BYTES, ssl_handshake_timeout=HANDSHAKE_S
-        )
-        address = Address(*server.sockets[0].getsockname()[:2])
+        address = await self.tls.listen(self.host, self._accept)
         reached = time.monotonic()
         while True:
-            if self.connections or not self._wants_calls() or await self._announce(address):
+            if self.connections or not self.wants_calls() or await self._announce(address):
                 reached = time.monotonic()
             elif time.monotonic() - reached > _ABANDONED_S:
-                await asyncio.to_thread(self._abandoned)
+                await asyncio.to_thread(self.abandoned)
             await asyncio.sleep(_ANNOUNCE_S)
 
     async def _announce(self, address: Address) -> bool:
         """Announces this port to the keeper; returns whether the keeper could be reached."""
         try:
-            _, writer = await asyncio.open_connection(
-                *self._keeper, ssl=self._calling, ssl_handshake_timeout=HANDSHAKE_S
-            )
+            _, writer = await self.tls.connect(self.keeper)
             writer.write(json.dumps(address).encode() + b"\n")
             writer.close()
             await writer.wait_closed()
@@ -102,7 +88,7 @@ class ReplicaPort:
         try:
             with suppress(OSError):
                 notice_loss(writer)
-                worker = await asyncio.open_unix_connection(self._worker, limit=READ_BYTES)
+                worker = await asyncio.open_unix_connection(self.worker, limit=READ_BYTES)
                 await join(Connection(reader, writer), Connection(*worker))
         finally:
             self.connections -= 1
@@ -114,45 +100,38 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Assignment:
-    """The settings of a model's replicas.
+    """What all replicas of a run have in common.
 
     Attributes:
-        name: the model.
-        application: the Serve application that they belong to.
         keeper: where the keeper listens.
-        identity: their key and certificate.
+        identity: the replicas' key and certificate.
         trusted: the keeper's certificate.
-        cpus: CPUs of a replica.
-        gpus: GPUs of a replica.
-        hang_s: how long a worker may take after the latest deadline of its calls.
-        grace_s: how long calls under way may take to finish in a worker that shall end.
+        settings: the times and resources of a worker.
     """
 
-    name: ModelName
-    application: str
     keeper: Address
     identity: Identity = field(repr=False)
     trusted: bytes
-    cpus: float
-    gpus: float
-    hang_s: float
-    grace_s: float
+    settings: Settings
 
 
 class Replica:
     """A replica, which runs one copy of one model.
 
     Args:
-        assignment: the settings of all replicas of the model.
+        name: the model.
+        application: the Serve application that the replicas of the model belong to.
+        assignment: what all replicas of a run have in common.
         archive: a reference to the archive's bytes in Ray's object store; in a sequence, so that Ray does not replace
             it.
     """
 
-    def __init__(self, assignment: Assignment, archive: Sequence[Any]) -> None:
+    def __init__(self, name: ModelName, application: str, assignment: Assignment, archive: Sequence[Any]) -> None:
         from cutaway.server.worker import process, server  # the keeper imports this file, and needs no torch
         from cutaway.server.worker.calls import ModelThread
 
-        self._assignment = assignment
+        self._application = application
+        self._settings = settings = assignment.settings
         self._leaving = False
         delete_abandoned()
         self._files = ScratchDirectory()
@@ -160,26 +139,25 @@ class Replica:
         directory = _unpacked(archive[0], files)
         os.chdir(directory)
         sys.path.insert(0, str(directory))  # an adapter may import other files of its archive
-        os.environ.setdefault("CUTAWAY_REQUEST_MEMORY_BYTES", str(share_of_worker(_workers_of_node(assignment.cpus))))
+        os.environ.setdefault("CUTAWAY_REQUEST_MEMORY_BYTES", str(share_of_worker(_workers_of_node(settings.ray_cpus))))
         try:
-            self._worker = process.load(directory, workers=1, gpu=0 if assignment.gpus else None)
+            self._worker = process.load(directory, workers=1, gpu=0 if settings.ray_gpus else None)
         except Exception as failure:
-            raise RuntimeError(process.load_failure(assignment.name, failure)) from None
-        self._server = server.WorkerServer(self._worker, ModelThread(assignment.name.model), files / "0")
+            raise RuntimeError(process.load_failure(name, failure)) from None
+        self._server = server.WorkerServer(self._worker, ModelThread(name.model), files / "0")
         self._port = ReplicaPort(
             files / "0",
             ray.util.get_node_ip_address(),
             assignment.keeper,
-            tls(assignment.identity, assignment.trusted, server=True),
-            tls(assignment.identity, assignment.trusted, server=False),
+            MutualTls(assignment.identity, assignment.trusted),
             wants_calls=self._wants_calls,
             abandoned=self._abandoned,
         )
 
     def check_health(self) -> None:
         """Raises an error if the worker hangs; Serve ends it then, and starts another."""
-        if self._worker.late_s > self._assignment.hang_s:
-            raise RuntimeError(f"a worker of {self._assignment.name} hangs")
+        if self._worker.late_s > self._settings.hang_s:
+            raise RuntimeError(f"a worker of {self._worker.name} hangs")
 
     def record_autoscaling_stats(self) -> dict[str, int]:
         """Returns what `workers_wanted` reads."""
@@ -190,7 +168,7 @@ class Replica:
         if hasattr(self, "_port") and not self._leaving:
             self._leaving = True
             self._server.leave()
-            until = time.monotonic() + self._assignment.grace_s
+            until = time.monotonic() + self._settings.grace_s
             while (self._port.connections or self._worker.pieces) and time.monotonic() < until:
                 time.sleep(_POLL_S)
             self._files.cleanup()
@@ -200,7 +178,7 @@ class Replica:
 
     def _abandoned(self) -> None:
         """Ends all replicas of the model: the gateway was killed, and Serve would keep them for ever."""
-        serve.delete(self._assignment.application, _blocking=False)
+        serve.delete(self._application, _blocking=False)
 
 
 def _unpacked(archive: Any, files: Path) -> Path:

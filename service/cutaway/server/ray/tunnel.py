@@ -9,9 +9,10 @@ import asyncio
 import datetime
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -55,12 +56,10 @@ def new_identity() -> Identity:
     )
 
 
-def tls(own: Identity, trusted: bytes, *, server: bool) -> ssl.SSLContext:
-    """Returns the TLS of one side; the other side must have the certificate ``trusted``, so its host name says no
-    more."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+def _context(own: Identity, trusted: bytes, protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
+    context.check_hostname = False  # the other side must have one certificate: its host name says no more
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=trusted.decode())
     with ScratchDirectory() as directory:  # Python reads keys from files only
@@ -70,9 +69,9 @@ def tls(own: Identity, trusted: bytes, *, server: bool) -> ssl.SSLContext:
     return context
 
 
-HANDSHAKE_S = 10.0
 READ_BYTES = 1 << 20
 
+_HANDSHAKE_S = 10.0
 _SILENT_S = 5
 _PROBES = 5
 _LOST_MS = 10_000
@@ -90,6 +89,41 @@ class Connection(NamedTuple):
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+
+
+Accept: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class MutualTls:
+    """One side of the tunnels: its TLS in both directions, which trusts the other side's certificate only.
+
+    Args:
+        own: the key and the certificate of this side.
+        trusted: the certificate of the other.
+
+    Attributes:
+        accepting: for connections from the other side.
+        calling: for connections to it.
+    """
+
+    def __init__(self, own: Identity, trusted: bytes) -> None:
+        self.accepting = _context(own, trusted, ssl.PROTOCOL_TLS_SERVER)
+        self.calling = _context(own, trusted, ssl.PROTOCOL_TLS_CLIENT)
+
+    async def listen(self, host: str, accept: Accept) -> Address:
+        """Begins to listen on a free port of ``host``; returns the address."""
+        server = await asyncio.start_server(
+            accept, host, 0, ssl=self.accepting, limit=READ_BYTES, ssl_handshake_timeout=_HANDSHAKE_S
+        )
+        return Address(*server.sockets[0].getsockname()[:2])
+
+    async def connect(self, address: Address) -> Connection:
+        """Returns a connection to the other side, which listens at ``address``."""
+        return Connection(
+            *await asyncio.open_connection(
+                *address, ssl=self.calling, limit=READ_BYTES, ssl_handshake_timeout=_HANDSHAKE_S
+            )
+        )
 
 
 async def join(one: Connection, other: Connection) -> None:
