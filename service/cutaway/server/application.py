@@ -29,13 +29,7 @@ T = TypeVar("T")
 _RunningBackend: TypeAlias = AbstractAsyncContextManager[tuple[Backend, Supervise]]
 
 
-def run(
-    model_store: Path,
-    settings: Settings,
-    *,
-    workers: int | None,
-    announce: Callable[[str], None],
-) -> None:
+def run(model_store: Path, settings: Settings, *, workers: int | None, announce: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Args:
@@ -106,26 +100,19 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
     await asyncio.wait([task])
 
 
-async def _unless(stopped: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T | None:
+async def _unless(stopped: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T | None:
     """Returns the result of ``work``; cancels it and returns None if ``stopped`` is done first."""
     task = asyncio.ensure_future(work)
-    futures: list[asyncio.Future[Any]] = [task, stopped]
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         return task.result()
     await _cancel(task)
     return None
 
 
-def _stop_signal() -> asyncio.Future[None]:
+def _stop_signal() -> asyncio.Future[Any]:
     """Returns a future that SIGTERM and SIGINT complete; they no longer kill the process, which stops in order."""
-    loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[None] = loop.create_future()
-
-    def stop() -> None:
-        if not stopped.done():
-            stopped.set_result(None)
-
+    stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    return stopped
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return asyncio.ensure_future(stopped.wait())

@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from cutaway.contract.errors import CutawayError, Reason, error
@@ -114,12 +114,11 @@ class FairSlots:
 
     def _release(self, caller: str) -> None:
         self._free += 1
-        self._held[caller] -= 1
-        self._held += Counter()  # removes callers that hold none
+        self._held -= Counter((caller,))  # without callers that hold none
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._free and (caller := self._next_caller()) is not None:
+        while self._free and (caller := next(filter(self._may_have, self._waiting), None)) is not None:
             lane = self._waiting.pop(caller)
             turn = lane.popleft()
             if lane:
@@ -129,8 +128,8 @@ class FairSlots:
                 self._held[caller] += 1
                 turn.set_result(None)
 
-    def _next_caller(self) -> str | None:
-        return next((caller for caller in self._waiting if self._held[caller] < self._most), None)
+    def _may_have(self, caller: str) -> bool:
+        return self._held[caller] < self._most
 
 
 _BURST_BYTES = 256 << 20
@@ -168,9 +167,7 @@ class ByteBudget:
         try:
             yield
         finally:
-            self._held[caller] -= size
-            if not self._held[caller]:
-                del self._held[caller]
+            self._held -= Counter({caller: size})  # without callers that hold none
             self._passed += size
             if self._passed > _BURST_BYTES and not self._held:
                 self._passed = 0
@@ -221,44 +218,33 @@ class _PendingCall(Generic[T]):
     worker_deaths: int = 0
 
 
+@dataclass(eq=False)
 class Batcher(Generic[T]):
     """The queue in front of one model.
 
-    Args:
+    Attributes:
         send: sends a batch.
         workers: returns how many batches may run at once.
-        unavailable: returns why calls cannot wait for a worker; None if they can, or need not.
         sends_ahead: whether each worker may get a batch while it runs another.
         max_calls: the largest number of calls in a batch.
         max_bytes: the largest size of a batch, unless one call alone is larger.
         max_pending: the largest number of calls without a reply; further calls are refused.
-
-    Attributes:
+        unavailable: returns why calls cannot wait for a worker; None if they can, or need not.
         batch_sizes: the number of batches by their size.
     """
 
-    def __init__(
-        self,
-        send: Send[T],
-        *,
-        workers: Callable[[], int],
-        unavailable: Callable[[], CutawayError | None] = lambda: None,
-        sends_ahead: bool,
-        max_calls: int,
-        max_bytes: int,
-        max_pending: int,
-    ) -> None:
-        self._send = send
-        self._workers = workers
-        self._unavailable = unavailable
-        self._sends_ahead = sends_ahead
-        self._max_calls = max_calls
-        self._max_bytes = max_bytes
-        self._max_pending = max_pending
-        self._pending = 0
-        self._queue: FairQueue[_PendingCall[T]] = FairQueue()
-        self._running: dict[asyncio.Task[None], int] = {}
-        self.batch_sizes: Counter[int] = Counter()
+    send: Send[T]
+    _: KW_ONLY
+    workers: Callable[[], int]
+    sends_ahead: bool
+    max_calls: int
+    max_bytes: int
+    max_pending: int
+    unavailable: Callable[[], CutawayError | None] = lambda: None
+    batch_sizes: Counter[int] = field(init=False, default_factory=Counter)
+    _pending: set[_PendingCall[T]] = field(init=False, default_factory=set)
+    _queue: FairQueue[_PendingCall[T]] = field(init=False, default_factory=FairQueue)
+    _running: dict[asyncio.Task[None], int] = field(init=False, default_factory=dict)
 
     @property
     def queue_length(self) -> int:
@@ -273,35 +259,30 @@ class Batcher(Generic[T]):
         Raises:
             CutawayError: ``OVERLOADED``, ``DEADLINE_EXCEEDED``, or an error of the backend.
         """
-        if self._pending >= self._max_pending:
-            raise error(Reason.OVERLOADED, f"{self._max_pending} calls are waiting for this model already; try again")
+        if len(self._pending) >= self.max_pending:
+            raise error(Reason.OVERLOADED, f"{self.max_pending} calls are waiting for this model already; try again")
         call = _PendingCall[T](message, size, asyncio.get_running_loop().create_future())
-        self._pending += 1
-        call.reply.add_done_callback(self._leave)
+        self._pending.add(call)
+        call.reply.add_done_callback(lambda _: self._pending.discard(call))
         self._queue.put(call)
         self.send_batches()
-        timer = asyncio.get_running_loop().call_later(timeout_s, _expire, call)
+        late = error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model replied")
+        timer = asyncio.get_running_loop().call_later(timeout_s, _fail, call, late)
         try:
             return await call.reply  # a cancellation cancels it too; a queued call whose reply is done is dropped
         finally:
             timer.cancel()
 
-    def _leave(self, _: asyncio.Future[T]) -> None:
-        self._pending -= 1
-
     def send_batches(self) -> None:
         """Sends what may be sent now, or fails what cannot wait; called again when workers have changed."""
-        if self._queue and (failure := self._unavailable()):
-            self._fail_waiting(failure)
+        if self._queue and (failure := self.unavailable()):
+            while self._queue:
+                _fail(self._queue.pop(), failure)
         while self._may_send() and (calls := self._next_batch()):
             self.batch_sizes[len(calls)] += 1
             batch = asyncio.ensure_future(self._run(calls))
             self._running[batch] = len(calls)
             batch.add_done_callback(self._batch_done)
-
-    def _fail_waiting(self, failure: CutawayError) -> None:
-        while self._queue:
-            _fail(self._queue.pop(), failure)
 
     def _batch_done(self, batch: asyncio.Task[None]) -> None:
         del self._running[batch]
@@ -309,18 +290,18 @@ class Batcher(Generic[T]):
 
     def _may_send(self) -> bool:
         """Returns whether a worker is free, or as many calls wait as the running batches have on average."""
-        batches, workers = len(self._running), self._workers()
-        if batches < workers or batches >= workers * (1 + self._sends_ahead):
+        batches, workers = len(self._running), self.workers()
+        if batches < workers or batches >= workers * (1 + self.sends_ahead):
             return batches < workers
         return len(self._queue) * batches >= sum(self._running.values())
 
     def _next_batch(self) -> list[_PendingCall[T]]:
         batch: list[_PendingCall[T]] = []
         size = 0
-        while self._queue and len(batch) < self._max_calls:
+        while self._queue and len(batch) < self.max_calls:
             call = self._queue.peek()
             size += call.size
-            if batch and (call.alone or batch[0].alone or size > self._max_bytes):
+            if batch and (call.alone or batch[0].alone or size > self.max_bytes):
                 break
             self._queue.pop()
             if not call.reply.done():
@@ -333,7 +314,7 @@ class Batcher(Generic[T]):
                 calls[position].reply.set_result(reply)
 
         try:
-            await self._send([call.message for call in calls], replied)
+            await self.send([call.message for call in calls], replied)
         except NotBegun:
             self._queue.put_back([call for call in calls if not call.reply.done()])
         except CutawayError as failure:
@@ -359,16 +340,8 @@ class Batcher(Generic[T]):
             if call.worker_deaths >= _MAX_WORKER_DEATHS:
                 message = f"{call.worker_deaths} workers died while they ran this request"
                 _fail(call, error(Reason.WORKER_KILLED, message))
-        self._retry_alone([call for call in calls if not call.reply.done()])
-
-    def _retry_alone(self, calls: Sequence[_PendingCall[T]]) -> None:
-        for call in calls:
             call.alone = True
-        self._queue.put_back(calls)
-
-
-def _expire(call: _PendingCall[T]) -> None:
-    _fail(call, error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model replied"))
+        self._queue.put_back([call for call in calls if not call.reply.done()])
 
 
 def _fail(call: _PendingCall[T], failure: CutawayError) -> None:

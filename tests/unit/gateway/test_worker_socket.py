@@ -33,11 +33,11 @@ from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.batching import NotBegun
 from cutaway.server.model_store import Catalog
 from cutaway.server.settings import Settings
+from cutaway.server.worker import call as worker_call
 from cutaway.server.worker import server as worker_server
-from cutaway.server.worker import waiting_pieces
+from cutaway.server.worker.call import WaitingPieces
 from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
-from cutaway.server.worker.waiting_pieces import WaitingPieces
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
 from cutaway.v1 import inspection_service_pb2, worker_pb2
@@ -176,7 +176,7 @@ def test_pieces_are_fetched_once(served: Path) -> None:
 
 
 def test_a_streamed_reply_that_nobody_fetches_is_dropped(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_pieces, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(worker_call, "PATIENCE_S", -1.0)
 
     async def ask(worker: RemoteWorker) -> None:
         (reply,) = await replies(worker, call(1, "stream"))
@@ -374,7 +374,7 @@ def test_a_call_waits_for_the_next_worker(wide: Wide) -> None:
         pool.open()
         thread = ModelThread("wide")
         WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "1")
-        await pool.news.wait()
+        await pool.updated.wait()
         (worker,) = pool.of(NAME)
         asked = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
         worker.close()  # the call begins before the connection is lost, and its turn is sent afterwards

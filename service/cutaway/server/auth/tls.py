@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -17,30 +17,66 @@ from cutaway.server.file_watch import ReloadedFiles
 from cutaway.server.settings import Settings
 
 
-def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
-    """Returns the gateway's TLS credentials; None for plaintext.
+class _Files(NamedTuple):
+    """The TLS files of the gateway."""
 
-    Raises:
-        InvalidArgument: ``INVALID_VALUE``, with the environment variable.
-    """
+    certificate: Path
+    key: Path
+    client_ca: Path | None
+
+    def context(self) -> ssl.SSLContext:
+        """Returns a context with these files.
+
+        Raises:
+            InvalidArgument: ``INVALID_VALUE``, with the environment variable; gRPC's own error says only that it cannot
+                bind.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")  # never prompts for a password
+        except (OSError, ValueError) as failure:  # ssl.SSLError is an OSError
+            raise _unusable(f"{self.certificate}, {self.key}", failure, "CUTAWAY_TLS_CERTIFICATE") from None
+        if self.client_ca:
+            try:
+                context.load_verify_locations(self.client_ca)
+            except OSError as failure:
+                raise _unusable(str(self.client_ca), failure, "CUTAWAY_TLS_CLIENT_CA") from None
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def _files(settings: Settings) -> _Files | None:
+    """Returns the TLS files; None for plaintext."""
     certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
     if certificate is None and key is None and client_ca is None:
         return None
     if certificate is None or key is None:
         missing = "CUTAWAY_TLS_CERTIFICATE" if certificate is None else "CUTAWAY_TLS_KEY"
         raise error(Reason.INVALID_VALUE, "TLS needs a certificate and its key", missing)
+    return _Files(certificate, key, client_ca)
+
+
+def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    """Returns the gateway's TLS credentials; None for plaintext.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, with the environment variable.
+    """
+    if (files := _files(settings)) is None:
+        return None
 
     def read() -> grpc.ServerCertificateConfiguration:
-        _check(certificate, key, client_ca)
+        files.context()  # checks the files
         return grpc.ssl_server_certificate_configuration(
-            [(key.read_bytes(), certificate.read_bytes())],
-            root_certificates=client_ca.read_bytes() if client_ca else None,
+            [(files.key.read_bytes(), files.certificate.read_bytes())],
+            root_certificates=files.client_ca.read_bytes() if files.client_ca else None,
         )
 
-    files = ReloadedFiles("the TLS files", [path for path in (certificate, key, client_ca) if path], read)
+    reloaded = ReloadedFiles("the TLS files", [path for path in files if path], read)
     # gRPC calls this for every new connection; None means unchanged, which the stubs do not know.
-    changed: Any = lambda: files.value if files.refresh() else None  # noqa: E731
-    return grpc.dynamic_ssl_server_credentials(files.value, changed, client_ca is not None)
+    changed: Any = lambda: reloaded.value if reloaded.refresh() else None  # noqa: E731
+    return grpc.dynamic_ssl_server_credentials(reloaded.value, changed, files.client_ca is not None)
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
@@ -51,42 +87,17 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
     Raises:
         InvalidArgument: ``INVALID_VALUE``, with the environment variable.
     """
-    certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
-    if server_credentials(settings) is None or certificate is None or key is None:  # the first checks the files
+    if (files := _files(settings)) is None:
         return None
-
-    def read() -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key, password=lambda: "")
-        context.set_alpn_protocols(["http/1.1"])
-        if client_ca:
-            context.load_verify_locations(client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
-
-    reloaded = ReloadedFiles("the TLS files", [certificate, key], read)
+    reloaded = ReloadedFiles("the TLS files", [files.certificate, files.key], files.context)
 
     def renew(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
         reloaded.refresh()
         connection.context = reloaded.value
 
-    context = read()
+    context = files.context()
     context.sni_callback = renew  # for every connection
     return context
-
-
-def _check(certificate: Path, key: Path, client_ca: Path | None) -> None:
-    """Raises ``INVALID_VALUE`` for files that cannot be used; gRPC's own error says only that it cannot bind."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(certificate, key, password=lambda: "")  # never prompts for a password
-    except (OSError, ValueError) as failure:  # ssl.SSLError is an OSError
-        raise _unusable(f"{certificate}, {key}", failure, "CUTAWAY_TLS_CERTIFICATE") from None
-    if client_ca:
-        try:
-            context.load_verify_locations(client_ca)
-        except OSError as failure:
-            raise _unusable(str(client_ca), failure, "CUTAWAY_TLS_CLIENT_CA") from None
 
 
 def _unusable(files: str, failure: Exception, variable: str) -> CutawayError:

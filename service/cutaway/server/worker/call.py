@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,9 +49,8 @@ def _as_error(failure: BaseException) -> CutawayError:
     if isinstance(failure, CutawayError):
         return failure
     if is_out_of_memory(failure):
-        return error(
-            Reason.OUT_OF_MEMORY, "the request needs more memory than is free; send fewer rows or request less"
-        )
+        what = "the request needs more memory than is free; send fewer rows or request less"
+        return error(Reason.OUT_OF_MEMORY, what)
     log.error("unexpected exception in a request", exc_info=failure)
     return error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"[:500])
 
@@ -93,6 +93,43 @@ def _attach() -> Callable[[str], AbstractContextManager[None]]:
     return attach
 
 
+# Streamed replies whose model has run, and whose pieces wait for a connection that fetches them.
+
+PATIENCE_S = 10.0
+"""Seconds after which unfetched pieces are dropped, and that a reader may take without reading."""
+
+
+class WaitingPieces:
+    """The pieces of streamed replies, by number."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, tuple[float, Iterator[chunks.Piece]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, pieces: Iterator[chunks.Piece]) -> int:
+        """Keeps ``pieces`` for `PATIENCE_S`, and returns their number."""
+        self.drop_late()
+        number = next(self._numbers)
+        self._waiting[number] = (time.monotonic(), pieces)
+        return number
+
+    def take(self, number: int) -> Iterator[chunks.Piece] | None:
+        """Returns the pieces with a number, once; None if there are none."""
+        _, pieces = self._waiting.pop(number, (0.0, None))
+        return pieces
+
+    def drop_late(self) -> None:
+        """Drops the pieces that nobody has fetched in time; safe in any thread."""
+        oldest = time.monotonic() - PATIENCE_S
+        # A copy, made at once: making a list of items may run the garbage collector, and so another thread.
+        for number, (since, _) in self._waiting.copy().items():
+            if since < oldest:
+                self._waiting.pop(number, None)
+
+
 KINDS = ("inspect", "describe", "stream")
 """The kinds of calls: an InspectRequest, a GetModelRequest, an InspectStreamRequest."""
 
@@ -105,12 +142,14 @@ class Call(NamedTuple):
         payload: the serialised request.
         cancellation: tells when the caller stops waiting.
         traceparent: its span in W3C Trace Context format; empty for none.
+        buffered: whether its transport may buffer a whole streamed reply, which is then limited as one message is.
     """
 
     kind: str
     payload: bytes
     cancellation: Cancellation = NEVER_CANCELLED
     traceparent: str = ""
+    buffered: bool = False
 
     @classmethod
     def of_message(cls, message: worker_pb2.WorkerCall, hung_up: Callable[[], bool]) -> Call:
@@ -129,9 +168,8 @@ class Call(NamedTuple):
         """Raises ``MALFORMED_REQUEST`` for a call of no kind."""
         if self.kind not in KINDS:
             got = self.payload.decode("utf-8", "replace") or "none"
-            raise error(
-                Reason.MALFORMED_REQUEST, f"a call has exactly one of the parts {', '.join(KINDS)}, got {got:.200}"
-            )
+            what = f"a call has exactly one of the parts {', '.join(KINDS)}, got {got:.200}"
+            raise error(Reason.MALFORMED_REQUEST, what)
 
 
 # Limits of a request: deadline, memory, size of the reply, and the counts that the operator sets.
@@ -163,11 +201,9 @@ def check_reply_size(size: int, requested: int, possible: int) -> None:
     """
     limit = min(requested or possible, possible)
     if size > limit:
-        raise error(
-            Reason.REPLY_TOO_LARGE,
-            f"the reply would have {size} bytes, {limit} are allowed; capture fewer modules or send fewer rows",
-            "options.max_reply_bytes" if requested and requested <= possible else "",
-        )
+        what = f"the reply would have {size} bytes, {limit} are allowed; capture fewer modules or send fewer rows"
+        field = "options.max_reply_bytes" if requested and requested <= possible else ""
+        raise error(Reason.REPLY_TOO_LARGE, what, field)
 
 
 def check_memory(request: InspectRequest, least: int, allowed: int) -> None:

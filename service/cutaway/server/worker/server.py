@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from cutaway.contract.wire.chunks import as_message
+from cutaway.server.worker.call import PATIENCE_S
 from cutaway.server.worker.calls import Calls, ModelThread
-from cutaway.server.worker.waiting_pieces import PATIENCE_S
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import (
     DEADLINE,

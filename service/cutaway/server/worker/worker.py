@@ -12,18 +12,20 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 # Imported at once: the first explanation of a process would otherwise wait a second or more for these. The workers of
 # ``--engine processes`` share their 70 MiB, because they are forks of a process that has them.
+import torch
 import torch._decomp.decompositions_for_jvp
 import torch._dynamo
-import torch.fx.experimental.symbolic_shapes  # noqa: F401
+import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 
-from cutaway.adapters import Adapter, TensorAdapter, load_model
-from cutaway.contract.errors import at
+from cutaway.adapters import Adapter, TensorAdapter, create_adapter, find_adapter, load_model
+from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import (
     AttributionResult,
@@ -53,11 +55,13 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel, argumen
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, timed
 from cutaway.engine.planning.plan import RequestPlan, plan_request
 from cutaway.engine.runtime.numerics import from_numpy, to_numpy
+from cutaway.engine.runtime.rng import fingerprint, reseeded
 from cutaway.server.archive import reader
+from cutaway.server.archive.reader import ArchiveManifest
 from cutaway.server.settings import Settings
-from cutaway.server.worker.archived_model import load_archived
 from cutaway.server.worker.call import (
     Call,
+    WaitingPieces,
     as_failure,
     attached,
     check_counts,
@@ -69,7 +73,6 @@ from cutaway.server.worker.call import (
     until_deadline,
     with_failure,
 )
-from cutaway.server.worker.waiting_pieces import WaitingPieces
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -83,13 +86,72 @@ _MOST_KINDS = 1024
 T = TypeVar("T")
 
 
+# An archive without weights leaves the parameters to its adapter. They are random if they depend on the state of the
+# random number generators: then two builds from different states differ. One that draws nothing needs no second build.
+
+_Build: TypeAlias = Callable[[str], tuple[Adapter, InspectedModel]]
+"""A function that builds the model on a device."""
+
+_ADVICE = (
+    "package it with --weights FILE, load or seed the parameters in the adapter, or allow random ones with "
+    "--random-weights"
+)
+
+
+def _load_archived(manifest: ArchiveManifest, directory: Path, device: str) -> tuple[Adapter, InspectedModel]:
+    """Returns the adapter and the model of the archive in ``directory``.
+
+    Random number generators are left as one build leaves them.
+
+    Raises:
+        InvalidArgument: ``ADAPTER_INVALID``.
+        FailedPrecondition: ``WEIGHTS_MISSING``, for random parameters that the archive does not allow.
+    """
+    before = fingerprint(torch.device(device))
+    build = partial(_build, find_adapter(manifest.adapter, directory), manifest, directory)
+    adapter, model = build(device)
+    if not (manifest.weights or manifest.random_weights) and fingerprint(torch.device(device)) != before:
+        with reseeded(torch.device(device)):
+            _require_chosen_parameters(model, build)
+    return adapter, model
+
+
+def _build(
+    kind: type[Adapter], manifest: ArchiveManifest, directory: Path, device: str
+) -> tuple[Adapter, InspectedModel]:
+    weights = directory / manifest.weights if manifest.weights else None
+    adapter = create_adapter(kind, manifest.options, directory, weights)
+    return adapter, load_model(adapter, device)
+
+
+def _require_chosen_parameters(model: InspectedModel, build: _Build) -> None:
+    """Builds the model once more, on the CPU; raises ``WEIGHTS_MISSING`` unless both builds have equal parameters.
+
+    The second model is freed on return.
+    """
+    try:
+        _, second = build("cpu")
+    except CutawayError as failure:
+        what = f"a second build, to find out whether parameters are random, failed: {failure.message}"
+        raise _refusal(what) from failure
+    if not set(model.module.modules()).isdisjoint(second.module.modules()):
+        raise _refusal("both loads return the same modules, which may be random: create them in the adapter's build()")
+    if second.weights_sha256 != model.weights_sha256:
+        raise _refusal("the parameters are random: the archive has no weights, and two builds differ")
+
+
+def _refusal(what: str) -> CutawayError:
+    return error(Reason.WEIGHTS_MISSING, f"{what}; {_ADVICE}")
+
+
 class _Decoded(NamedTuple):
-    """A decoded request, the start of its decoding, and its duration.
+    """A decoded request, the call that it came with, the start of its decoding, and its duration.
 
     ``chunk_bytes`` is 0 for a reply in one message.
     """
 
     plan: RequestPlan
+    call: Call
     start: float
     decode_ms: float
     chunk_bytes: int = 0
@@ -140,7 +202,7 @@ class Worker:
             FailedPrecondition: ``WEIGHTS_MISSING``; ``MODEL_COMPILED`` and others, if hooks do not reach the model.
         """
         manifest = reader.unpacked(model_dir)
-        adapter, model = load_archived(manifest, model_dir, device)
+        adapter, model = _load_archived(manifest, model_dir, device)
         worker = cls(model, adapter, ModelName(manifest.model, manifest.version), Settings.load())
         if batches_calls:
             worker._check_row_independence()
@@ -197,8 +259,11 @@ class Worker:
     def _reply(
         self, item: _Decoded | worker_pb2.WorkerReply | BaseException, results: deque[Outcome], start: float
     ) -> bytes:
+        """Returns a serialised reply with the time that the worker had the call; an exception becomes a failure."""
         outcome = _catch(self._encode, item, results.popleft()) if isinstance(item, _Decoded) else item
-        return _serialised(outcome, _since(start))
+        reply = worker_pb2.WorkerReply(failure=as_failure(outcome)) if isinstance(outcome, BaseException) else outcome
+        reply.worker_ms = _since(start)
+        return reply.SerializeToString()
 
     @contextmanager
     def _busy(self, calls: Sequence[Call]) -> Iterator[None]:
@@ -216,14 +281,9 @@ class Worker:
         Yields:
             The pieces of the reply, `cutaway.v1.StreamPiece`. The model has run before the first one.
         """
-        return with_failure(self._pieces(call))
-
-    def _pieces(self, call: Call) -> Iterator[chunks.Piece]:
-        with self._busy([call]), attached([call.traceparent]):
-            decoded = self._decode(call)
-            results = inspect_batch([decoded.plan]) if isinstance(decoded, _Decoded) else []
-        if isinstance(decoded, _Decoded):
-            yield from self._cut(decoded, results[0], held=True)
+        (answer,) = self.answer([call._replace(buffered=True)])
+        reply = worker_pb2.WorkerReply.FromString(answer)
+        yield from self.pieces.take(reply.pieces) or [chunks.worker_piece(reply)]
 
     def _decode(self, call: Call) -> _Decoded | worker_pb2.WorkerReply:
         """Returns the decoded request; or the reply, if it needs no pass of the model."""
@@ -232,17 +292,14 @@ class Worker:
         call.cancellation.raise_if_cancelled()
         return self._kinds[call.kind](call)
 
-    def _inspect(self, call: Call) -> _Decoded:
-        return self._decoded(call, call.payload)
-
     def _stream(self, call: Call) -> _Decoded:
         routed = chunks.decode_stream_request(call.payload)
-        return self._decoded(call, routed.request)._replace(chunk_bytes=routed.chunk_bytes)
+        return self._inspect(call._replace(payload=routed.request))._replace(chunk_bytes=routed.chunk_bytes)
 
-    def _decoded(self, call: Call, data: bytes) -> _Decoded:
+    def _inspect(self, call: Call) -> _Decoded:
         start = time.perf_counter()
-        request = wire_requests.decode(data, max_unpacked_bytes=self._settings.max_message_bytes)
-        return _Decoded(self._plan(request, call.cancellation), start, _since(start))
+        request = wire_requests.decode(call.payload, max_unpacked_bytes=self._settings.max_message_bytes)
+        return _Decoded(self._plan(request, call.cancellation), call, start, _since(start))
 
     def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> RequestPlan:
         check_counts(request, self._settings)
@@ -257,8 +314,7 @@ class Worker:
         """Returns the reply; for a streamed one, the number under which its pieces wait."""
         request = decoded.plan.request
         if decoded.chunk_bytes:
-            pieces = self._cut(decoded, result, held=False)
-            return worker_pb2.WorkerReply(pieces=self.pieces.put(with_failure(pieces)))
+            return worker_pb2.WorkerReply(pieces=self.pieces.put(with_failure(self._cut(decoded, result))))
         timings = Timings()
         with timed(timings, "encode_ms"):
             message = wire_results.encode(self._complete(result, request), request.compression)
@@ -267,13 +323,13 @@ class Worker:
         reply.timings.decode_ms, reply.timings.encode_ms = decoded.decode_ms, timings.encode_ms
         return reply
 
-    def _cut(self, decoded: _Decoded, result: InspectResult | BaseException, held: bool) -> Iterator[chunks.Piece]:
+    def _cut(self, decoded: _Decoded, result: InspectResult | BaseException) -> Iterator[chunks.Piece]:
         """Returns the response in pieces."""
         request, limit = decoded.plan.request, self._settings.max_message_bytes
         timings = Timings()
         with timed(timings, "encode_ms"):
             cut = chunks.StreamEncoder(self._complete(result, request), request.compression)
-        possible = limit if held else max(cut.reply_bytes, request.max_reply_bytes)
+        possible = limit if decoded.call.buffered else max(cut.reply_bytes, request.max_reply_bytes)
         check_reply_size(cut.reply_bytes, request.max_reply_bytes, possible)
         check_reply_size(cut.header_bytes, 0, limit)
         cut.set_timings(decode_ms=decoded.decode_ms, encode_ms=timings.encode_ms)
@@ -359,13 +415,6 @@ def _catch(function: Callable[..., T], *arguments: Any) -> T | BaseException:
         return function(*arguments)
     except BaseException as failure:
         return failure
-
-
-def _serialised(outcome: worker_pb2.WorkerReply | BaseException, worker_ms: float) -> bytes:
-    """Serialises a reply with the time that the worker had the call; an exception becomes a failure."""
-    reply = worker_pb2.WorkerReply(failure=as_failure(outcome)) if isinstance(outcome, BaseException) else outcome
-    reply.worker_ms = worker_ms
-    return reply.SerializeToString()
 
 
 def _since(start: float) -> float:
