@@ -14,7 +14,7 @@ from cutaway.contract.errors import Reason
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.values import __version__
 from cutaway.server.http import guarded
-from cutaway.server.http.rest_request import NPY, NPZ
+from cutaway.server.http.rest import NPY, NPZ
 from cutaway.v1 import inspection_service_pb2
 from cutaway.views.programs import LANGUAGES
 from tools.golden import reached

@@ -8,9 +8,8 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -26,7 +25,6 @@ from cutaway.server.worker_protocol import delete_abandoned
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-_RunningBackend: TypeAlias = AbstractAsyncContextManager[tuple[Backend, Supervise]]
 
 
 def run(model_store: Path, settings: Settings, *, workers: int | None, announce: Callable[[str], None]) -> None:
@@ -47,14 +45,13 @@ def run(model_store: Path, settings: Settings, *, workers: int | None, announce:
     log_format = settings.log_format or logging.default_format(sys.stderr)
     logging.configure(log_format)
     settings = settings.model_copy(update={"log_format": log_format})
-    start = partial(_backend, model_store, settings, workers)
-    asyncio.run(_run(start, settings, announce))
+    asyncio.run(_run(model_store, settings, workers, announce))
 
 
-async def _run(start: Callable[[], _RunningBackend], settings: Settings, announce: Callable[[str], None]) -> None:
+async def _run(model_store: Path, settings: Settings, workers: int | None, announce: Callable[[str], None]) -> None:
     stopped = _stop_signal()
     async with AsyncExitStack() as stack:
-        entered = await _unless(stopped, stack.enter_async_context(start()))
+        entered = await _unless(stopped, stack.enter_async_context(_backend(model_store, settings, workers)))
         if entered is None:
             return
         backend, supervise = entered
@@ -82,7 +79,9 @@ async def _run(start: Callable[[], _RunningBackend], settings: Settings, announc
     announce("stopped")
 
 
-def _backend(model_store: Path, settings: Settings, workers: int | None) -> _RunningBackend:
+def _backend(
+    model_store: Path, settings: Settings, workers: int | None
+) -> AbstractAsyncContextManager[tuple[Backend, Supervise]]:
     """Returns a context that runs the backend."""
     store = read_store(model_store)
     for why in store.faults:

@@ -43,21 +43,16 @@ def share_of_requests(least: int) -> int:
 
 
 def _cgroup_limits() -> Iterator[int]:
-    for directory in _cgroups():
-        for name in _LIMITS:
-            with suppress(OSError, ValueError):  # ValueError: "max", which is no limit
-                yield int((directory / name).read_text())
-
-
-def _cgroups() -> Iterator[Path]:
-    """Yields the directories of this process's groups and of all groups around them."""
+    """Yields the limits of this process's groups and of all groups around them."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
-                own = _CGROUPS / controllers / path.lstrip("/")
-                root = _CGROUPS / controllers
-                yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
+            root = _CGROUPS / controllers
+            own = root / path.lstrip("/")
+            groups = [group for group in (own, *own.parents) if group.is_relative_to(root)]
+            for limit in [group / name for group in groups for name in _LIMITS]:
+                with suppress(OSError, ValueError):  # ValueError: "max", which is no limit
+                    yield int(limit.read_text())
 
 
 def limit_request_memory(allowed: int | None) -> None:

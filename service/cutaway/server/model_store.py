@@ -27,18 +27,12 @@ class Catalog:
     """
 
     def __init__(
-        self,
-        served: Iterable[ModelName],
-        broken: Mapping[ModelName, str] | None = None,
-        unreadable: Mapping[str, str] | None = None,
+        self, served: Iterable[ModelName], broken: Mapping[ModelName, str] = {}, unreadable: Mapping[str, str] = {}
     ) -> None:
         self._versions: dict[str, list[str]] = {}
-        for name in served:
+        for name in sorted(served, key=lambda name: version_key(name.version)):
             self._versions.setdefault(name.model, []).append(name.version)
-        for versions in self._versions.values():
-            versions.sort(key=version_key)
-        self._broken = dict(broken or {})
-        self._unreadable = dict(unreadable or {})
+        self._broken, self._unreadable = dict(broken), dict(unreadable)
 
     def all(self) -> list[ModelName]:
         """Returns every served model in every version, sorted by name, then by version."""

@@ -24,6 +24,18 @@ _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT($|_\d+_)").search
 """A search for the variables that Kubernetes sets for a service whose name begins with ``cutaway``."""
 
 
+def host_and_port(address: str, field: str) -> tuple[str, int]:
+    """Returns the two parts of ``HOST:PORT``.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, with ``field``.
+    """
+    host, _, port = address.rpartition(":")
+    if not (port.isdecimal() and int(port) < 1 << 16):
+        raise error(Reason.INVALID_VALUE, f"{address!r} is no HOST:PORT", field)
+    return host.strip("[]"), int(port)
+
+
 class Settings(BaseSettings):
     """The settings of a gateway and its workers. A field is the environment variable ``CUTAWAY_<NAME>``."""
 

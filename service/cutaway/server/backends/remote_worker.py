@@ -45,17 +45,18 @@ class RemoteWorker(asyncio.Protocol):
 
     Attributes:
         pid: its process; 0 if that may be on another machine.
+        name: its model.
         turns: the turns that it has not answered.
         is_open: whether calls can be sent to it.
     """
 
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
         self.pid = 0
+        self.name = ModelName("", "")
         self.turns = Turns()
         self.is_open = False
         self._path = path
         self._changed = changed
-        self._name = ModelName("", "")
         self._transport: asyncio.WriteTransport
         self._reader = FrameReader()
         self._heard = _now()
@@ -64,11 +65,6 @@ class RemoteWorker(asyncio.Protocol):
         self._owed: float | None = None
         self._fetching = 0
         self._leaving: asyncio.Future[None] | None = None
-
-    @property
-    def name(self) -> ModelName:
-        """Its model."""
-        return self._name
 
     @property
     def is_busy(self) -> bool:
@@ -149,7 +145,9 @@ class RemoteWorker(asyncio.Protocol):
                 (self._until,) = DEADLINE.unpack(content)
                 self._late_s = _since(self._until) if self._until else 0.0
             elif kind == FrameKind.HELLO:
-                self._greeted(worker_pb2.WorkerHello.FromString(content))
+                hello = worker_pb2.WorkerHello.FromString(content)
+                self.pid, self.name, self.is_open = hello.pid, ModelName(hello.model, hello.version), True
+                self._changed()
             elif kind == FrameKind.LEAVE:
                 self._leaving = asyncio.ensure_future(self._close_when_idle())
                 self._changed()
@@ -170,11 +168,6 @@ class RemoteWorker(asyncio.Protocol):
             if not self.is_busy:
                 self.close()
                 return
-
-    def _greeted(self, hello: worker_pb2.WorkerHello) -> None:
-        self.pid, self._name = hello.pid, ModelName(hello.model, hello.version)
-        self.is_open = True
-        self._changed()
 
 
 def _now() -> float:
@@ -199,7 +192,7 @@ class WorkerPool:
         available: whether processes run that start workers; if not, calls do not wait for one.
         sends_ahead: True: the way to a worker takes time.
         changed: called when workers, or `available`, have changed.
-        news: set at the same moment.
+        updated: set at the same moment.
     """
 
     def __init__(self) -> None:
@@ -208,7 +201,7 @@ class WorkerPool:
         self.available = True
         self.sends_ahead = True
         self.changed: Callable[[], None] = lambda: None
-        self.news = asyncio.Event()
+        self.updated = asyncio.Event()
         self._found: dict[Path, RemoteWorker] = {}
         self._search: asyncio.Future[None] | None = None
 
@@ -270,5 +263,5 @@ class WorkerPool:
                 os.unlink(path)
 
     def _tell(self) -> None:
-        self.news.set()
+        self.updated.set()
         self.changed()

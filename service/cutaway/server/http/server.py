@@ -31,6 +31,7 @@ from cutaway.server.http.connect import PATH, ConnectApplication, refused
 from cutaway.server.http.guarded import problem
 from cutaway.server.http.rest import Rest, no_route
 from cutaway.server.rpc.servicer import Servicer
+from cutaway.server.settings import host_and_port
 
 # tools/openapi.py writes the description, OpenAPI 3.1; Swagger UI is the page to try it.
 _DESCRIPTION = resources.files("cutaway.server.http") / "openapi.json"
@@ -300,8 +301,8 @@ class HttpConnection(HttpToolsProtocol):
 _FIELD = "CUTAWAY_HTTP_ADDRESS"
 
 
-class HttpServer:
-    """An HTTP/1.1 server in the running event loop.
+class HttpServer(uvicorn.Server):
+    """An HTTP/1.1 server in the running event loop, which leaves signals to the gateway.
 
     Args:
         servicer: answers the calls.
@@ -313,37 +314,10 @@ class HttpServer:
     """
 
     def __init__(self, servicer: Servicer, serving: Collection[ModelName], further: Sequence[BaseRoute]) -> None:
-        self._settings = servicer.settings
-        self._tls = ssl_context(self._settings)
-        self._application = _application(servicer, serving, further)
-        self._server: _Server | None = None
-        self._running: asyncio.Future[None] | None = None
-        self.address = ""
-
-    async def start(self) -> None:
-        """Starts to listen, and sets `address`.
-
-        Raises:
-            CutawayError: the address is not available.
-        """
-        listener = _listening(self._settings.http_address)
-        self.address = f"{self._settings.http_address.rpartition(':')[0]}:{listener.getsockname()[1]}"
-        self._server = _Server(self._config())
-        self._running = asyncio.ensure_future(self._server.serve([listener]))
-        await self._server.begun.wait()
-
-    async def stop(self, grace_s: float) -> None:
-        """Accepts no more calls, gives running calls ``grace_s`` seconds to finish, and then ends."""
-        if self._server is not None and self._running is not None:
-            self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
-            self._server.should_exit = True
-            await asyncio.wait([self._running])
-
-    def _config(self) -> uvicorn.Config:
-        settings = self._settings
+        settings, tls = servicer.settings, ssl_context(servicer.settings)
         limits = {"receive_timeout_s": settings.receive_timeout_s, "idle_timeout_s": settings.idle_timeout_s}
-        return uvicorn.Config(
-            self._application,
+        config = uvicorn.Config(
+            _application(servicer, serving, further),
             http=type("LimitedConnection", (HttpConnection,), limits),
             ws="none",
             lifespan="off",
@@ -354,36 +328,45 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=round(settings.idle_timeout_s),
-            ssl_context_factory=None if self._tls is None else lambda *_: self._tls,  # type: ignore[arg-type]
+            ssl_context_factory=None if tls is None else lambda *_: tls,
         )
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the gateway.
-
-    Attributes:
-        begun: set when it listens.
-    """
-
-    def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.begun = asyncio.Event()
+        self.address = settings.http_address
+        self._begun = asyncio.Event()
+        self._running: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Starts to listen, and sets `address`.
+
+        Raises:
+            CutawayError: the address is not available.
+        """
+        listener = _listening(self.address)
+        self.address = f"{self.address.rpartition(':')[0]}:{listener.getsockname()[1]}"
+        self._running = asyncio.ensure_future(self.serve([listener]))
+        await self._begun.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to listen."""
         await super().startup(sockets)
-        self.begun.set()
+        self._begun.set()
+
+    async def stop(self, grace_s: float) -> None:
+        """Accepts no more calls, gives running calls ``grace_s`` seconds to finish, and then ends."""
+        if self._running is not None:
+            self.config.timeout_graceful_shutdown = max(1, round(grace_s))
+            self.should_exit = True
+            await asyncio.wait([self._running])
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Does nothing."""
         yield
 
 
 def _listening(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    if not (port.isdecimal() and int(port) < 1 << 16):
-        raise error(Reason.INVALID_VALUE, f"{address!r} is no HOST:PORT", _FIELD)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host, port = host_and_port(address, _FIELD)
     try:
-        return socket.create_server((host.strip("[]"), int(port)), family=family)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as failure:
         raise error(Reason.BACKEND_UNAVAILABLE, f"cannot listen on {address}: {failure}", _FIELD) from None

@@ -30,19 +30,16 @@ class LocalWorker:
 
     Attributes:
         turns: the turns that it has not answered.
+        name: its model.
     """
 
     def __init__(self, worker: Worker) -> None:
         self.turns = Turns()
+        self.name = worker.name
         self._worker = worker
         self._thread = ModelThread(worker.name.model)
         self._calls = Calls(worker, self._thread, self._reply)
         self._loop = asyncio.get_running_loop()
-
-    @property
-    def name(self) -> ModelName:
-        """Its model."""
-        return self._worker.name
 
     @property
     def late_s(self) -> float:

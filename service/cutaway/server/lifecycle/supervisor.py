@@ -300,8 +300,8 @@ class Supervisor:
         try:
             while not reloading.done():
                 with suppress(asyncio.TimeoutError):  # no worker started or ended; one may hang
-                    await within(_POLL_S, self._current.pool.news.wait())
-                self._current.pool.news.clear()
+                    await within(_POLL_S, self._current.pool.updated.wait())
+                self._current.pool.updated.clear()
                 now = self._current.serving
                 if now != serving:
                     serving = now

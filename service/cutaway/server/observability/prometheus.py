@@ -16,6 +16,7 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.batching import Batcher
 from cutaway.server.observability.call_watch import CallRecord
+from cutaway.server.settings import host_and_port
 
 
 @contextmanager
@@ -32,16 +33,14 @@ def metrics_endpoint(registry: CollectorRegistry, address: str) -> Iterator[str]
     Raises:
         CutawayError: ``INVALID_VALUE`` if the address is malformed, ``BACKEND_UNAVAILABLE`` if it is in use.
     """
-    host, _, port = address.rpartition(":")
-    if not (port.isdecimal() and int(port) < 1 << 16):
-        raise error(Reason.INVALID_VALUE, f"{address!r} is no HOST:PORT", "metrics_address")
+    host, port = host_and_port(address, "metrics_address")
     try:
-        server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
+        server, thread = start_http_server(port, host or "127.0.0.1", registry)
     except OSError as failure:
         what = f"cannot serve metrics at {address}: {failure}"
         raise error(Reason.BACKEND_UNAVAILABLE, what, "metrics_address") from None
     try:
-        yield f"{host or '127.0.0.1'}:{server.server_port}"
+        yield f"{address.rpartition(':')[0] or '127.0.0.1'}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

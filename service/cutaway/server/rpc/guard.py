@@ -59,34 +59,28 @@ def receiving(method: Method, refuse: Refuse, timeout_s: float, *, streams: bool
     return handler
 
 
-class TimeLimitedServer:
+class TimeLimitedServices(grpc.GenericRpcHandler):
     """A stand-in for a server, to which gRPC's own services are added; it limits the time of their requests.
 
     Args:
-        server: gets the services.
         timeout_s: how long a request may take to arrive; also the next one of a stream.
     """
 
-    def __init__(self, server: grpc.aio.Server, timeout_s: float) -> None:
-        self._server = server
+    def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._services: list[grpc.GenericRpcHandler] = []
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         """Adds the methods of a service."""
-        self._server.add_generic_rpc_handlers([_TimeLimitedHandler(handler, self._timeout_s) for handler in handlers])
+        self._services += handlers
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: object) -> None:
         """Does nothing, as in grpc.aio: the methods are the same."""
 
-
-class _TimeLimitedHandler(grpc.GenericRpcHandler):
-    def __init__(self, handler: grpc.GenericRpcHandler, timeout_s: float) -> None:
-        self._handler = handler
-        self._timeout_s = timeout_s
-
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        handler = self._handler.service(handler_call_details)
-        return None if handler is None else time_limited(handler, self._timeout_s)
+        """Returns the handler of a method; None for an unknown one."""
+        found = filter(None, (service.service(handler_call_details) for service in self._services))
+        return next((time_limited(handler, self._timeout_s) for handler in found), None)
 
 
 def time_limited(handler: Any, timeout_s: float) -> Handler:

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from cutaway.contract.errors import Reason, error
 from cutaway.server.auth.tls import server_credentials
 from cutaway.server.auth.tokens import Authenticator
-from cutaway.server.rpc.guard import ReflectionGuard, TimeLimitedServer
+from cutaway.server.rpc.guard import ReflectionGuard, TimeLimitedServices
 from cutaway.server.settings import Settings
 
 _MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's own limit
@@ -87,12 +87,13 @@ class GrpcServer:
         """
         for service in self._services:
             self._server.add_generic_rpc_handlers(service.handlers)
-        limited: Any = TimeLimitedServer(self._server, self._settings.receive_timeout_s)
+        limited: Any = TimeLimitedServices(self._settings.receive_timeout_s)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, limited)
         names = [*(service.name for service in self._services), health.SERVICE_NAME, reflection.SERVICE_NAME]
         pools: Any = _Pools(service.pool for service in self._services if service.pool)
         add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server  # without types
         add_reflection(reflection.aio.ReflectionServicer(names, pools), limited)
+        self._server.add_generic_rpc_handlers([limited])
         address = self._settings.address
         try:
             if self._credentials is None:
