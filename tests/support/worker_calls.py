@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from cutaway.server.settings import Settings
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.worker import Worker
 from cutaway.v1 import inspection_pb2
+from cutaway.v1.inspection_service_pb2 import InspectStreamRequest
+from cutaway.v1.worker_pb2 import WorkerCall
+from tests.support.waiting import PATIENCE_S
 
 REPLY_BYTES = 1 << 26
 
@@ -34,6 +38,20 @@ def row(inputs: Any, *, deadline_s: float | None = None, **asked: Any) -> Call:
     request = wire_requests.encode(build_request("model", inputs, **asked))
     deadline = None if deadline_s is None else time.time() + deadline_s
     return Call("inspect", request.SerializeToString(), Cancellation(deadline))
+
+
+_NUMBERS = count(1)
+
+
+def message(request: ca.InspectRequest, *, stream: bool = False, deadline_s: float = PATIENCE_S) -> WorkerCall:
+    """One call, as the gateway sends it."""
+    call = WorkerCall(number=next(_NUMBERS), deadline=time.time() + deadline_s)
+    asked = wire_requests.encode(request)
+    if stream:
+        call.stream = InspectStreamRequest(request=asked).SerializeToString()
+    else:
+        call.inspect = asked.SerializeToString()
+    return call
 
 
 def response(reply: bytes) -> bytes:

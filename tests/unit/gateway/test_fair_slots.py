@@ -12,6 +12,8 @@ from cutaway.server.batching import FairSlots, caller_id
 SOON_S = 0.05
 LATE_S = 600.0
 
+pytestmark = pytest.mark.anyio
+
 
 async def take(slots: FairSlots, caller: str, timeout_s: float = LATE_S) -> AsyncExitStack:
     """Holds a slot for ``caller`` until what is returned is closed."""
@@ -21,56 +23,44 @@ async def take(slots: FairSlots, caller: str, timeout_s: float = LATE_S) -> Asyn
     return stack
 
 
-def test_a_caller_has_half_of_them() -> None:
+async def test_a_caller_has_half_of_them() -> None:
     """However many are free; the others are for others."""
-
-    async def run() -> None:
-        slots = FairSlots(4)
-        first = [await take(slots, "one") for _ in range(2)]
-        with pytest.raises(asyncio.TimeoutError):
-            await take(slots, "one", SOON_S)
-        second = [await take(slots, "two") for _ in range(2)]
-        with pytest.raises(asyncio.TimeoutError):
-            await take(slots, "three", SOON_S)
-        for held in [*first, *second]:
-            await held.aclose()
+    slots = FairSlots(4)
+    first = [await take(slots, "one") for _ in range(2)]
+    with pytest.raises(asyncio.TimeoutError):
         await take(slots, "one", SOON_S)
+    second = [await take(slots, "two") for _ in range(2)]
+    with pytest.raises(asyncio.TimeoutError):
+        await take(slots, "three", SOON_S)
+    for held in [*first, *second]:
+        await held.aclose()
+    await take(slots, "one", SOON_S)
 
-    asyncio.run(run())
 
-
-def test_callers_take_turns() -> None:
+async def test_callers_take_turns() -> None:
     """Whoever waits with many calls gets a slot, and then the next caller does."""
+    slots, order = FairSlots(2), list[str]()
+    held = [await take(slots, "zero"), await take(slots, "other")]
 
-    async def run() -> list[str]:
-        slots, order = FairSlots(2), list[str]()
-        held = [await take(slots, "zero"), await take(slots, "other")]
+    async def wait(caller: str) -> None:
+        stack = await take(slots, caller)
+        order.append(caller)
+        await stack.aclose()
 
-        async def wait(caller: str) -> None:
-            stack = await take(slots, caller)
-            order.append(caller)
-            await stack.aclose()
-
-        waiting = [asyncio.ensure_future(wait(caller)) for caller in ("one", "one", "one", "two")]
-        await asyncio.sleep(SOON_S)
-        await held[0].aclose()
-        await asyncio.gather(*waiting)
-        return order
-
-    assert asyncio.run(run()) == ["one", "two", "one", "one"]
+    waiting = [asyncio.ensure_future(wait(caller)) for caller in ("one", "one", "one", "two")]
+    await asyncio.sleep(SOON_S)
+    await held[0].aclose()
+    await asyncio.gather(*waiting)
+    assert order == ["one", "two", "one", "one"]
 
 
-def test_a_caller_who_leaves_holds_nothing() -> None:
+async def test_a_caller_who_leaves_holds_nothing() -> None:
     """Whether it left before its turn or at the same moment."""
-
-    async def run() -> None:
-        slots = FairSlots(2)
-        held = [await take(slots, "one"), await take(slots, "two")]
-        leaving = asyncio.ensure_future(take(slots, "three"))
-        await asyncio.sleep(SOON_S)
-        await held[0].aclose()  # the turn is handed out, and not taken yet
-        leaving.cancel()
-        await asyncio.wait([leaving])
-        await take(slots, "four", LATE_S)
-
-    asyncio.run(asyncio.wait_for(run(), LATE_S))
+    slots = FairSlots(2)
+    held = [await take(slots, "one"), await take(slots, "two")]
+    leaving = asyncio.ensure_future(take(slots, "three"))
+    await asyncio.sleep(SOON_S)
+    await held[0].aclose()  # the turn is handed out, and not taken yet
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    await take(slots, "four", LATE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 
 import pytest
@@ -12,43 +13,36 @@ from cutaway.server.time_limit import within
 SOON_S = 0.05
 LATE_S = 600.0
 
+pytestmark = pytest.mark.anyio
 
-def test_a_cancellation_is_not_swallowed() -> None:
+
+async def test_a_cancellation_is_not_swallowed() -> None:
     """Also if it comes at the moment at which the result is there."""
-
-    async def run() -> None:
-        result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        waiting = asyncio.ensure_future(within(LATE_S, result))
-        await asyncio.sleep(SOON_S)
-        result.set_result(1)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    asyncio.run(run())
+    result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(within(LATE_S, result))
+    await asyncio.sleep(SOON_S)
+    result.set_result(1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
-def test_an_error_that_comes_with_a_cancellation_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_that_comes_with_a_cancellation_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     """As when a caller hangs up while a message is on its way."""
-
-    async def run() -> None:
+    with caplog.at_level(logging.DEBUG, "asyncio"):
         result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         waiting = asyncio.ensure_future(within(LATE_S, result))
         await asyncio.sleep(SOON_S)
         result.set_exception(ValueError("the call has ended"))
         waiting.cancel()
         await asyncio.wait([waiting])
-
-    with caplog.at_level(logging.DEBUG, "asyncio"):
-        asyncio.run(run())
+        del result, waiting
+        gc.collect()
     assert not [record for record in caplog.records if "never retrieved" in record.getMessage()]
 
 
-def test_what_takes_too_long_is_cancelled() -> None:
-    async def run() -> None:
-        result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        with pytest.raises(asyncio.TimeoutError):
-            await within(SOON_S, result)
-        assert result.cancelled()
-
-    asyncio.run(run())
+async def test_what_takes_too_long_is_cancelled() -> None:
+    result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    with pytest.raises(asyncio.TimeoutError):
+        await within(SOON_S, result)
+    assert result.cancelled()

@@ -9,10 +9,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import count
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from cutaway.client.transport import read_piece
 from cutaway.contract.errors import Reason
 from cutaway.contract.results import ModelName
 from cutaway.contract.torchserve_messages import decode_worker_reply
-from cutaway.contract.wire import requests as wire_requests
+from cutaway.contract.wire import chunks
 from cutaway.contract.wire.chunks import Piece, ReplyAssembler, as_message
 from cutaway.server.backends.backend import Backend
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
@@ -40,12 +39,14 @@ from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
-from cutaway.v1 import inspection_service_pb2, worker_pb2
+from cutaway.v1 import worker_pb2
 from tests.support.waiting import PATIENCE_S
+from tests.support.worker_calls import message
 
 MEBIBYTE = 1 << 20
 NAME = ModelName("wide", "1.0")
-NUMBERS = count(1)
+
+pytestmark = pytest.mark.anyio
 
 
 class Wide(nn.Module):
@@ -78,23 +79,27 @@ def served(wide: Wide) -> Iterator[Path]:
         yield path
 
 
-def call(mebibytes: int, kind: str = "inspect", deadline_s: float = PATIENCE_S) -> worker_pb2.WorkerCall:
-    asked = wire_requests.encode(build_request("wide", {"x": np.full((1, 1), mebibytes, np.float32)}, captures="wide"))
-    found = worker_pb2.WorkerCall(number=next(NUMBERS), deadline=time.time() + deadline_s)
-    if kind == "stream":
-        found.stream = inspection_service_pb2.InspectStreamRequest(request=asked).SerializeToString()
-    else:
-        found.inspect = asked.SerializeToString()
-    return found
+def call(mebibytes: int, **how: Any) -> worker_pb2.WorkerCall:
+    return message(build_request("wide", {"x": np.full((1, 1), mebibytes, np.float32)}, captures="wide"), **how)
 
 
-async def connected(path: Path) -> RemoteWorker:
+@asynccontextmanager
+async def connected(path: Path) -> AsyncIterator[RemoteWorker]:
     """The worker at ``path``, once it has said which model it has."""
     greeted = asyncio.Event()
     worker = RemoteWorker(path, greeted.set)
     await asyncio.get_running_loop().create_unix_connection(lambda: worker, str(path))
     await greeted.wait()
-    return worker
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+@pytest.fixture
+async def remote(served: Path) -> AsyncIterator[RemoteWorker]:
+    async with connected(served) as worker:
+        yield worker
 
 
 async def replies(worker: RemoteWorker, *calls: worker_pb2.WorkerCall) -> list[bytes]:
@@ -103,173 +108,124 @@ async def replies(worker: RemoteWorker, *calls: worker_pb2.WorkerCall) -> list[b
     return found
 
 
-async def fetched(worker: RemoteWorker, number: int, seconds: float = PATIENCE_S) -> ca.InspectResult:
+async def streamed(worker: RemoteWorker, mebibytes: int) -> int:
+    """The number under which the pieces of a streamed reply wait."""
+    (reply,) = await replies(worker, call(mebibytes, stream=True))
+    return decode_worker_reply(reply).pieces
+
+
+async def fetched(worker: RemoteWorker, number: int, pause_s: float = 0.0) -> ca.InspectResult:
     assembler = ReplyAssembler()
-    async for message in worker.pieces(number, time.time() + seconds):
-        assembler.add(read_piece(message))
+    async for piece in worker.pieces(number, time.time() + PATIENCE_S):
+        assembler.add(read_piece(piece))
+        await asyncio.sleep(pause_s)
     return assembler.result()
 
 
-def run(ask: Callable[[RemoteWorker], Awaitable[Any]], path: Path) -> Any:
-    async def inside() -> Any:
-        worker = await connected(path)
-        try:
-            return await ask(worker)
-        finally:
-            worker.close()
-
-    return asyncio.run(inside())
+async def test_a_worker_says_who_it_is(remote: RemoteWorker) -> None:
+    assert (remote.pid, remote.name, remote.late_s) == (os.getpid(), NAME, 0.0)
 
 
-def test_a_worker_says_who_it_is(served: Path) -> None:
-    async def ask(worker: RemoteWorker) -> None:
-        assert (worker.pid, worker.name, worker.late_s) == (os.getpid(), NAME, 0.0)
-
-    run(ask, served)
-
-
-def test_large_replies_of_one_turn_arrive_whole(served: Path) -> None:
+async def test_large_replies_of_one_turn_arrive_whole(remote: RemoteWorker) -> None:
     """More than the socket holds, and more than one message carries."""
-
-    async def ask(worker: RemoteWorker) -> None:
-        for reply in await replies(worker, *(call(20) for _ in range(4))):
-            assert len(decode_worker_reply(reply).response) > 20 * MEBIBYTE
-
-    run(ask, served)
+    for reply in await replies(remote, *(call(20) for _ in range(4))):
+        assert len(decode_worker_reply(reply).response) > 20 * MEBIBYTE
 
 
-def test_the_model_waits_for_no_reader(served: Path) -> None:
+async def test_the_model_waits_for_no_reader(remote: RemoteWorker) -> None:
     """Streamed replies that nobody takes yet keep nobody waiting; each reaches its own."""
-
-    async def ask(worker: RemoteWorker) -> list[int]:
-        waiting = await replies(worker, call(20, "stream"), call(30, "stream"))
-        waiting += await replies(worker, call(10, "stream"))
-        numbers = [decode_worker_reply(reply).pieces for reply in reversed(waiting)]
-        found = [await fetched(worker, number) for number in numbers]
-        return [each.captures["wide"].output.nbytes // MEBIBYTE for each in found]
-
-    assert run(ask, served) == [10, 30, 20]
+    waiting = await replies(remote, call(20, stream=True), call(30, stream=True))
+    numbers = [await streamed(remote, 10), *(decode_worker_reply(reply).pieces for reply in reversed(waiting))]
+    found = [await fetched(remote, number) for number in numbers]
+    assert [each.captures["wide"].output.nbytes // MEBIBYTE for each in found] == [10, 30, 20]
 
 
-def test_the_model_waits_for_no_gateway(served: Path) -> None:
+async def test_the_model_waits_for_no_gateway(served: Path, remote: RemoteWorker) -> None:
     """One that reads nothing of its replies does not hold up the calls of another."""
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(served))
         turn = worker_pb2.WorkerTurn(calls=[call(30), call(30)])
         silent.sendall(frame(FrameKind.OPEN) + frame(FrameKind.TURN, turn.SerializeToString()))
         assert silent.recv(MEBIBYTE, socket.MSG_WAITALL)  # the model has run for it
-        assert run(lambda worker: replies(worker, call(1)), served)
+        assert await replies(remote, call(1))
 
 
-def test_pieces_are_fetched_once(served: Path) -> None:
+async def test_pieces_are_fetched_once(remote: RemoteWorker) -> None:
     """There is no second reader, and none of a number that nobody has."""
-
-    async def ask(worker: RemoteWorker) -> None:
-        (reply,) = await replies(worker, call(1, "stream"))
-        number = decode_worker_reply(reply).pieces
-        assert (await fetched(worker, number)).captures
-        for wrong in (number, 10**9):
-            with pytest.raises(ca.CutawayError):
-                await fetched(worker, wrong)
-
-    run(ask, served)
+    number = await streamed(remote, 1)
+    assert (await fetched(remote, number)).captures
+    for wrong in (number, 10**9):
+        with pytest.raises(ca.CutawayError):
+            await fetched(remote, wrong)
 
 
-def test_a_streamed_reply_that_nobody_fetches_is_dropped(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reply_that_nobody_fetches_is_dropped(remote: RemoteWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_call, "PATIENCE_S", -1.0)
-
-    async def ask(worker: RemoteWorker) -> None:
-        (reply,) = await replies(worker, call(1, "stream"))
-        await replies(worker, call(1, "stream"))  # when one is added, the others are looked at
-        with pytest.raises(ca.CutawayError) as caught:
-            await fetched(worker, decode_worker_reply(reply).pieces)
-        assert caught.value.reason == Reason.WORKER_DIED
-
-    run(ask, served)
-
-
-def test_a_reader_that_takes_nothing_is_given_up(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker holds a reply only so long for a reader that takes nothing."""
-    monkeypatch.setattr(worker_server, "PATIENCE_S", 0.05)
-
-    async def ask(worker: RemoteWorker) -> None:
-        (reply,) = await replies(worker, call(60, "stream"))
-        async for _ in worker.pieces(decode_worker_reply(reply).pieces, time.time() + PATIENCE_S):
-            await asyncio.sleep(0.5)
-
+    number = await streamed(remote, 1)
+    await streamed(remote, 1)  # when one is added, the others are looked at
     with pytest.raises(ca.CutawayError) as caught:
-        run(ask, served)
+        await fetched(remote, number)
     assert caught.value.reason == Reason.WORKER_DIED
 
 
-def test_a_cancelled_call_is_not_begun(served: Path, wide: Wide) -> None:
+async def test_a_reader_that_takes_nothing_is_given_up(remote: RemoteWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker holds a reply only so long for a reader that takes nothing."""
+    monkeypatch.setattr(worker_server, "PATIENCE_S", 0.05)
+    number = await streamed(remote, 60)
+    with pytest.raises(ca.CutawayError) as caught:
+        await fetched(remote, number, pause_s=0.5)
+    assert caught.value.reason == Reason.WORKER_DIED
+
+
+async def test_a_cancelled_call_is_not_begun(remote: RemoteWorker, wide: Wide) -> None:
     """While another one runs; a cancellation of what nobody has is nothing."""
     wide.entered.clear()
     wide.let_go.clear()
-
-    async def ask(worker: RemoteWorker) -> list[bytes]:
-        running, waiting = call(-1), call(1)
-        first = asyncio.ensure_future(replies(worker, running))
-        second = asyncio.ensure_future(replies(worker, waiting))
-        await asyncio.to_thread(wide.entered.wait, PATIENCE_S)
-        worker.cancel(10**9)
-        worker.cancel(waiting.number)
-        await asyncio.sleep(0.2)  # until the worker has read it; the model waits meanwhile
-        wide.let_go.set()
-        return [*await first, *await second]
-
-    answered, cancelled = run(ask, served)
+    waiting = call(1)
+    turns = [asyncio.ensure_future(replies(remote, each)) for each in (call(-1), waiting)]
+    await asyncio.to_thread(wide.entered.wait, PATIENCE_S)
+    remote.cancel(10**9)
+    remote.cancel(waiting.number)
+    await asyncio.sleep(0.2)  # until the worker has read it; the model waits meanwhile
+    wide.let_go.set()
+    (answered,), (cancelled,) = await asyncio.gather(*turns)
     assert decode_worker_reply(answered).response
     with pytest.raises(ca.DeadlineExceeded, match="hung up"):
         decode_worker_reply(cancelled)
 
 
-def test_calls_of_a_gateway_that_ends_are_cancelled(served: Path, wide: Wide) -> None:
+async def test_calls_of_a_gateway_that_ends_are_cancelled(served: Path, remote: RemoteWorker, wide: Wide) -> None:
     wide.entered.clear()
     wide.let_go.clear()
-
-    async def leave(worker: RemoteWorker) -> None:
-        turns = [asyncio.ensure_future(replies(worker, asked)) for asked in (call(-1), call(60))]
+    async with connected(served) as leaving:
+        turns = [asyncio.ensure_future(replies(leaving, asked)) for asked in (call(-1), call(60))]
         await asyncio.to_thread(wide.entered.wait, PATIENCE_S)
         for turn in turns:
             turn.cancel()
-
-    run(leave, served)
     wide.let_go.set()
-    assert run(lambda worker: replies(worker, call(1)), served)
+    assert await replies(remote, call(1))
 
 
-def test_a_refusal_is_a_reply(served: Path) -> None:
+async def test_a_refusal_is_a_reply(remote: RemoteWorker) -> None:
     """What cannot be answered is said where every answer is."""
-
-    async def ask(worker: RemoteWorker) -> None:
-        late, nothing, fine = await replies(
-            worker, call(1, deadline_s=-1.0), worker_pb2.WorkerCall(number=next(NUMBERS)), call(1)
-        )
-        with pytest.raises(ca.DeadlineExceeded):
-            decode_worker_reply(late)
-        with pytest.raises(ca.InvalidArgument, match="exactly one of the parts"):
-            decode_worker_reply(nothing)
-        assert decode_worker_reply(fine).response
-
-    run(ask, served)
+    late, nothing, fine = await replies(remote, call(1, deadline_s=-1.0), worker_pb2.WorkerCall(number=10**9), call(1))
+    with pytest.raises(ca.DeadlineExceeded):
+        decode_worker_reply(late)
+    with pytest.raises(ca.InvalidArgument, match="exactly one of the parts"):
+        decode_worker_reply(nothing)
+    assert decode_worker_reply(fine).response
 
 
-def test_a_failure_amid_a_reply(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_amid_a_reply(remote: RemoteWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes wrong after the header is said in a piece, for there is no other place left."""
-    from cutaway.contract.wire import chunks
 
-    def spoiled(*_: Any) -> Callable[..., Any]:
+    def spoiled(*_: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr(chunks, "chunk_piece", spoiled)
-
-    async def ask(worker: RemoteWorker) -> None:
-        (reply,) = await replies(worker, call(1, "stream"))
-        await fetched(worker, decode_worker_reply(reply).pieces)
-
+    number = await streamed(remote, 1)
     with pytest.raises(ca.ResourceExhausted) as caught:
-        run(ask, served)
+        await fetched(remote, number)
     assert caught.value.reason == Reason.OUT_OF_MEMORY
 
 
@@ -287,29 +243,25 @@ PIECE = as_message(Piece(b"", memoryview(b"x"))).joined()
     ],
     ids=["nothing", "half a head", "half a piece", "no end", "a worker that stands still"],
 )
-def test_a_worker_that_breaks_off(tmp_path: Path, sent: bytes, seconds: float, reason: Reason) -> None:
+async def test_a_worker_that_breaks_off(sent: bytes, seconds: float, reason: Reason) -> None:
     """A worker that dies amid a reply, or stands still, is no end of the reply; nobody waits for it for ever."""
 
-    async def ask() -> None:
-        async def die(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(sent)
-            if seconds < 1:
-                await asyncio.sleep(PATIENCE_S)
-            writer.close()
+    async def die(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        if seconds < 1:
+            await asyncio.sleep(PATIENCE_S)
+        writer.close()
 
-        with ScratchDirectory() as directory:
-            server = await asyncio.start_unix_server(die, f"{directory}/1")
-            async with server:
-                worker = RemoteWorker(Path(directory) / "1", lambda: None)
-                async for _ in worker.pieces(1, time.time() + seconds):
-                    pass
-
-    with pytest.raises(ca.CutawayError) as caught:
-        asyncio.run(ask())
+    with ScratchDirectory() as directory:
+        path = Path(directory) / "1"
+        await asyncio.start_unix_server(die, path)
+        with pytest.raises(ca.CutawayError) as caught:
+            async for _ in RemoteWorker(path, lambda: None).pieces(1, time.time() + seconds):
+                pass
     assert caught.value.reason == reason
 
 
-def test_only_the_first_turn_is_blamed_for_a_death() -> None:
+async def test_only_the_first_turn_is_blamed_for_a_death() -> None:
     """The worker answers one call of its turn and dies: the turn is lost, and the one behind it was never begun."""
     first, second, third = call(1), call(1), call(1)
     hello = frame(FrameKind.HELLO, worker_pb2.WorkerHello(pid=1, model="wide", version="1.0").SerializeToString())
@@ -320,79 +272,68 @@ def test_only_the_first_turn_is_blamed_for_a_death() -> None:
         writer.write(frame(FrameKind.REPLY, b"reply", first.number))
         writer.close()
 
-    async def ask() -> tuple[list[bytes], Sequence[BaseException | None]]:
-        with ScratchDirectory() as directory:
-            async with await asyncio.start_unix_server(die, f"{directory}/1"):
-                worker = await connected(Path(directory) / "1")
-                found = [b"", b""]
-                turns = worker.run([first, second], found.__setitem__), worker.run([third], lambda *_: None)
-                return found, await asyncio.gather(*turns, return_exceptions=True)
-
-    found, (lost, behind) = asyncio.run(ask())
+    found = [b"", b""]
+    with ScratchDirectory() as directory:
+        await asyncio.start_unix_server(die, f"{directory}/1")
+        async with connected(Path(directory) / "1") as worker:
+            turns = worker.run([first, second], found.__setitem__), worker.run([third], lambda *_: None)
+            lost, behind = await asyncio.gather(*turns, return_exceptions=True)
     assert found == [b"reply", b""]
     assert isinstance(lost, ca.CutawayError)
     assert lost.reason == Reason.WORKER_DIED
     assert isinstance(behind, NotBegun)
 
 
-def test_a_pool_finds_workers_and_forgets_dead_ones(wide: Wide) -> None:
+async def test_a_pool_finds_workers_and_forgets_dead_ones(wide: Wide) -> None:
     """Those that listen when it begins to look, and later ones; of a dead worker, not even the socket is left."""
+    pool = WorkerPool()
+    changed = asyncio.Event()
+    seen: list[int] = []
 
-    async def ask() -> None:
-        pool = WorkerPool()
-        changed = asyncio.Event()
-        seen: list[int] = []
+    def note() -> None:
+        seen.append(len(pool.of(NAME)))
+        changed.set()
 
-        def note() -> None:
-            seen.append(len(pool.of(NAME)))
-            changed.set()
-
-        pool.changed = note
-        (pool.path / "7").touch()  # what a worker that was killed leaves behind
-        pool.open()
-        WorkerServer(Worker.of(wide, "wide"), ModelThread("wide"), pool.path / str(os.getpid()))
-        await changed.wait()
-        (worker,) = pool.of(NAME)
-        assert not pool.of(ModelName("wide", "2.0"))
-        assert not (pool.path / "7").exists()
-        changed.clear()
-        worker.close()
-        await changed.wait()
-        assert seen == [1, 0]
-        pool.close()
-
-    asyncio.run(ask())
+    pool.changed = note
+    (pool.path / "7").touch()  # what a worker that was killed leaves behind
+    pool.open()
+    WorkerServer(Worker.of(wide, "wide"), ModelThread("wide"), pool.path / str(os.getpid()))
+    await changed.wait()
+    (worker,) = pool.of(NAME)
+    assert not pool.of(ModelName("wide", "2.0"))
+    assert not (pool.path / "7").exists()
+    changed.clear()
+    worker.close()
+    await changed.wait()
+    assert seen == [1, 0]
+    pool.close()
 
 
-def test_a_call_waits_for_the_next_worker(wide: Wide) -> None:
+async def test_a_call_waits_for_the_next_worker(wide: Wide) -> None:
     """Its worker ends between the moment at which it is chosen and that at which the call is sent; and a call fails at
     once where no worker can come."""
-
-    async def ask() -> None:
-        pool = WorkerPool()
-        backend = Backend(pool, Catalog([NAME]), Settings())
-        pool.open()
-        thread = ModelThread("wide")
-        WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "1")
-        await pool.updated.wait()
-        (worker,) = pool.of(NAME)
-        asked = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
-        worker.close()  # the call begins before the connection is lost, and its turn is sent afterwards
-        await asyncio.wait([asked], timeout=0.2)
-        assert not asked.done()
-        WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "2")
-        assert decode_worker_reply(await asked).response
-        pool.of(NAME)[0].close()
-        waiting = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
-        await asyncio.wait([waiting], timeout=0.2)
-        pool.set_available(False)
-        for each in (waiting, backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S)):
-            with pytest.raises(ca.Unavailable) as caught:
-                await each
-            assert caught.value.reason == Reason.BACKEND_UNAVAILABLE
-        pool.close()
-
-    asyncio.run(ask())
+    pool = WorkerPool()
+    backend = Backend(pool, Catalog([NAME]), Settings())
+    pool.open()
+    thread = ModelThread("wide")
+    WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "1")
+    await pool.updated.wait()
+    (worker,) = pool.of(NAME)
+    asked = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
+    worker.close()  # the call begins before the connection is lost, and its turn is sent afterwards
+    await asyncio.wait([asked], timeout=0.2)
+    assert not asked.done()
+    WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "2")
+    assert decode_worker_reply(await asked).response
+    pool.of(NAME)[0].close()
+    waiting = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
+    await asyncio.wait([waiting], timeout=0.2)
+    pool.set_available(False)
+    for each in (waiting, backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S)):
+        with pytest.raises(ca.Unavailable) as caught:
+            await each
+        assert caught.value.reason == Reason.BACKEND_UNAVAILABLE
+    pool.close()
 
 
 def test_pieces_are_dropped_while_others_come() -> None:
@@ -400,13 +341,13 @@ def test_pieces_are_dropped_while_others_come() -> None:
     waiting, over = WaitingPieces(), threading.Event()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
+
+    def look() -> None:
+        while not over.is_set():
+            waiting.drop_late()
+
     try:
         with ThreadPoolExecutor(1) as other:
-
-            def look() -> None:
-                while not over.is_set():
-                    waiting.drop_late()
-
             looking = other.submit(look)
             for _ in range(3000):
                 waiting.take(waiting.put(iter(())) - 500)

@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 
 from cutaway.client.request_builder import build_request
 from cutaway.contract.results import ModelName
-from cutaway.contract.wire import requests as wire_requests
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.ray import replica as replica_port
 from cutaway.server.ray.keeper import Entrances
@@ -34,12 +32,14 @@ from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
-from cutaway.v1 import inspection_service_pb2, worker_pb2
+from cutaway.v1 import worker_pb2
 from tests.support.waiting import PATIENCE_S
+from tests.support.worker_calls import message
 
 NAME = ModelName("gated", "1.0")
 HOST = "127.0.0.1"
-NUMBERS = count(1)
+
+pytestmark = pytest.mark.anyio
 
 
 class Gated(nn.Module):
@@ -105,14 +105,8 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-def call(value: float, kind: str = "inspect") -> worker_pb2.WorkerCall:
-    asked = wire_requests.encode(build_request("gated", {"x": np.full((1, 1), value, np.float32)}))
-    message = worker_pb2.WorkerCall(number=next(NUMBERS), deadline=time.time() + PATIENCE_S)
-    if kind == "stream":
-        message.stream = inspection_service_pb2.InspectStreamRequest(request=asked).SerializeToString()
-    else:
-        message.inspect = asked.SerializeToString()
-    return message
+def call(value: float, **how: Any) -> worker_pb2.WorkerCall:
+    return message(build_request("gated", {"x": np.full((1, 1), value, np.float32)}), **how)
 
 
 async def ask(worker: RemoteWorker, asked: worker_pb2.WorkerCall) -> worker_pb2.WorkerReply:
@@ -126,24 +120,20 @@ def listening() -> set[int]:
     return {each.laddr.port for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
-def test_calls_and_streams_pass() -> None:
+async def test_calls_and_streams_pass() -> None:
     """As they pass through the socket of a worker of this machine; its process counts as one elsewhere."""
-
-    async def inside() -> None:
-        async with tunnel() as ends:
-            (worker,) = ends.pool.of(NAME)
-            assert worker.pid == 0
-            assert (await ask(worker, call(3.0))).response
-            number = (await ask(worker, call(4.0, "stream"))).pieces
-            pieces = [piece async for piece in worker.pieces(number, time.time() + PATIENCE_S)]
-            assert len(pieces) >= 2
-            await until(lambda: (ends.server.calls, ends.server.waiting) == (0, 0))
-
-    asyncio.run(inside())
+    async with tunnel() as ends:
+        (worker,) = ends.pool.of(NAME)
+        assert worker.pid == 0
+        assert (await ask(worker, call(3.0))).response
+        number = (await ask(worker, call(4.0, stream=True))).pieces
+        pieces = [piece async for piece in worker.pieces(number, time.time() + PATIENCE_S)]
+        assert len(pieces) >= 2
+        await until(lambda: (ends.server.calls, ends.server.waiting) == (0, 0))
 
 
 @pytest.mark.parametrize("stranger", ["without a certificate", "with one of its own", "without TLS"])
-def test_strangers_get_nothing(stranger: str) -> None:
+async def test_strangers_get_nothing(stranger: str) -> None:
     """Neither from a replica's port nor from the keeper's: not one byte of an answer, and no worker is announced."""
 
     async def answer(address: Address) -> bytes:
@@ -161,66 +151,50 @@ def test_strangers_get_nothing(stranger: str) -> None:
                 writer.close()
         return b""
 
-    async def inside() -> None:
-        async with tunnel() as ends:
-            found = [await answer(ends.address), await answer(ends.keeper)]
-            assert all(b"gated" not in each and len(each) <= 7 for each in found)  # a TLS alert in plain text at most
-            assert [path.name for path in ends.pool.path.iterdir() if path.name.isdigit()] == ["1"]
-            assert (await ask(ends.pool.of(NAME)[0], call(1.0))).response
-
-    asyncio.run(inside())
+    async with tunnel() as ends:
+        found = [await answer(ends.address), await answer(ends.keeper)]
+        assert all(b"gated" not in each and len(each) <= 7 for each in found)  # a TLS alert in plain text at most
+        assert [path.name for path in ends.pool.path.iterdir() if path.name.isdigit()] == ["1"]
+        assert (await ask(ends.pool.of(NAME)[0], call(1.0))).response
 
 
-def test_each_side_knows_the_other_only() -> None:
+async def test_each_side_knows_the_other_only() -> None:
     """A replica's key makes no keeper: not even another replica takes calls from it."""
-
-    async def inside() -> None:
-        async with tunnel() as ends:
-            context = MutualTls(ends.replicas, ends.replicas.certificate).calling
-            reader, writer = await asyncio.open_connection(*ends.address, ssl=context)
-            writer.write(frame(FrameKind.OPEN))
-            with pytest.raises(
-                (OSError, asyncio.IncompleteReadError)
-            ):  # an alert, or what came before it could be read
-                await reader.readexactly(1)
-
-    asyncio.run(inside())
+    async with tunnel() as ends:
+        context = MutualTls(ends.replicas, ends.replicas.certificate).calling
+        reader, writer = await asyncio.open_connection(*ends.address, ssl=context)
+        writer.write(frame(FrameKind.OPEN))
+        # An alert, or what came before it could be read.
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
 
 
-def test_a_worker_that_shall_end_finishes_its_calls() -> None:
+async def test_a_worker_that_shall_end_finishes_its_calls() -> None:
     """It gets no further turn from the moment at which it says so; its connection ends when the last is answered."""
-
-    async def inside() -> None:
-        async with tunnel() as ends:
-            (worker,) = ends.pool.of(NAME)
-            asked = asyncio.ensure_future(ask(worker, call(-1.0)))
-            await asyncio.to_thread(ends.model.entered.wait)
-            assert (ends.server.calls, ends.server.waiting) == (1, 5)
-            ends.wanted.clear()
-            ends.server.leave()
-            await until(lambda: not ends.pool.of(NAME))
-            assert ends.pool.workers == [worker]
-            assert not asked.done()
-            ends.model.let_go.set()
-            assert (await asked).response
-            await until(lambda: not ends.pool.workers)
-            await until(lambda: not ends.port.connections)
-
-    asyncio.run(inside())
+    async with tunnel() as ends:
+        (worker,) = ends.pool.of(NAME)
+        asked = asyncio.ensure_future(ask(worker, call(-1.0)))
+        await asyncio.to_thread(ends.model.entered.wait)
+        assert (ends.server.calls, ends.server.waiting) == (1, 5)
+        ends.wanted.clear()
+        ends.server.leave()
+        await until(lambda: not ends.pool.of(NAME))
+        assert ends.pool.workers == [worker]
+        assert not asked.done()
+        ends.model.let_go.set()
+        assert (await asked).response
+        await until(lambda: not ends.pool.workers)
+        await until(lambda: not ends.port.connections)
 
 
-def test_a_lost_connection_is_made_again() -> None:
+async def test_a_lost_connection_is_made_again() -> None:
     """The replica says again where it is."""
-
-    async def inside() -> None:
-        async with tunnel() as ends:
-            (worker,) = ends.pool.of(NAME)
-            worker.close()
-            await until(lambda: not ends.pool.of(NAME))
-            await until(lambda: bool(ends.pool.of(NAME)))
-            assert (await ask(ends.pool.of(NAME)[0], call(1.0))).response
-
-    asyncio.run(inside())
+    async with tunnel() as ends:
+        (worker,) = ends.pool.of(NAME)
+        worker.close()
+        await until(lambda: not ends.pool.of(NAME))
+        await until(lambda: bool(ends.pool.of(NAME)))
+        assert (await ask(ends.pool.of(NAME)[0], call(1.0))).response
 
 
 def test_a_replica_without_a_keeper_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
