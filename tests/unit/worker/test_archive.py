@@ -69,6 +69,11 @@ def refused(reason: Reason, action: Callable[[], object]) -> CutawayError:
     return caught.value
 
 
+def fault(path: Path) -> str:
+    """What is wrong with a damaged archive."""
+    return refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message
+
+
 def rewritten(path: Path, changes: Mapping[str, bytes | None]) -> Path:
     """The archive with members replaced, or left out for None: sound as a zip, wrong as an archive."""
     with zipfile.ZipFile(path) as old:
@@ -83,9 +88,7 @@ def rewritten(path: Path, changes: Mapping[str, bytes | None]) -> Path:
 def test_round_trip(build: Build) -> None:
     """What went in comes out: names, options, and the weights' own SHA-256."""
     path = build(version="2.1")
-
     manifest = reader.read(path)
-
     assert path.name == "tiny-2.1.mar"
     assert (manifest.model, manifest.version) == ("tiny", "2.1")
     assert manifest.adapter == "tiny_adapter.py:Tiny"
@@ -97,7 +100,6 @@ def test_round_trip(build: Build) -> None:
 def test_an_installed_adapter_and_no_weights(build: Build) -> None:
     """A model may live in an installed module and be born with its weights."""
     manifest = reader.read(build(adapter="cutaway.adapters:Adapter", weights=None, extra_files=[]))
-
     assert manifest == reader.ArchiveManifest("tiny", "1.0", "cutaway.adapters:Adapter", options={"depth": "2"})
 
 
@@ -142,9 +144,7 @@ def test_torchserve_gets_what_it_needs(build: Build) -> None:
 def test_unpacked(build: Build, tmp_path: Path) -> None:
     """A worker reads the manifest from the unpacked directory, and an operator's worker count counts."""
     path = build()
-
     reader.unpack(path, tmp_path / "unpacked", workers=3)
-
     assert reader.unpacked(tmp_path / "unpacked") == reader.read(path)
     assert (tmp_path / "unpacked" / "tiny_adapter.py").read_text() == ADAPTER
     config = (tmp_path / "unpacked" / "model-config.yaml").read_text()
@@ -154,7 +154,6 @@ def test_unpacked(build: Build, tmp_path: Path) -> None:
 def test_no_archive_is_overwritten_unasked(build: Build) -> None:
     """A second build needs force."""
     build()
-
     assert "force" in refused(Reason.INVALID_VALUE, build).message
     assert reader.read(build(force=True, version="1.1")).version == "1.1"
 
@@ -181,9 +180,7 @@ def test_a_stranger_s_directory_in_tmp_survives(build: Build, tmp_path: Path, mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "thesis.tex").touch()
-
     build()
-
     assert (tmp_path / "tiny" / "thesis.tex").exists()
 
 
@@ -210,9 +207,7 @@ def test_adapters_in_files(build: Build, source: Path, adapter: str, said: str) 
     for name in ("json.py", "torch.py", "my-adapter.py"):
         (source / name).write_text(ADAPTER)
     (source / "broken.py").write_text("class Tiny:\n")
-
     failure = refused(Reason.ADAPTER_INVALID, lambda: build(adapter=f"{source}/{adapter}"))
-
     assert said in failure.message
     assert failure.field == "adapter"
 
@@ -226,9 +221,7 @@ def test_adapters_that_are_not_installed(build: Build, adapter: str) -> None:
 def test_an_adapter_may_not_hide_the_handler(build: Build, source: Path) -> None:
     """TorchServe imports the handler by its module's name, the archive first."""
     (source / "inspection_handler.py").write_text(ADAPTER)
-
     failure = refused(Reason.INVALID_VALUE, lambda: build(adapter=f"{source}/inspection_handler.py:Tiny"))
-
     assert "second inspection_handler.py" in failure.message
 
 
@@ -239,29 +232,27 @@ def test_only_safetensors(build: Build, source: Path, name: str) -> None:
         (source / name).write_bytes(b"\x80\x04\x95 a pickle")
 
     failure = refused(Reason.INVALID_VALUE, lambda: build(weights=source / name))
-
     assert failure.field == "weights"
     assert name in failure.message
     assert "safetensors.torch.save_file" in failure.message
 
 
-def test_extra_files(build: Build, source: Path) -> None:
+@pytest.mark.parametrize("said", ["nothing.txt is no file", "second cutaway.json"])
+def test_extra_files(build: Build, source: Path, said: str) -> None:
     """Extra files must exist, and none may replace another."""
-    assert (
-        "nothing.txt is no file"
-        in refused(Reason.INVALID_VALUE, lambda: build(extra_files=[source / "nothing.txt"])).message
-    )
     (source / "cutaway.json").touch()
-    assert (
-        "second cutaway.json"
-        in refused(Reason.INVALID_VALUE, lambda: build(extra_files=[source / "cutaway.json"])).message
-    )
+    files = [source / name for name in ("nothing.txt", "cutaway.json") if name in said]
+    assert said in refused(Reason.INVALID_VALUE, lambda: build(extra_files=files)).message
 
 
 @pytest.mark.parametrize("name", ["batch_size", "max_batch_delay_ms", "workers", "response_timeout_s"])
 def test_settings_start_at_one(build: Build, name: str) -> None:
     """TorchServe reads 0 as "use your default", which for the batch delay is 100 ms: refused."""
     assert "at least 1, not 0" in refused(Reason.INVALID_VALUE, lambda: build(**{name: 0})).message
+
+
+MANIFEST = asdict(reader.ArchiveManifest("tiny", "1.0", "tiny_adapter.py:Tiny"))
+WRONG_TYPE = json.dumps({"schema": 1, **MANIFEST, "random_weights": 1}).encode()
 
 
 @pytest.mark.parametrize(
@@ -276,22 +267,8 @@ def test_settings_start_at_one(build: Build, name: str) -> None:
         ({"cutaway.json": b"[" * 100_000}, "tiny-1.0.mar: "),
         ({"cutaway.json": b"[]"}, "tiny-1.0.mar: cutaway.json is not a JSON object"),
         ({"cutaway.json": b'{"schema": 2}'}, "tiny-1.0.mar: cutaway.json has schema 2"),
-        (
-            {"cutaway.json": b'{"schema": 1, "options": {}}'},
-            "tiny-1.0.mar: cutaway.json does not have the fields of a manifest",
-        ),
-        (
-            {
-                "cutaway.json": json.dumps(
-                    {
-                        "schema": 1,
-                        **asdict(reader.ArchiveManifest("tiny", "1.0", "tiny_adapter.py:Tiny")),
-                        "random_weights": 1,
-                    }
-                ).encode()
-            },
-            "tiny-1.0.mar: cutaway.json does not have the fields of a manifest",
-        ),
+        ({"cutaway.json": b'{"schema": 1, "options": {}}'}, "cutaway.json does not have the fields of a manifest"),
+        ({"cutaway.json": WRONG_TYPE}, "cutaway.json does not have the fields of a manifest"),
         ({"MAR-INF/MANIFEST.json": b'{"model": {"modelName": "other"}}'}, "do not name the same model"),
         ({"MAR-INF/MANIFEST.json": b'{"model": 3}'}, "do not name the same model"),
     ],
@@ -299,11 +276,9 @@ def test_settings_start_at_one(build: Build, name: str) -> None:
 def test_incomplete_archives(build: Build, changes: Mapping[str, bytes | None], said: str) -> None:
     """A zip that lacks or mixes up something is refused, with the file, what is wrong, and what to do."""
     path = rewritten(build(), changes)
-
-    failure = refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path))
-
-    assert said in failure.message
-    assert failure.message.endswith("; rebuild it with `cutaway package`")
+    message = fault(path)
+    assert said in message
+    assert message.endswith("; rebuild it with `cutaway package`")
 
 
 @pytest.mark.parametrize(
@@ -323,8 +298,7 @@ def test_a_name_that_no_build_gives(build: Build, model: str, version: str, said
     served = {"model": {"modelName": model}}
     changes = {"cutaway.json": manifest, "MAR-INF/MANIFEST.json": served}
     rewritten(path, {name: json.dumps(content).encode() for name, content in changes.items()})
-
-    assert said in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message
+    assert said in fault(path)
 
 
 def test_a_flipped_byte_in_the_weights(build: Build) -> None:
@@ -333,7 +307,6 @@ def test_a_flipped_byte_in_the_weights(build: Build) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(np.arange(4096, dtype=np.float32).tobytes()) + 999] ^= 1
     path.write_bytes(data)
-
     for damaged in (lambda: reader.read(path), lambda: reader.unpack(path, path.parent / "unpacked")):
         assert "tiny.safetensors" in refused(Reason.ARCHIVE_CORRUPT, damaged).message
 
@@ -343,14 +316,12 @@ def test_files_that_are_no_archives(tmp_path: Path, data: bytes) -> None:
     """A text file called .mar is not taken for an archive."""
     path = tmp_path / "notes.mar"
     path.write_bytes(data)
-
-    assert refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message.startswith("notes.mar: ")
+    assert fault(path).startswith("notes.mar: ")
 
 
 def test_a_missing_archive(tmp_path: Path) -> None:
     """A file that is not there is not called damaged."""
     failure = refused(Reason.MODEL_NOT_FOUND, lambda: reader.read(tmp_path / "tiny-1.0.mar"))
-
     assert "there is no such file" in failure.message
 
 
@@ -384,7 +355,7 @@ def test_nothing_is_unpacked_elsewhere(build: Build, tmp_path: Path, name: str) 
     path = build()
     with zipfile.ZipFile(path, "a") as packed:
         packed.writestr(name, "x")
-    assert "points outside of the archive" in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message
+    assert "points outside of the archive" in fault(path)
     refused(Reason.ARCHIVE_CORRUPT, lambda: reader.unpack(path, tmp_path / "there"))
     assert not (tmp_path / "there").exists()
 
@@ -395,20 +366,16 @@ def test_rare_kinds_of_compression(build: Build, kind: int) -> None:
     with zipfile.ZipFile(path := build(), "a", compression=kind) as archive:
         archive.writestr("notes.txt", "of no use")
 
-    assert (
-        "'notes.txt' is neither deflated nor stored"
-        in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message
-    )
+    assert "'notes.txt' is neither deflated nor stored" in fault(path)
 
 
 def test_no_member_is_a_link(build: Build) -> None:
     """Neither is one with a member that is a symbolic link."""
-    path = build()
     link = zipfile.ZipInfo("link")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    with zipfile.ZipFile(path, "a") as packed:
+    with zipfile.ZipFile(path := build(), "a") as packed:
         packed.writestr(link, "/etc/passwd")
-    assert "points outside of the archive" in refused(Reason.ARCHIVE_CORRUPT, lambda: reader.read(path)).message
+    assert "points outside of the archive" in fault(path)
 
 
 def test_what_is_packed_small_may_be_too_large(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

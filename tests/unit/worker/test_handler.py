@@ -50,7 +50,6 @@ def test_rows_from_rest_calls() -> None:
     handler: Any = inspection_handler.InspectionHandler()
     handler.worker = WorkerProcess(Worker.of(nn.Identity(), "identity", Settings(max_message_bytes=1 << 20)))
     rows = [{"describe": bytearray()}, {"body": {"a": 1}}, {"body": "text"}, {"data": [1]}, {}]
-
     first, *others = handler.handle(rows, None)
     assert decode_worker_reply(first).response
     for other in others:

@@ -221,9 +221,7 @@ def test_a_second_build_leaves_no_trace(unpack: Unpack, adapter: str) -> None:
     once = Worker.load(unpack(adapter, random_weights=True), device="cpu")
     after_one_build = states()
     torch.manual_seed(7)
-
     worker = Worker.load(unpack(adapter), device="cpu")
-
     assert states() == after_one_build
     assert parameters(worker) == parameters(once)
     assert built(worker) == [worker._model.module]
