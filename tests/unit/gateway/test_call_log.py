@@ -1,4 +1,4 @@
-"""The log of calls: all that failed, and of the others as many as a second may have."""
+"""Reports of calls: each once; and their log: all that failed, and of the others as many as a second may have."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import json
 
 import pytest
 
+import cutaway as ca
+from cutaway.contract.errors import Reason, error
+from cutaway.server.auth.tokens import authenticator
+from cutaway.server.backends.backend import Backend
+from cutaway.server.lifecycle.in_process import LocalWorkers
+from cutaway.server.model_store import Catalog
 from cutaway.server.observability import logging
-from cutaway.server.observability.call_watch import CallRecord
+from cutaway.server.observability.call_watch import CallRecord, CallWatch
+from cutaway.server.rpc.servicer import Servicer
+from cutaway.server.rpc.status import TranslatedCall
+from cutaway.server.settings import Settings
+from cutaway.v1 import inspection_pb2
 
 MOST = 3
 
@@ -30,3 +40,35 @@ def test_answered_calls_are_left_out_and_counted(
         ("INTERNAL", 0),
         ("OK", 0),
     ]
+
+
+class Reports(list[str]):
+    """An observer that keeps the reasons of calls."""
+
+    def call_started(self, call: CallRecord) -> None:
+        """Keeps nothing yet."""
+
+    def call_ended(self, call: CallRecord) -> None:
+        self.append(call.reason)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("reason", [Reason.MALFORMED_REQUEST, Reason.MODEL_NOT_FOUND])
+async def test_an_error_of_another_protocol_is_reported_once(reason: Reason) -> None:
+    """Be it one of reading a request, before the call is known, or one of the call itself."""
+    reports, settings = Reports(), Settings()
+    backend = Backend(LocalWorkers([]), Catalog([]), settings)
+    servicer = Servicer(backend, settings, authenticator(None), CallWatch([reports]))
+    call = TranslatedCall([], "here")
+    servicer.admit(())
+
+    async def ask() -> None:
+        async with servicer.reporting("Inspect", call):
+            if reason == Reason.MALFORMED_REQUEST:
+                raise error(reason, "no request")
+            await servicer.call("Inspect", inspection_pb2.InspectRequest(model="none").SerializeToString(), call)
+
+    with pytest.raises(ca.CutawayError) as caught:
+        await ask()
+    assert caught.value.reason == reason
+    assert reports == [reason]
