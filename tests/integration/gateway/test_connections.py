@@ -20,7 +20,7 @@ from cutaway.gateway import serve
 from cutaway.server.settings import Settings
 from tests.support.waiting import until
 
-LIMIT_S = 2.0
+LIMIT_S = 1.0
 X = {"x": np.ones((1, 3), np.float32)}
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
