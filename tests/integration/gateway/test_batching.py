@@ -87,15 +87,15 @@ def test_no_pass_takes_more_calls_than_the_operator_allows() -> None:
     assert max(waiting_calls(4, batch=1)) == 1
 
 
-@pytest.fixture(scope="module")
-def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A gateway before real TorchServe, whose messages carry a megabyte."""
+@pytest.fixture(scope="module", params=["processes", pytest.param("torchserve", marks=pytest.mark.slow)])
+def fragile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A gateway before workers of each engine, whose messages carry a megabyte."""
     directory = tmp_path_factory.mktemp("fragile")
     package(directory / "store", "fragile", f"{ADAPTERS / 'fragile_adapter.py'}:FragileAdapter")
     package(directory / "store", "tiny", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUTAWAY_MAX_MESSAGE_BYTES", str(1 << 20))
-        with serving(directory / "store", directory / "logs") as server:
+        with serving(directory / "store", directory / "logs", f"--engine={request.param}") as server:
             yield server.address
 
 

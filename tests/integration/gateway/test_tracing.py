@@ -85,11 +85,15 @@ def test_what_is_no_span_is_nobodys() -> None:
     assert set(model.below) == {f"{0:032x}-{0:016x}"}
 
 
-def test_one_trace_from_the_caller_into_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through real TorchServe: the call is a span below its caller's, its stages are below the call, and so is what the
-    model traces of itself in the worker's process, in one trace with the right parents."""
+@pytest.mark.parametrize("engine", ["processes", pytest.param("torchserve", marks=pytest.mark.slow)])
+def test_one_trace_from_the_caller_into_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """With workers as processes: the call is a span below its caller's, its stages are below the call, and so is what
+    the model traces of itself in the worker's process, in one trace with the right parents."""
     package(tmp_path / "store", "net", f"{ADAPTERS / 'traced_adapter.py'}:Traced")
-    with collecting(monkeypatch) as collector, serving(tmp_path / "store", tmp_path / "logs") as server:
+    options = (tmp_path / "store", tmp_path / "logs", f"--engine={engine}")
+    with collecting(monkeypatch) as collector, serving(*options) as server:
         with grpc.insecure_channel(server.address) as channel:
             for stream in (False, True):
                 ask(channel, f"00-{TRACE}-{SPAN}-01", stream=stream)
