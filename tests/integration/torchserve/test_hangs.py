@@ -20,16 +20,19 @@ from tests.support.processes import leader, worker
 from tests.support.serving import Server, package, serving
 from tests.support.waiting import until
 
-MODELS = ("fragile", "tiny")
+MODELS = ("fragile", "frozen", "tiny")
 X = {"x": np.ones((1, 3), np.float32)}
 SHORT_S = 2.0
+SOON_S = "2"
+"""After so long a worker without progress is replaced, where nothing else starts that may look like one."""
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models; one of them has inputs for which it never returns."""
+    """Three models; two of them have inputs for which they never return."""
     directory = tmp_path_factory.mktemp("store")
-    package(directory, "fragile", f"{ADAPTERS / 'fragile_adapter.py'}:FragileAdapter")
+    for model in ("fragile", "frozen"):
+        package(directory, model, f"{ADAPTERS / 'fragile_adapter.py'}:FragileAdapter")
     package(directory, "tiny", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
     return directory
 
@@ -39,9 +42,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params=["processes", *(pytest.param(each, marks=pytest.mark.slow) for each in ("torchserve", "ray"))],
 )
 def server(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Both, in the workers of each engine."""
+    """All, in the workers of each engine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUTAWAY_RAY_CPUS", "0.1")
+        if request.param == "processes":
+            patch.setenv("CUTAWAY_HANG_S", SOON_S)
         with serving(store, tmp_path_factory.mktemp("hangs") / "logs", f"--engine={request.param}") as running:
             yield running
 
@@ -73,30 +78,22 @@ def test_every_worker_has_a_limit_of_memory(server: Server) -> None:
 
 
 def test_workers_that_hang_are_replaced(server: Server) -> None:
-    """One is stopped, the other is in an endless loop: calls end at their deadlines, the models' health says so, and
-    new workers answer. The gateway serves on while either model does."""
+    """One is stopped, another is in an endless loop, and in the third a pattern holds Python's lock: calls end at their
+    deadlines, the models' health says so, and new workers answer, though calls go on coming. The gateway serves on
+    while any model does."""
     before = {model: worker(server, model).pid for model in MODELS}
     with ca.Client(server.address) as client:
         os.kill(before["tiny"], signal.SIGSTOP)
         until(lambda: health(server.address, "tiny") == "NOT_SERVING")
         until(lambda: health(server.address) == health(server.address, "fragile") == "SERVING")
-        with pytest.raises(ca.DeadlineExceeded):
-            client.inspect("fragile", {"x": X["x"] * ENDLESS}, timeout=SHORT_S)
+        for model, value in (("fragile", ENDLESS), ("frozen", FROZEN)):
+            with pytest.raises(ca.DeadlineExceeded):
+                client.inspect(model, {"x": X["x"] * value}, timeout=SHORT_S)
         until(lambda: health(server.address, "fragile") == "NOT_SERVING")
         for model in MODELS:
             until(lambda model=model: _answers(client, model))  # type: ignore[misc]
             until(lambda model=model: _is_replaced(server, model, before[model]))  # type: ignore[misc]
     until(lambda: {health(server.address, model) for model in MODELS} == {"SERVING"})
-
-
-def test_a_worker_that_lets_no_thread_run_is_replaced(server: Server) -> None:
-    """It is silent, and not stopped: a pattern holds Python's lock. Calls that come later do not put its end off."""
-    before = worker(server, "fragile").pid
-    with ca.Client(server.address) as client:
-        with pytest.raises(ca.DeadlineExceeded):
-            client.inspect("fragile", {"x": X["x"] * FROZEN}, timeout=SHORT_S)
-        until(lambda: _answers(client, "fragile"))
-    until(lambda: _is_replaced(server, "fragile", before))
 
 
 def test_an_engine_that_hangs_is_replaced(server: Server) -> None:
@@ -119,6 +116,7 @@ def test_a_hang_in_the_gateways_process_is_reported(
 ) -> None:
     """Nothing can end it: the model's health says so, and the other model serves on."""
     monkeypatch.setenv("CUTAWAY_GRACE_S", "0")
+    monkeypatch.setenv("CUTAWAY_HANG_S", SOON_S)
     with serving(store, tmp_path / "logs", "--engine=embedded") as running, ca.Client(running.address) as client:
         assert health(running.address, "fragile") == "SERVING"
         with pytest.raises(ca.DeadlineExceeded):
