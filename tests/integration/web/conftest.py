@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from playwright.sync_api import Browser
@@ -21,6 +22,7 @@ from tools.page_speed import Deep
 
 HOSTILE = ("<script>fault()</script>", "\u202eexe.png<img src=x onerror=fault()>", "long" * 25_000)
 """Labels that must stay texts."""
+IMAGE = np.asarray([(index % 17) / 16 for index in range(64)], np.float32).reshape(1, 1, 8, 8)
 
 
 class Named(Adapter):
@@ -104,3 +106,26 @@ def inspector(browser: Browser, site: Served) -> Iterator[Inspector]:
     with opened(browser, f"http://{site.http_address}") as page:
         page.open()
         yield page
+
+
+def asked_by_itself(inspector: Inspector) -> Inspector:
+    """The page with an answer about the image: what it asks for by itself."""
+    inspector.choose("digits")
+    inspector.go("Ask")
+    inspector.give(IMAGE.tolist())
+    inspector.ask()
+    return inspector
+
+
+@pytest.fixture
+def answered(inspector: Inspector) -> Inspector:
+    """A page that a test may ask more."""
+    return asked_by_itself(inspector)
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Browser, site: Served) -> Iterator[Inspector]:
+    """A page that tests only look at."""
+    with opened(browser, f"http://{site.http_address}") as page:
+        page.open()
+        yield asked_by_itself(page)

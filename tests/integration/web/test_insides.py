@@ -26,25 +26,15 @@ from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
 from cutaway.server.embedded import Served
 from cutaway.server.settings import Settings
+from tests.integration.web.conftest import IMAGE
 from tests.support.pages import Inspector, opened
 from tests.support.waiting import until
 
-IMAGE = np.asarray([(index % 17) / 16 for index in range(64)], np.float32).reshape(1, 1, 8, 8)
 LAYERS = ["conv1", "conv2", "fc1", "fc2"]
 """What the page captures by itself."""
 
 
-@pytest.fixture
-def answered(inspector: Inspector) -> Inspector:
-    """The page with an answer about the image: what it asks for by itself."""
-    inspector.choose("digits")
-    inspector.go("Ask")
-    inspector.give(IMAGE.tolist())
-    inspector.ask()
-    return inspector
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected(site: Served) -> ca.Inspection:
     """The same from the Python client."""
     methods = (ca.IntegratedGradients(), ca.Saliency(), ca.LayerGradCam(layer="conv2"))
@@ -99,67 +89,67 @@ def near(found: Any, expected: Any) -> bool:
     return found.shape == expected.shape and int(np.abs(found.astype(int) - expected.astype(int)).max()) <= 4
 
 
-def test_channels_have_the_pixels_of_numpy(answered: Inspector, expected: ca.Inspection) -> None:
+def test_channels_have_the_pixels_of_numpy(shown: Inspector, expected: ca.Inspection) -> None:
     """The large one, the statistics, the order by norm, and the number under the pointer."""
-    answered.go("Activations")
-    answered.page.wait_for_selector(".large canvas")
-    assert answered.texts(".captured-place bdi") == [f"{layer}@output" for layer in LAYERS]
+    shown.go("Activations")
+    shown.page.wait_for_selector(".large canvas")
+    assert shown.texts(".captured-place bdi") == [f"{layer}@output" for layer in LAYERS]
     values = expected.captures["conv1"].output[0]
     bound = float(np.abs(values).max())
-    answered.page.wait_for_selector(".large canvas")
-    until(lambda: near(colours(answered, ".large canvas"), drawn(answered, values[0], bound)))
-    facts = " ".join(answered.texts(".shown > .line-of-facts"))
+    shown.page.wait_for_selector(".large canvas")
+    until(lambda: near(colours(shown, ".large canvas"), drawn(shown, values[0], bound)))
+    facts = " ".join(shown.texts(".shown > .line-of-facts"))
     assert f"{values.max():.4g}" in facts
-    answered.page.click(".choice label:has-text('norm')")
+    shown.page.click(".choice label:has-text('norm')")
     first = int(np.argmax(np.linalg.norm(values.reshape(len(values), -1), axis=1)))
-    answered.page.wait_for_selector(f".large figcaption:has-text('Channel {first}')")
-    until(lambda: near(colours(answered, ".large canvas"), drawn(answered, values[first], bound)))
-    answered.page.focus(".large canvas")
-    answered.page.keyboard.press("ArrowDown")
-    told = answered.texts(".large output")[0]
+    shown.page.wait_for_selector(f".large figcaption:has-text('Channel {first}')")
+    until(lambda: near(colours(shown, ".large canvas"), drawn(shown, values[first], bound)))
+    shown.page.focus(".large canvas")
+    shown.page.keyboard.press("ArrowDown")
+    told = shown.texts(".large output")[0]
     assert told.startswith("row 1, column 0: ")
     assert number(told.rpartition(" ")[2]) == pytest.approx(float(values[first, 1, 0]), rel=1e-3)
 
 
-def test_the_grid_is_the_channels(answered: Inspector, expected: ca.Inspection) -> None:
+def test_the_grid_is_the_channels(shown: Inspector, expected: ca.Inspection) -> None:
     """Each in its tile; a click makes it large."""
-    answered.go("Activations")
-    answered.page.wait_for_selector(".large canvas")
+    shown.go("Activations")
+    shown.page.click(".choice label:has-text('index')")
     values = expected.captures["conv1"].output[0]
-    assert answered.texts(".grid label") == [str(index) for index in range(len(values))]
+    assert shown.texts(".grid label") == [str(index) for index in range(len(values))]
     for index, channel in enumerate(values):
-        expected_tile = drawn(answered, channel, float(np.abs(values).max()))
-        assert near(colours(answered, ".grid canvas", index), expected_tile)
-    answered.page.click(".grid label:has-text('5')")
-    answered.page.wait_for_selector(".large figcaption:has-text('Channel 5')")
-    answered.page.keyboard.press("ArrowRight")
-    answered.page.wait_for_selector(".large figcaption:has-text('Channel 6')")
-    answered.page.hover(".grid canvas >> nth=3", position={"x": 20, "y": 12})
-    assert answered.texts(".channels output")[0] == f"channel 3, row 1, column 2: {told(values[3, 1, 2]).lstrip('+')}"
+        expected_tile = drawn(shown, channel, float(np.abs(values).max()))
+        assert near(colours(shown, ".grid canvas", index), expected_tile)
+    shown.page.click(".grid label:has-text('5')")
+    shown.page.wait_for_selector(".large figcaption:has-text('Channel 5')")
+    shown.page.keyboard.press("ArrowRight")
+    shown.page.wait_for_selector(".large figcaption:has-text('Channel 6')")
+    shown.page.hover(".grid canvas >> nth=3", position={"x": 20, "y": 12})
+    assert shown.texts(".channels output")[0] == f"channel 3, row 1, column 2: {told(values[3, 1, 2]).lstrip('+')}"
 
 
-def test_pictures_are_saved(answered: Inspector, tmp_path: Path) -> None:
+def test_pictures_are_saved(shown: Inspector, tmp_path: Path) -> None:
     """A picture as PNG, each number a square of its colour; a grid and an overlay as they are on the screen; bars as
     SVG, with their labels and numbers."""
-    answered.go("Activations")
-    picture = pixels(saved(answered, ".large .save", tmp_path))
-    shown = colours(answered, ".large canvas")
-    zoom = picture.shape[0] // shown.shape[0]
+    shown.go("Activations")
+    picture = pixels(saved(shown, ".large .save", tmp_path))
+    large = colours(shown, ".large canvas")
+    zoom = picture.shape[0] // large.shape[0]
     assert zoom > 1
-    assert np.array_equal(picture, shown.repeat(zoom, 0).repeat(zoom, 1))
-    grid = pixels(saved(answered, ".channels > div .save", tmp_path))
+    assert np.array_equal(picture, large.repeat(zoom, 0).repeat(zoom, 1))
+    grid = pixels(saved(shown, ".channels > div .save", tmp_path))
     place = "(tile) => [tile.offsetTop - tile.parentElement.offsetTop, tile.offsetLeft - tile.parentElement.offsetLeft]"
-    top, left = answered.page.eval_on_selector(".grid label:nth-child(6)", place)
+    top, left = shown.page.eval_on_selector(".grid label:nth-child(6)", place)
     tile = grid[top : top + 64, left : left + 64]
-    assert np.array_equal(tile, colours(answered, ".grid canvas", 5).repeat(8, 0).repeat(8, 1))
-    answered.go("Explanations")
-    overlay = pixels(saved(answered, ".explanation .save >> nth=0", tmp_path))
-    assert near(overlay[16::32, 16::32], seen(answered, ".explanation .frame", (8, 8)))
-    answered.go("Ask")
-    bars = saved(answered, ".prediction .save", tmp_path)
+    assert np.array_equal(tile, colours(shown, ".grid canvas", 5).repeat(8, 0).repeat(8, 1))
+    shown.go("Explanations")
+    overlay = pixels(saved(shown, ".explanation .save >> nth=0", tmp_path))
+    assert near(overlay[16::32, 16::32], seen(shown, ".explanation .frame", (8, 8)))
+    shown.go("Ask")
+    bars = saved(shown, ".prediction .save", tmp_path)
     texts = [each.text or "" for each in ElementTree.parse(bars).iter("{http://www.w3.org/2000/svg}text")]
-    assert texts[::2] == answered.texts(".prediction th")
-    assert texts[1::2] == answered.texts(".prediction td.number")
+    assert texts[::2] == shown.texts(".prediction th")
+    assert texts[1::2] == shown.texts(".prediction td.number")
 
 
 def test_the_effect_of_channels_asks_for_its_gradient(answered: Inspector, site: Served) -> None:
@@ -178,35 +168,35 @@ def test_the_effect_of_channels_asks_for_its_gradient(answered: Inspector, site:
     assert number(words.rpartition(" ")[2]) == pytest.approx(float(effects[largest]), rel=1e-3)
 
 
-def test_explanations_have_their_values_and_verdicts(answered: Inspector, expected: ca.Inspection) -> None:
+def test_explanations_have_their_values_and_verdicts(shown: Inspector, expected: ca.Inspection) -> None:
     """Verdict, sums, and the overlay: what numpy lays over the image."""
-    answered.go("Explanations")
-    answered.page.wait_for_selector(".explanation canvas")
-    assert answered.texts(".explanation > .tools h2") == ["IntegratedGradients", "Saliency", "LayerGradCam conv2"]
-    badges = answered.texts(".explanation > .tools .verdict")
+    shown.go("Explanations")
+    shown.page.wait_for_selector(".explanation canvas")
+    assert shown.texts(".explanation > .tools h2") == ["IntegratedGradients", "Saliency", "LayerGradCam conv2"]
+    badges = shown.texts(".explanation > .tools .verdict")
     assert badges == ["✓ agrees with the raw hooks"] * 3
     gradients = expected.attributions[0]
-    sums = answered.texts(".explanation .line-of-facts")[0].split()
+    sums = shown.texts(".explanation .line-of-facts")[0].split()
     assert number(sums[1]) == pytest.approx(float(gradients.values["image"].sum()), rel=1e-3)
     values = gradients.values["image"][0, 0]
-    answered.page.locator(".opacity input").first.fill("0.5")
+    shown.page.locator(".opacity input").first.fill("0.5")
     below = np.rint(255 * IMAGE[0, 0] / IMAGE.max())[:, :, None]
-    overlaid = below + (drawn(answered, values, float(np.abs(values).max())).astype(float) - below) * 0.5
-    until(lambda: near(seen(answered, ".explanation .frame", values.shape), np.rint(overlaid)))
+    overlaid = below + (drawn(shown, values, float(np.abs(values).max())).astype(float) - below) * 0.5
+    until(lambda: near(seen(shown, ".explanation .frame", values.shape), np.rint(overlaid)))
     row, column = np.unravel_index(int(values.argmin()), values.shape)
-    assert f"least: {told(values.min())} at row {row}, column {column}." in answered.texts(".extremes")[0]
+    assert f"least: {told(values.min())} at row {row}, column {column}." in shown.texts(".extremes")[0]
 
 
-def test_agreement_of_methods_is_that_of_numpy(answered: Inspector, expected: ca.Inspection) -> None:
+def test_agreement_of_methods_is_that_of_numpy(shown: Inspector, expected: ca.Inspection) -> None:
     """The two that explain the same input: by magnitude, because one has no signs; the third is named."""
-    answered.go("Explanations")
-    answered.page.wait_for_selector(".explanation canvas")
+    shown.go("Explanations")
+    shown.page.wait_for_selector(".explanation canvas")
     one, other = (each.values["image"].ravel().astype(np.float64) for each in expected.attributions[:2])
     one, other = abs(one), abs(other)
-    cosine = number(answered.texts(".agreement td")[0])
+    cosine = number(shown.texts(".agreement td")[0])
     assert cosine == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other), rel=1e-3)
-    assert "Saliency has no signs" in answered.texts(".agreement tbody th")[0]
-    assert answered.texts("section:has(#agreement) > p bdi") == ["LayerGradCam of conv2"]
+    assert "Saliency has no signs" in shown.texts(".agreement tbody th")[0]
+    assert shown.texts("section:has(#agreement) > p bdi") == ["LayerGradCam of conv2"]
 
 
 def test_two_answers_are_compared(answered: Inspector, expected: ca.Inspection, site: Served) -> None:

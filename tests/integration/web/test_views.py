@@ -20,12 +20,10 @@ from cutaway.contract.results.arrays import by_name, tensors
 from cutaway.jobs import Job, read
 from cutaway.jobs import run as run_job
 from cutaway.server.embedded import Served
-from tests.integration.web.conftest import HOSTILE
+from tests.integration.web.conftest import HOSTILE, IMAGE
 from tests.support.cli import cutaway
 from tests.support.digits import package_digits
 from tests.support.pages import Inspector
-
-IMAGE = np.asarray([(index % 17) / 16 for index in range(64)], np.float32).reshape(1, 1, 8, 8)
 
 
 def test_the_tree_is_that_of_the_model(site: Served, inspector: Inspector) -> None:
@@ -177,50 +175,42 @@ def test_hostile_labels_are_texts(inspector: Inspector) -> None:
     assert inspector.page.evaluate("document.documentElement.scrollWidth") <= 1400
 
 
-def test_stages_add_up(inspector: Inspector) -> None:
+def test_stages_add_up(shown: Inspector) -> None:
     """Where the time went: all stages together are what this page waited for."""
-    inspector.choose("digits")
-    inspector.go("Ask")
-    inspector.give(IMAGE.tolist())
-    inspector.ask()
-    inspector.go("Cost")
-    stages = inspector.values("section:has(#time) td.number")
-    total = float(inspector.texts(".facts div:has(dt:text-is('In all')) dd")[0].split()[0])
+    shown.go("Cost")
+    stages = shown.values("section:has(#time) td.number")
+    total = float(shown.texts(".facts div:has(dt:text-is('In all')) dd")[0].split()[0])
     assert len(stages) == 8
     assert sum(stages) == pytest.approx(total, abs=0.1)
-    assert "this one alone" in inspector.texts(".facts dd")
-    weights = inspector.values("section:has(#bytes) td.number")
+    assert "this one alone" in shown.texts(".facts dd")
+    weights = shown.values("section:has(#bytes) td.number")
     assert weights[0] == 40  # ten logits
     assert weights[-1] == 64 * 4 * 3  # three explanations of an image, one of them a map that is smaller or equal
 
 
-def test_what_is_taken_along_gives_the_same(site: Served, inspector: Inspector, tmp_path: Path) -> None:
+def test_what_is_taken_along_gives_the_same(site: Served, shown: Inspector, tmp_path: Path) -> None:
     """Python and curl give the numbers of the page; the saved file is verified."""
-    inspector.choose("digits")
-    inspector.go("Ask")
-    inspector.give(IMAGE.tolist())
-    inspector.ask()
-    inspector.go("Take along")
+    shown.go("Take along")
     with ca.Client(site.address) as client:
         expected = client.inspect("digits", {"image": IMAGE}).predictions["output"]
 
-    program = inspector.program().replace("print(result)", "print(result.predictions['output'].tolist())")
+    program = shown.program().replace("print(result)", "print(result.predictions['output'].tolist())")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert np.array_equal(np.asarray(json.loads(run.stdout), np.float32), expected)
 
-    command = inspector.program("curl")
+    command = shown.program("curl")
     reply = json.loads(subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout)
     assert reply["predictions"]["classes"][0]["label"] == str(expected.argmax())
     assert [each["checks"][0]["verdict"] for each in reply["attributions"]] == ["VERDICT_AGREES"] * 3
 
-    with inspector.page.expect_download() as download:
-        inspector.page.click("button:text-is('Save the explanation')")
+    with shown.page.expect_download() as download:
+        shown.page.click("button:text-is('Save the explanation')")
     download.value.save_as(tmp_path / "seven.cutaway")
     stored = ca.Inspection.load(tmp_path / "seven.cutaway")
     assert np.array_equal(stored.predictions["output"], expected)
     assert cutaway("verify", tmp_path / "seven.cutaway", "--address", site.address).returncode == 0
-    with inspector.page.expect_download() as download:
-        inspector.page.click("button:text-is('Save the arrays')")
+    with shown.page.expect_download() as download:
+        shown.page.click("button:text-is('Save the arrays')")
     download.value.save_as(tmp_path / "digits.npz")
     arrays = np.load(tmp_path / "digits.npz")
     assert set(arrays.files) == set(by_name(tensors(stored)))
@@ -228,16 +218,12 @@ def test_what_is_taken_along_gives_the_same(site: Served, inspector: Inspector, 
     assert np.array_equal(arrays["attribution:saliency:image"], stored.attributions[1].values["image"])
 
 
-def test_a_job_taken_along_runs(inspector: Inspector, tmp_path: Path) -> None:
+def test_a_job_taken_along_runs(shown: Inspector, tmp_path: Path) -> None:
     """It explains every row of a data set as the page explained one: beside the archive and the data that it names."""
-    inspector.choose("digits")
-    inspector.go("Ask")
-    inspector.give(IMAGE.tolist())
-    inspector.ask()
-    inspector.go("Take along")
-    (tmp_path / "job.yaml").write_text(inspector.program("job.yaml").replace("digits.mar", "digits-1.0.mar"))
-    with inspector.page.expect_download() as download:
-        inspector.page.click("button:text-is('Save the explanation')")
+    shown.go("Take along")
+    (tmp_path / "job.yaml").write_text(shown.program("job.yaml").replace("digits.mar", "digits-1.0.mar"))
+    with shown.page.expect_download() as download:
+        shown.page.click("button:text-is('Save the explanation')")
     download.value.save_as(tmp_path / "one.cutaway")
     package_digits(tmp_path)
     parquet.write_table(pa.table({"image": list(IMAGE.reshape(1, -1))}), tmp_path / "data.parquet")
