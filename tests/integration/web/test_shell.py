@@ -70,26 +70,8 @@ def test_a_token_is_asked_for_and_kept_nowhere(browser: Browser, tmp_path: Path)
         inspector.page.wait_for_selector(".news code:text-is('TOKEN_INVALID')")
 
 
-def served(model: nn.Module | Adapter, address: str = "127.0.0.1:0") -> AbstractContextManager[Served]:
+def served(model: Adapter, address: str = "127.0.0.1:0") -> AbstractContextManager[Served]:
     return serve({"net": model}, settings=Settings(http_address=address))
-
-
-def test_a_server_that_comes_back_is_found_again(browser: Browser) -> None:
-    """While it is gone the page says so; then it goes on by itself."""
-    torch.manual_seed(0)
-    net, first = nn.Linear(2, 2), ExitStack()
-    address = str(first.enter_context(served(net)).http_address)
-    with first, opened(browser, f"http://{address}") as inspector:
-        inspector.expected.append("net::ERR_")
-        inspector.open()
-        inspector.go("Ask")
-        inspector.page.fill(".one-input textarea", "[[1, 2]]")
-        first.close()
-        inspector.page.click(".strip button.primary")
-        inspector.page.wait_for_selector(".news:has-text('The server does not answer')")
-        with served(net, address):
-            inspector.page.wait_for_selector(".news", state="detached")
-            inspector.ask()
 
 
 def test_a_link_asks_nothing_by_itself(site: Served, inspector: Inspector) -> None:
@@ -189,8 +171,9 @@ def test_a_file_that_cannot_be_read_leaves_what_was_there(inspector: Inspector, 
     inspector.ask()
 
 
-def test_a_server_with_another_model_of_that_name_is_seen_through(browser: Browser) -> None:
-    """Labels and modules are those of the model that answers."""
+def test_a_server_that_comes_back_with_another_model_is_seen_through(browser: Browser) -> None:
+    """While a server is gone the page says so; then it goes on by itself, with the labels and modules of the model that
+    answers."""
 
     def own(seed: int, *names: str) -> Adapter:
         class Own(Adapter):
@@ -213,6 +196,7 @@ def test_a_server_with_another_model_of_that_name_is_seen_through(browser: Brows
         inspector.ask()
         assert set(inspector.texts(".prediction th")) == {"a", "b"}
         first.close()
+        inspector.page.click(".strip button.primary")
         inspector.page.wait_for_selector(".news:has-text('The server does not answer')")
         with served(own(1, "eins", "zwei"), address):
             inspector.page.wait_for_selector(".news", state="detached")
