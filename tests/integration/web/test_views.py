@@ -229,13 +229,13 @@ def test_a_job_taken_along_runs(shown: Inspector, tmp_path: Path) -> None:
     parquet.write_table(pa.table({"image": list(IMAGE.reshape(1, -1))}), tmp_path / "data.parquet")
     run_job(Job.load(tmp_path / "job.yaml"))
     rows = read(tmp_path / "explained")
-    shown = ca.Inspection.load(tmp_path / "one.cutaway").attributions
+    explained = ca.Inspection.load(tmp_path / "one.cutaway").attributions
     columns = (
         "attribution:integrated_gradients:image",
         "attribution:saliency:image",
         "attribution:layer_grad_cam:conv2",
     )
-    for column, attribution in zip(columns, shown, strict=True):
+    for column, attribution in zip(columns, explained, strict=True):
         (values,) = attribution.values.values()
         np.testing.assert_allclose(rows[column], values, rtol=1e-4, atol=1e-6, err_msg=column)
     assert np.array_equal(rows["input:image"], IMAGE)
