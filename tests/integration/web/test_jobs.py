@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,12 +12,13 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
+from playwright.sync_api import Browser
 
 from cutaway.jobs import Job, Results, read, run
 from cutaway.jobs.sources import Unreadable
 from cutaway.server.embedded import Served
 from tests.support.jobs import REQUEST, Columns, digits
-from tests.support.pages import Inspector
+from tests.support.pages import Inspector, opened
 
 ROWS = 60
 BAD = 5
@@ -52,6 +54,14 @@ def folder(site: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
         target="label",
         request=REQUEST,
     )
+
+
+@pytest.fixture(scope="module")
+def inspector(browser: Browser, site: Served) -> Iterator[Inspector]:
+    """One page for all: it forgets a folder when another one is opened."""
+    with opened(browser, f"http://{site.http_address}") as page:
+        page.open()
+        yield page
 
 
 def open_folder(inspector: Inspector, folder: Path) -> None:
