@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 import cutaway as ca
 from tests.support.doors import Ask, doors, plain, seeded
 from tests.support.infer_doors import Infer, Inferred, as_inferred, infer_doors
-from tests.support.mixed.mix import Outcome, Request, draw, small_models
+from tests.support.mixed.mix import Outcome, Request, draw, one_of_each, small_models
 from tests.support.reply_equality import differences
 from tests.support.serving import Server
 
-COUNT = 300
-"""Sixty of them fail."""
 
-
-def test_the_same_by_every_door(store: Path, server: Server) -> None:
-    """Questions of all kinds, with a seed for those that draw numbers."""
-    drawn = [seeded(each) for each in draw(small_models(store), COUNT, seed=7)]
+@pytest.mark.parametrize("chosen", [one_of_each, pytest.param(list, marks=pytest.mark.slow)])
+def test_the_same_by_every_door(store: Path, server: Server, chosen: Callable[[list[Request]], list[Request]]) -> None:
+    """Questions of all kinds, with a seed for those that draw numbers; many of them fail."""
+    drawn = [seeded(each) for each in chosen(draw(small_models(store), 300, seed=7))]
     places = server.address, server.http_address
     with doors(*places) as by_door, infer_doors(*places) as by_infer_door:
         wrong = [fault for request in drawn for fault in _faults(request, by_door, by_infer_door)]
     assert not wrong, "\n".join(wrong[:20])
-    assert sum(request.answer is None for request in drawn) == COUNT // 5
+    assert sum(request.answer is None for request in drawn) > len(drawn) // 8
 
 
 def _faults(request: Request, by_door: dict[str, Ask], by_infer_door: dict[str, Infer]) -> list[str]:

@@ -132,5 +132,10 @@ def draw(several: Sequence[Model], count: int, seed: int) -> list[Request]:
     return drawn
 
 
+def one_of_each(requests: Sequence[Request]) -> list[Request]:
+    """The first of ``requests`` of each kind and model."""
+    return list({(each.model, each.name): each for each in reversed(requests)}.values())
+
+
 def _weighted(dice: random.Random, several: Sequence[Model], count: int) -> list[Model]:
     return dice.choices(several, [model.share for model in several], k=count)
