@@ -17,8 +17,8 @@ from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, Cross
 from cutaway.contract.results import AttributionResult, Cause, Verdict
 from cutaway.engine.runtime.rng import seeded
 from tests.support.broken_captum import spoiled, stale
-from tests.support.checked_attributions import BATCHES, CHECKED, CNN, Build, ask, noise, verdict, wired
-from tests.support.expectation_models import GAINED, IN_PLACE, TWICE, numbers
+from tests.support.checked_attributions import CHECKED, CNN, Build, ask, noise, verdict, wired
+from tests.support.expectation_models import GAINED, TWICE, numbers
 from tests.support.rounding import SMALL, close, within
 from tests.support.state_snapshot import untouched
 
@@ -28,11 +28,6 @@ N = 6
 IDS = wired(
     lambda m, ids, weight: m.head(torch.tanh(m.words(ids) * weight.unsqueeze(-1)).sum(1)),
     words=lambda: nn.Embedding(20, 6), head=lambda: nn.Linear(6, 3),
-)  # fmt: skip
-IN_A_TUPLE = wired(
-    lambda m, x: m.head(m.a(x)[0]),
-    a=lambda: type("Tupled", (nn.Linear,), {"forward": lambda m, x: (nn.Linear.forward(m, x),)})(8, 6),
-    head=lambda: nn.Linear(6, 3),
 )  # fmt: skip
 ONE_NUMBER = wired(lambda m, x: torch.tanh(m.a(x)).prod(1), a=lambda: nn.Linear(6, 3))
 
@@ -62,24 +57,6 @@ def asked(kind: type[Any], build: Build, *names: str, samples: int = 5, **more: 
 
 
 KINDS = (ca.GradientShap, ca.LayerGradientShap, ca.NeuronGradientShap)
-CASES: dict[str, tuple[Build, tuple[ExpectedGradient, ...]]] = {
-    "several inputs": (GAINED, tuple(asked(kind, GAINED, "x", "y", "gain") for kind in KINDS[:2])),
-    "some of several inputs": (
-        GAINED, (asked(KINDS[0], GAINED, "y", "x"), *(asked(kind, GAINED, "x") for kind in KINDS))),
-    "convolutions": (CNN, tuple(asked(kind, CNN) for kind in KINDS)),
-    "in place, called twice": (IN_PLACE, tuple(asked(kind, IN_PLACE, stdev=0.0) for kind in KINDS)),
-    "one baseline, one draw": (IN_PLACE, tuple(
-        replace(asked(kind, IN_PLACE, samples=1), n_samples=1) for kind in KINDS)),
-    "another module called twice": (TWICE, tuple(asked(kind, TWICE) for kind in KINDS)),
-    "ids beside": (IDS, tuple(asked(kind, IDS, "weight") for kind in KINDS[:1])),
-    "in a tuple": (IN_A_TUPLE, tuple(asked(kind, IN_A_TUPLE) for kind in KINDS)),
-    "one number an example": (ONE_NUMBER, tuple(asked(kind, ONE_NUMBER) for kind in KINDS)),
-}  # fmt: skip
-
-
-def cast(request: ExpectedGradient, dtype: torch.dtype) -> ExpectedGradient:
-    given = {name: torch.as_tensor(each).to(dtype).numpy() for name, each in request.baselines.items()}
-    return replace(request, baselines=given)
 
 
 def by_hand(model: nn.Module, given: Mapping[str, Tensor], request: Any) -> list[Tensor]:
@@ -103,24 +80,6 @@ def by_hand(model: nn.Module, given: Mapping[str, Tensor], request: Any) -> list
             additional_forward_args=tuple(given[name] for name in rest) or None, **options,
         )  # fmt: skip
     return list(found) if isinstance(found, tuple) else [found]
-
-
-@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
-@pytest.mark.parametrize("name", list(CASES))
-def test_expected_gradients_are_plain_captums_and_agree_with_raw_gradients(
-    name: str, rows: int, dtype: torch.dtype
-) -> None:
-    """In every mode the reply is what Captum says when called by hand with the same seed, and the checks agree."""
-    build, requests = CASES[name]
-    given = inputs(build, rows, dtype)
-    requests = tuple(cast(each, dtype) for each in requests)
-    expected = [by_hand(build().to(dtype), given, each) for each in requests]
-    for mode in CheckMode:
-        result = ask(build().to(dtype), given, *requests, check=CheckRequest(mode), seed=SEED)
-        for request, wanted, got in zip(requests, expected, result.attributions, strict=True):
-            for theirs, ours in zip(wanted, got.values.values(), strict=True):
-                assert close(ours, theirs, SMALL), (mode, request)
-            assert [check.verdict for check in got.checks] == [Verdict.AGREES] * (mode is not CheckMode.OFF), got.checks
 
 
 def test_of_a_linear_model_they_are_the_weights_times_the_distance_to_the_mean() -> None:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from captum import attr
 from captum.attr._utils import lrp_rules
 from captum.attr._utils.custom_modules import Addition_Module
 from torch import Tensor, nn
@@ -20,9 +19,9 @@ import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, Epsilon, LrpRule, MultiIndex, Propagation
 from cutaway.contract.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
-from tests.support.checked_attributions import BATCHES, CHECKED, Build, ask, noise, to, verdict, wired
+from tests.support.checked_attributions import CHECKED, Build, ask, noise, to, verdict, wired
 from tests.support.lrp_models import FLAT, SEQUENCE, given, linear, net
-from tests.support.rounding import SMALL, close, within
+from tests.support.rounding import within
 from tests.support.state_snapshot import untouched
 
 
@@ -109,68 +108,6 @@ SOUND: dict[str, Sound] = {
     "functions elsewhere": Sound(CALLS_OTHERS, (ca.LRP(),)),
     "two inputs": Sound(TWO_INPUTS, (ca.LRP(), ca.LRP(inputs=("y",)), ca.LRP(inputs=("x",)), ca.LayerLRP(layer="b"))),
 }
-
-
-def captums(rule: Any) -> lrp_rules.PropagationRule:
-    kinds: dict[type, Callable[[Any], Any]] = {
-        Epsilon: lambda rule: lrp_rules.EpsilonRule(rule.epsilon),
-        ca.Gamma: lambda rule: lrp_rules.GammaRule(rule.gamma),
-        ca.AlphaOneBetaZero: lambda rule: lrp_rules.Alpha1_Beta0_Rule(),
-        ca.RelevanceIdentity: lambda rule: lrp_rules.IdentityRule(),
-    }
-    return kinds[type(rule)](rule)
-
-
-def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], asked: Any) -> list[Tensor]:
-    """``asked``, answered by Captum as its documentation uses it."""
-    modules = dict(model.named_modules())
-    target = model(**inputs).argmax(1)
-    for name, rule in asked.rules.items():
-        modules[name].rule = captums(rule)
-    names = asked.inputs or tuple(inputs)
-    layer = (modules[asked.layer],) if isinstance(asked, ca.LayerLRP) else ()
-    rest = tuple(tensor.clone().requires_grad_() for name, tensor in inputs.items() if name not in names)
-
-    class Ordered(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *tensors: Tensor) -> Tensor:
-            order = [*names, *(name for name in inputs if name not in names)]
-            return self.model(**dict(zip(order, tensors)))
-
-    found = getattr(attr, type(asked).__name__)(Ordered(), *layer).attribute(
-        tuple(inputs[name].clone().requires_grad_() for name in names),
-        target=target, additional_forward_args=rest or None,
-    )  # fmt: skip
-    return [each.detach() for each in (found if isinstance(found, tuple) else (found,))]
-
-
-@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
-@pytest.mark.parametrize("name", list(SOUND))
-def test_relevance_is_captums_in_every_mode_and_agrees(name: str, rows: int, dtype: torch.dtype) -> None:
-    """Within 1e-6 of Captum called by hand; the raw hooks say AGREES, from passes of their own; and everything is
-    afterwards as it was."""
-    build, inputs = to(SOUND[name].build, dtype), given(name, rows, dtype)
-    for asked in SOUND[name].asked:
-        expected = by_hand(build(), inputs, asked)
-        for mode in CheckMode:
-            model = build()
-            with untouched(model):
-                result = ask(model, inputs, asked, check=CheckRequest(mode)).attributions[0]
-            for theirs, ours in zip(expected, result.values.values(), strict=True):
-                assert close(ours, theirs, SMALL), (mode, asked)
-            if mode is not CheckMode.OFF:
-                assert verdict(result) is Verdict.AGREES, (asked, result.checks)
-                assert result.checks[0].mode is CheckMode.INDEPENDENT
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_relevance_in_a_coarse_data_type_is_never_called_wrong(dtype: torch.dtype) -> None:
-    """What rounding does to it is no disagreement."""
-    result = ask(to(SEQUENCE, dtype)(), given("", 4, dtype), ca.LRP(), ca.LayerLRP(layer="a"))
-    assert {verdict(got) for got in result.attributions} == {Verdict.AGREES}
 
 
 def test_an_epsilon_that_is_nothing_in_float16_is_found_out() -> None:

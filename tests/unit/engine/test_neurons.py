@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -21,13 +21,12 @@ from cutaway.contract.requests import (
     ClassIndex,
     Neuron,
     NeuronAttribution,
-    PathAttribution,
     Quadrature,
 )
 from cutaway.contract.results import Cause, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from tests.support.checked_attributions import BATCHES, CHECKED, Build, ask, noise, to, verdict, wired
+from tests.support.checked_attributions import CHECKED, Build, ask, noise, verdict, wired
 from tests.support.rounding import SMALL, close
 from tests.support.state_snapshot import State
 
@@ -71,88 +70,9 @@ class In(nn.Module):
         return self.box(self.linear(x))
 
 
-def in_place() -> nn.Module:
-    return nn.ReLU(inplace=True)
-
-
 MODULES = net(lambda m, x: m.head(m.s(m.b(m.r(m.a(x))))), r=nn.ReLU, s=nn.ReLU)
-TWO = net(
-    lambda m, x, gain: m.head(m.s(m.b(m.r(m.a(x)) * gain.unsqueeze(1)))) * gain.unsqueeze(1), r=nn.ReLU, s=nn.ReLU
-)
-IMAGES = wired(
-    lambda m, x: m.head(m.s(m.b(m.r(m.a(x)))).mean((2, 3))),
-    a=lambda: nn.Conv2d(3, 4, 3), b=lambda: nn.Conv2d(4, 4, 3), r=nn.ReLU, s=nn.Tanh, head=lambda: nn.Linear(4, 3),
-)  # fmt: skip
 
 X = {"x": noise(4, 8)}
-SOUND: dict[str, tuple[Build, Mapping[str, Tensor], Neuron, tuple[str, ...]]] = {
-    "modules": (MODULES, X, UNIT, ()),
-    "a rectifier itself": (MODULES, X, Neuron("s", (2,)), ()),
-    "the output": (MODULES, X, Neuron("head", (1,)), ()),
-    "a rectifier called again behind it": (net(lambda m, x: m.head(m.r(m.b(m.r(m.a(x))))), r=nn.ReLU), X, UNIT, ()),
-    "a function behind it": (net(lambda m, x: m.head(F.relu(m.b(m.r(m.a(x))))), r=nn.ReLU), X, UNIT, ()),
-    "in place": (net(lambda m, x: m.head(m.s(m.b(m.r(m.a(x))))), r=in_place, s=in_place), X, UNIT, ()),
-    "changed in place behind it": (net(lambda m, x: m.head(m.b(m.r(m.a(x))).add_(1).tanh()), r=nn.ReLU), X, UNIT, ()),
-    "in a tuple": (
-        net(lambda m, x: m.head(torch.tanh(m.t(m.r(m.a(x)))[0])), r=nn.ReLU, t=lambda: In(lambda each: (each,))),
-        X, Neuron("t", (2,)), ()),
-    "of an image": (IMAGES, {"x": noise(4, 3, 6, 6)}, Neuron("b", (0, 1, 1)), ()),
-    "two inputs": (TWO, {**X, "gain": noise(4, seed=3)}, UNIT, ()),
-    "one of two inputs": (TWO, {**X, "gain": noise(4, seed=3)}, UNIT, ("x",)),
-    "one number an example": (net(lambda m, x: m.n(m.r(m.a(x)).sum(1)), r=nn.ReLU, n=nn.Tanh), X, Neuron("n", ()), ()),
-}  # fmt: skip
-
-
-def fitted(asked: NeuronAttribution, neuron: Neuron, inputs: Mapping[str, Tensor], names: tuple[str, ...]) -> Any:
-    """``asked`` about ``neuron``; a mask only where it has the input's shape."""
-    if getattr(asked, "masks", {}) and inputs["x"].shape[1:] != (8,):
-        asked = replace(asked, masks={})  # type: ignore[call-arg]
-    return replace(asked, neuron=neuron, inputs=names)
-
-
-def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], asked: Any) -> list[Tensor]:
-    """``asked``, answered by Captum as its documentation uses it."""
-    names = asked.inputs or tuple(inputs)
-    options: dict[str, Any] = {}
-    if hasattr(asked, "baselines"):
-        options["baselines"] = tuple(asked.baselines.get(name, 0.0) for name in names)
-    if isinstance(asked, PathAttribution):
-        options |= {"n_steps": asked.n_steps, "method": asked.quadrature.value}
-    if isinstance(asked, ca.NeuronConductance):
-        options["target"] = None if model(*inputs.values()).ndim == 1 else CLASS
-    if getattr(asked, "masks", {}):
-        masks = {name: torch.as_tensor(mask) for name, mask in asked.masks.items()}
-        options["feature_mask"] = tuple(
-            masks.get(name, torch.full_like(inputs[name][:1], 99, dtype=torch.int64)) for name in names
-        )
-        numbers = torch.unique(torch.cat([mask.flatten() for mask in options["feature_mask"]]))
-        options["feature_mask"] = tuple(torch.searchsorted(numbers, mask) for mask in options["feature_mask"])
-    found = getattr(attr, type(asked).__name__)(model, dict(model.named_modules())[asked.neuron.module]).attribute(
-        tuple(inputs[name].clone().requires_grad_() for name in names), asked.neuron.index,
-        additional_forward_args=tuple(each for name, each in inputs.items() if name not in names) or None, **options,
-    )  # fmt: skip
-    return [each.detach() for each in found]
-
-
-@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
-@pytest.mark.parametrize("name", list(SOUND))
-def test_the_answer_is_plain_captums_in_every_mode_and_agrees(name: str, rows: int, dtype: torch.dtype) -> None:
-    """Within 1e-6 of Captum called by hand, whatever is checked, and the raw hooks say AGREES; the reply names the
-    neuron's module as its layer."""
-    build, given, neuron, names = SOUND[name]
-    build = to(build, dtype) if dtype is torch.float64 else build
-    inputs = {each: tensor[:rows].to(dtype) for each, tensor in given.items()}
-    methods = [fitted(asked, neuron, inputs, names) for asked in ASKED]
-    expected = [by_hand(build(), inputs, asked) for asked in methods]
-    target: ca.Target = ca.PredictedClass() if name == "one number an example" else ClassIndex((CLASS,))
-    for mode in CheckMode:
-        results = ask(build(), inputs, *methods, target=target, check=CheckRequest(mode)).attributions
-        for asked, wanted, got in zip(methods, expected, results, strict=True):
-            assert got.layer == neuron.module
-            for theirs, ours in zip(wanted, got.values.values(), strict=True):
-                assert close(ours, theirs, SMALL), (asked, mode)
-            if mode is not CheckMode.OFF:
-                assert verdict(got) is Verdict.AGREES, (asked, got.checks)
 
 
 def test_what_a_neuron_is_integrated_to_adds_up_to_its_change() -> None:

@@ -20,131 +20,17 @@ from cutaway.contract.requests import (
     ClassIndex,
     Combination,
     CrossEntropy,
-    Neuron,
 )
 from cutaway.contract.results import AttributionResult, Cause, Verdict
 from tests.support.broken_captum import spoiled, stale
-from tests.support.checked_attributions import CHECKED, RANDOM, Build, ask, noise, verdict, wired
-from tests.support.expectation_models import GAINED, IN_PLACE, TWICE, numbers
+from tests.support.checked_attributions import CHECKED, RANDOM, ask, noise, verdict, wired
+from tests.support.expectation_models import GAINED, TWICE, numbers
 from tests.support.noise_models import MODULES, ROW, TWO
 from tests.support.rounding import SMALL, close
 from tests.support.state_snapshot import untouched
 
 SEED = 11
-HALVES = {"x": np.array([[0, 0, 0, 0, 1, 1, 1, 1]])}
 FUNCTIONAL = wired(lambda m, x: m.head(torch.relu(m.a(x))), a=lambda: nn.Linear(8, 6), head=lambda: nn.Linear(6, 3))
-
-OPTIONS: dict[Attribution, dict[str, Any]] = {}
-SAMPLES = noise(3, 8, seed=5)
-
-
-def base(asked: Attribution, **options: Any) -> Attribution:
-    """``asked``, and with which options Captum is called by hand."""
-    OPTIONS[keyed(asked)] = options
-    return asked
-
-
-def keyed(asked: Attribution) -> Any:
-    return repr(replace(asked, noise=None, metrics=()))
-
-
-ONES = {"x": 1.0}
-BASES: dict[str, tuple[Build, Mapping[str, Tensor], tuple[Attribution, ...]]] = {
-    "gradients": (MODULES, ROW, (
-        base(ca.Saliency(), abs=True), base(ca.InputXGradient()), base(ca.GuidedBackprop()), base(ca.Deconvolution()),
-        base(ca.LRP()), base(ca.DeepLift(baselines=ONES), baselines=torch.ones(3, 8)),
-        base(ca.DeepLiftShap(baselines={"x": SAMPLES.numpy()}), baselines=SAMPLES),
-    )),
-    "layers": (MODULES, ROW, (
-        base(ca.LayerActivation(layer="b")), base(ca.LayerGradientXActivation(layer="b")),
-        base(ca.LayerFeatureAblation(layer="head")), base(ca.LayerDeepLift(layer="b")),
-        base(ca.InternalInfluence(layer="b", n_steps=4), n_steps=4),
-        base(ca.LayerConductance(layer="b", n_steps=4), n_steps=4),
-        base(ca.LayerIntegratedGradients(layer="b", n_steps=4), n_steps=4),
-    )),
-    "neurons": (MODULES, ROW, (
-        base(ca.NeuronGradient(neuron=Neuron("b", (2,)))),
-        base(ca.NeuronGuidedBackprop(neuron=Neuron("b", (2,)))),
-        base(ca.NeuronIntegratedGradients(neuron=Neuron("b", (2,)), n_steps=4), n_steps=4),
-    )),
-    "perturbations": (MODULES, ROW, (
-        base(ca.FeatureAblation(masks=HALVES, baselines=ONES), baselines=1.0,
-             feature_mask=torch.from_numpy(HALVES["x"])),
-        base(ca.Occlusion(windows={"x": (4,)}, strides={"x": (2,)}), sliding_window_shapes=(4,), strides=(2,)),
-        base(ca.ShapleyValues(masks=HALVES), feature_mask=torch.from_numpy(HALVES["x"])),
-    )),
-    "one of two inputs": (GAINED, TWO, (
-        base(ca.Saliency(inputs=("x",), absolute=False), abs=False),
-        base(ca.IntegratedGradients(inputs=("x",), n_steps=4), n_steps=4),
-        base(ca.IntegratedGradients(inputs=("y", "x"), n_steps=40), n_steps=40),
-    )),
-    "in place": (IN_PLACE, ROW, (base(ca.InputXGradient()), base(ca.LayerGradientXActivation(layer="a")))),
-    "a module called twice": (TWICE, ROW, (base(ca.InputXGradient()), base(ca.LayerActivation(layer="a")))),
-}  # fmt: skip
-
-
-def by_hand(model: nn.Module, given: Mapping[str, Tensor], asked: Any) -> list[Tensor]:
-    """``asked``, answered by Captum as its documentation uses it, a copy at a time."""
-    explained = list(asked.inputs) or list(given)
-    rest = [name for name in given if name not in explained]
-    at = getattr(asked, "layer", "")
-    options = dict(OPTIONS[keyed(asked)])
-    if hasattr(asked, "neuron"):
-        options["neuron_selector"], at = asked.neuron.index, asked.neuron.module
-    elif not isinstance(asked, ca.LayerActivation):
-        options["target"] = model(**given).argmax(1)
-    layer = (model.get_submodule(at),) if at else ()
-    kind = getattr(attr, type(asked).__name__)
-    takes_modules = isinstance(asked, (ca.LRP, ca.GuidedBackprop, ca.NeuronGuidedBackprop, ca.Deconvolution))
-    if takes_modules or "DeepLift" in type(asked).__name__:
-        called: Any = model
-    else:
-
-        def called(*tensors: Tensor) -> Tensor:
-            return model(**dict(zip(explained + rest, tensors)))
-
-    tensors = tuple(given[name] for name in explained)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        found = attr.NoiseTunnel(kind(called, *layer)).attribute(
-            tensors if len(tensors) > 1 else tensors[0],
-            nt_type=asked.noise.combination.value, nt_samples=asked.noise.n_samples, nt_samples_batch_size=1,
-            stdevs=asked.noise.stdev, additional_forward_args=tuple(given[name] for name in rest) or None, **options,
-        )  # fmt: skip
-    return [each.detach() for each in (found if isinstance(found, tuple) else (found,))]
-
-
-@pytest.mark.parametrize("combination", list(Combination))
-@pytest.mark.parametrize("name", list(BASES))
-def test_a_tunnel_is_plain_captums_and_agrees_in_every_mode(name: str, combination: Combination) -> None:
-    """Any method inside: the reply is what Captum says when called by hand with the same seed; nothing must add up."""
-    build, given, bases = BASES[name]
-    asked = tuple(replace(each, noise=ca.NoiseTunnel(combination, 4, 1.5)) for each in bases)
-    expected = [by_hand(build(), given, each) for each in asked]
-    for mode in CheckMode:
-        result = ask(build(), given, *asked, check=CheckRequest(mode), seed=SEED)
-        for request, wanted, got in zip(asked, expected, result.attributions, strict=True):
-            for theirs, ours in zip(wanted, got.values.values(), strict=True):
-                assert close(ours, theirs, SMALL), (mode, request)
-            assert [check.verdict for check in got.checks] == [Verdict.AGREES] * (mode is not CheckMode.OFF), got.checks
-            assert got.convergence_delta is None
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-def test_a_tunnel_in_float64_and_for_one_row(rows: int) -> None:
-    """Captum draws noise in float32 whatever the input is, and so does the reference."""
-    given = {"x": noise(rows, 8, dtype=torch.float64)}
-    asked = [
-        replace(each, noise=ca.NoiseTunnel(combination, 3, 0.5))
-        for each in (BASES["gradients"][2][0], BASES["layers"][2][4])
-        for combination in Combination
-    ]
-    for mode in CHECKED:
-        result = ask(MODULES().double(), given, *asked, check=CheckRequest(mode), seed=SEED)
-        for request, got in zip(asked, result.attributions, strict=True):
-            (theirs,) = by_hand(MODULES().double(), given, request)
-            assert close(next(iter(got.values.values())), theirs, SMALL)
-            assert verdict(got) is Verdict.AGREES, got.checks
 
 
 def test_layer_lrp_goes_through_a_tunnel_that_captum_cannot_build_by_itself() -> None:

@@ -18,19 +18,15 @@ from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, Cross
 from cutaway.contract.results import AttributionResult, Cause, Verdict
 from cutaway.engine.passes.features import MAX_EVALUATIONS
 from tests.support.broken_captum import spoiled, stale
-from tests.support.checked_attributions import BATCHES, CHECKED, CNN, MLP, RANDOM, ask, noise, verdict, wired
+from tests.support.checked_attributions import CHECKED, CNN, MLP, RANDOM, ask, noise, verdict, wired
 from tests.support.perturbation_models import (
     GAINED,
     ONE_NUMBER,
     SEED,
     TOKENS,
-    ablates_across_inputs,
-    by_hand,
-    cast,
     ids,
     permutes_one_row,
 )
-from tests.support.rounding import SMALL, close
 
 Build = Callable[[], nn.Module]
 
@@ -104,43 +100,6 @@ CASES: dict[str, Case] = {
         ),
     ),
 }
-
-
-@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
-@pytest.mark.parametrize("name", list(CASES))
-def test_a_perturbation_is_plain_captums_and_agrees_with_the_raw_outputs(
-    name: str, rows: int, dtype: torch.dtype
-) -> None:
-    """In every mode the reply is what Captum says when called by hand; both checks agree, where rows can be
-    exchanged; attributions that must add up do. A Captum that ablates a feature of two inputs one by one is wrong."""
-    case = CASES[name]
-    inputs = cast(case.inputs(rows), dtype)
-    permutable = rows > 1 or permutes_one_row()
-    questions = [each for each in case.asked if permutable or not isinstance(each, ca.FeaturePermutation)]
-    expected = [by_hand(case.build().to(dtype), inputs, each) for each in questions]
-    for mode in CheckMode:
-        result = ask(case.build().to(dtype), inputs, *questions, check=CheckRequest(mode), seed=SEED)
-        for asked, wanted, got in zip(questions, expected, result.attributions, strict=True):
-            for theirs, ours in zip(wanted, got.values.values(), strict=True):
-                assert close(ours, theirs, SMALL), (mode, asked)
-            moot = rows == 1 and isinstance(asked, ca.FeaturePermutation)
-            shared = isinstance(asked, ca.FeatureAblation) and len(asked.masks) > 1
-            wrong = shared and not ablates_across_inputs()
-            right = Verdict.INCONCLUSIVE if moot else Verdict.DISAGREES if wrong else Verdict.AGREES
-            assert {check.verdict for check in got.checks} <= {right}, (mode, asked, got.checks)
-            assert bool(got.checks) is (mode is not CheckMode.OFF)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_perturbation_in_a_coarse_data_type_is_never_called_wrong(dtype: torch.dtype) -> None:
-    """Differences of forward values cancel: what is left of them is rounding, and no disagreement."""
-    case = CASES["perceptron"]
-    for mode in CHECKED:
-        result = ask(
-            case.build().to(dtype), cast(case.inputs(4), dtype), *case.asked, check=CheckRequest(mode), seed=SEED
-        )
-        assert Verdict.DISAGREES not in {check.verdict for got in result.attributions for check in got.checks}
-        assert sum(verdict(got) is Verdict.AGREES for got in result.attributions) >= len(case.asked) - 1
 
 
 # Captum gone wrong.
@@ -282,18 +241,6 @@ def test_shapley_values_add_up_with_every_feature_counted_once() -> None:
         assert got.value_at_baseline is not None
         assert np.abs(got.convergence_delta).max() < 1e-5
         assert [check.verdict for check in got.checks] == [Verdict.AGREES] * 2
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-def test_three_inputs_are_occluded(mode: CheckMode) -> None:
-    """Captum 0.9 counts the windows of a third input from another one on, 0.8 from the first; each is visited once."""
-    three = wired(lambda m, x, y, z: m.head(torch.tanh(x * y)) * z.mean(1, keepdim=True), head=lambda: nn.Linear(4, 3))
-    inputs = {"x": noise(2, 4), "y": noise(2, 4, seed=2), "z": noise(2, 5, seed=3)}
-    asked = ca.Occlusion(windows={"x": (2,), "y": (3,), "z": (2,)})
-    got = ask(three(), inputs, asked, check=CheckRequest(mode)).attributions[0]
-    assert verdict(got) is Verdict.AGREES
-    for theirs, ours in zip(by_hand(three(), inputs, asked), got.values.values()):
-        assert close(ours, theirs, SMALL)
 
 
 @pytest.mark.parametrize("mode", CHECKED)
