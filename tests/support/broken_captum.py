@@ -16,7 +16,10 @@ Arguments: TypeAlias = Callable[[Any, dict[str, Any]], Any]
 
 @contextmanager
 def spoiled(
-    kind: type, values: Values = lambda values: values, arguments: Arguments = lambda method, options: None
+    kind: type,
+    values: Values = lambda values: values,
+    arguments: Arguments = lambda method, options: None,
+    inputs: Values = lambda values: values,
 ) -> Iterator[None]:
     """A fault in the class that answers ``kind``, be it called as it is or as a noise tunnel calls what is inside.
 
@@ -24,13 +27,15 @@ def spoiled(
         kind: a request's class, or Captum's own.
         values: changes what ``attribute`` returned.
         arguments: changes the arguments of ``attribute``; gets Captum's object and the keyword arguments.
+        inputs: changes the inputs that Captum explains.
     """
     captums: Any = getattr(attr, kind.__name__)
 
     def wrong(intact: Any) -> Any:
-        def attribute(self: Any, inputs: Any, **options: Any) -> Any:
+        def attribute(self: Any, given: Any, **options: Any) -> Any:
             arguments(self, options)
-            found = intact(self, inputs, **options)
+            taken = tuple(map(inputs, given)) if isinstance(given, tuple) else inputs(given)
+            found = intact(self, taken, **options)
             return tuple(map(values, found)) if isinstance(found, tuple) else values(found)
 
         return attribute

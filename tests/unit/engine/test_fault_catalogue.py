@@ -7,19 +7,17 @@ fault stands the same question put to a sound model, or to Captum as it is: ther
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from captum import attr
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest
-from cutaway.contract.results import Cause, Check, Verdict
+from cutaway.contract.results import Check, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.checked_attributions import CHECKED, wired
@@ -45,24 +43,6 @@ RECTIFIED = convolutions(lambda m, x: pooled(m, m.r2(m.b(m.r1(m.a(x))))), r1=nn.
 # Captum changed.
 
 
-@contextmanager
-def of_halved_inputs(kind: type[Any]) -> Iterator[None]:
-    """Captum explaining other inputs than those it was given."""
-    plain = kind.attribute
-
-    def attribute(self: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        return plain(self, tuple(each / 2 for each in inputs), *args, **options)
-
-    kind.attribute = attribute
-    try:
-        yield
-    finally:
-        kind.attribute = plain
-
-
-ODD = layers(lambda m, x: m.b(m.act(m.a(x))), act=lambda: Calling(torch.nn.functional.relu))
-
-
 def found(fault: Fault, mode: CheckMode) -> Check:
     """The check that is to find ``fault``."""
     with fault.around():
@@ -85,15 +65,6 @@ def test_every_fault_is_found_out_with_its_cause(name: str, mode: CheckMode) -> 
     assert check.verdict in (Verdict.DISAGREES, Verdict.INCONCLUSIVE), check
     assert check.cause is fault.cause, check
     assert fault.words in check.reason, check.reason
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-def test_captum_explaining_other_inputs_is_found_out(mode: CheckMode) -> None:
-    """Who listens to its passes can say what it did; who runs others sees that the answer is wrong."""
-    with of_halved_inputs(attr.InputXGradient):
-        check = answered(SMOOTH(), ca.InputXGradient(), VECTOR, mode)[0]
-    assert check.verdict is Verdict.DISAGREES
-    assert check.cause is (Cause.OTHER_PASSES if mode is CheckMode.SAME_PASS else Cause.UNKNOWN)
 
 
 @dataclasses.dataclass(frozen=True)

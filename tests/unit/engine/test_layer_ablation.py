@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, LayerAttribution
-from cutaway.contract.results import AttributionResult, Cause, Verdict
+from cutaway.contract.results import Cause, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.engine.passes.features import MAX_EVALUATIONS
 from tests.support.checked_attributions import CHECKED, MLP, RANDOM, Build, ask, noise, verdict, wired
-from tests.support.perturbation_models import reads_lists
 from tests.support.state_snapshot import State
 
 SEED = 11
@@ -137,116 +133,6 @@ def test_a_permutation_keeps_the_batch_together() -> None:
 
 # Captum gone wrong.
 
-Change = Callable[[Any, dict[str, Any]], None]
-MODEL: list[Any] = []
-KEPT: list[Tensor] = []
-
-
-def nothing(method: Any, options: dict[str, Any]) -> None:
-    pass
-
-
-def other_layer(method: Any, options: dict[str, Any]) -> None:
-    method.layer = MODEL[0].c
-
-
-def other_target(method: Any, options: dict[str, Any]) -> None:
-    function = method.forward_func
-    method.forward_func = lambda *tensors: function(*tensors).roll(1, -1)
-
-
-def other_inputs(method: Any, options: dict[str, Any]) -> None:
-    function = method.forward_func
-    method.forward_func = lambda x: function(x + 1)
-
-
-def stale(values: Tensor) -> Tensor:
-    KEPT.append(values)
-    return KEPT[0]
-
-
-def one_element(values: Tensor) -> Tensor:
-    changed = values.clone()
-    changed.view(-1)[changed.abs().argmax()] *= 1.01
-    return changed
-
-
-VALUES: dict[str, Callable[[Tensor], Tensor]] = {
-    "a hundredth too large": lambda values: values * 1.01,
-    "a constant more": lambda values: values + values.abs().max() / 50,
-    "rows exchanged": lambda values: values.roll(1, 0),
-    "units exchanged": lambda values: values.roll(1, 1),
-    "one element off": one_element,
-    "an element not a number": lambda values: values.index_fill(1, torch.tensor([1]), torch.nan),
-    "nothing but zeros": torch.zeros_like,
-}
-ARGUMENTS: dict[str, Change] = {
-    "another layer": other_layer,
-    "another target": other_target,
-    "units joined": lambda method, options: options.update(layer_mask=torch.tensor([[0, 0, 1, 2, 3, 4]])),
-}
-OF_ABLATION: dict[str, Change] = {
-    "another baseline": lambda method, options: options.update(layer_baselines=0.1),
-    "the layer's input": lambda method, options: options.update(attribute_to_layer_input=True),
-}
-SQUARE = wired(
-    lambda m, x: m.head(torch.relu(m.a(torch.tanh(m.c(x))))),
-    c=lambda: nn.Linear(8, 6), a=lambda: nn.Linear(6, 6), head=lambda: nn.Linear(6, 3),
-)  # fmt: skip
-
-
-def spoiled(each: LayerAttribution, change: Change, values: Callable[[Tensor], Tensor], mode: CheckMode) -> Verdict:
-    """What is found where Captum's class is called with other arguments, or answers something else."""
-    return verdict(answered(each, change, values, mode, X))
-
-
-def answered(
-    each: LayerAttribution,
-    change: Change,
-    values: Callable[[Tensor], Tensor],
-    mode: CheckMode,
-    inputs: Mapping[str, Tensor],
-) -> AttributionResult:
-    """The answer of a Captum whose class has a fault."""
-    kind: Any = getattr(attr, type(each).__name__)
-    intact = kind.attribute
-
-    def attribute(self: Any, given: Any, **options: Any) -> Any:
-        change(self, options)
-        return values(intact(self, given, **options))
-
-    MODEL[:] = [SQUARE()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "attribute", attribute)
-        return ask(MODEL[0], inputs, each, check=CheckRequest(mode), seed=SEED).attributions[0]
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("each", asked("a")[1:], ids=lambda each: type(each).__name__)
-def test_a_wrong_answer_is_never_missed(each: LayerAttribution, mode: CheckMode) -> None:
-    """Whatever is wrong with Captum's answer, or with the passes that it comes from, the verdict is DISAGREES."""
-    changes = ARGUMENTS | (OF_ABLATION if isinstance(each, ca.LayerFeatureAblation) else {})
-    found = {what: spoiled(each, nothing, values, mode) for what, values in VALUES.items()}
-    found |= {what: spoiled(each, change, lambda values: values, mode) for what, change in changes.items()}
-    assert set(found.values()) == {Verdict.DISAGREES}, found
-    assert spoiled(each, nothing, lambda values: values, mode) is Verdict.AGREES
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("each", asked("a")[1:], ids=lambda each: type(each).__name__)
-def test_a_stale_answer_is_never_missed(each: LayerAttribution, mode: CheckMode) -> None:
-    """The answer to the previous call's input is found out."""
-    KEPT.clear()
-    found = [verdict(answered(each, nothing, stale, mode, {"x": X["x"] + shift})) for shift in (1, 0)]
-    assert found == [Verdict.AGREES, Verdict.DISAGREES]
-
-
-def test_passes_that_captum_runs_elsewhere_are_told() -> None:
-    """Where Captum runs more or fewer passes than the method is made of, or on other inputs, that is the cause."""
-    for change in (ARGUMENTS["units joined"], other_inputs):
-        check = answered(asked("a")[0], change, lambda values: values, CheckMode.SAME_PASS, X).checks[0]
-        assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.OTHER_PASSES)
-
 
 # What Captum overlooks.
 
@@ -328,87 +214,6 @@ def test_many_passes_at_one_input_hold_it_once() -> None:
 
 
 # What cannot be asked.
-
-BOXES: dict[str, Callable[[Tensor], Any]] = {
-    "dict": lambda each: {"h": each},
-    "nested": lambda each: ((each,),),
-    "two": lambda each: (each, each),
-    "none": lambda each: (each, None),
-    "list": lambda each: [each],
-    "ints": lambda each: (each > 0).long(),
-    "rows behind": lambda each: each.T,
-    "large": lambda each: each.repeat(1, 1 + MAX_EVALUATIONS // 6),
-}
-
-
-def boxed(m: Any, x: Tensor) -> Tensor:
-    for name in BOXES:
-        m.get_submodule(name)(x)
-    (_,) = m.list(x)
-    m.r(x)
-    return m.head(m.r(m.a(x)))
-
-
-BOXED = net(boxed, r=nn.ReLU, silent=nn.Identity, **{name: lambda box=box: In(box) for name, box in BOXES.items()})
-WRONG: dict[str, tuple[str, str]] = {
-    "c": ("MODULE_NOT_FOUND", "no module is named 'c'"),
-    "silent": ("METHOD_INAPPLICABLE", "never called its module 'silent'"),
-    "dict": ("METHOD_INAPPLICABLE", "needs one that returns"),
-    "nested": ("METHOD_INAPPLICABLE", "needs one that returns"),
-    "none": ("METHOD_INAPPLICABLE", "returns something besides a tensor"),
-    "list": ("METHOD_INAPPLICABLE", "by a bare tensor, on which the model fails"),
-    "ints": ("METHOD_INAPPLICABLE", "returns a tensor of int64"),
-    "rows behind": ("METHOD_INAPPLICABLE", "axis 0 is not the batch of 4"),
-    "r": ("METHOD_INAPPLICABLE", "called 2 times and returns the shapes [4, 8], [4, 6]"),
-    "large": ("INVALID_VALUE", f"has 8196 units, and a forward pass is run for each, at most {MAX_EVALUATIONS}"),
-}
-
-
-@pytest.mark.parametrize("layer", list(WRONG))
-def test_a_layer_without_units_is_refused_with_the_field_at_fault(layer: str) -> None:
-    """Every method refuses it in the same words, that say what would do; and the model is as it was. A Captum that
-    cannot read a list needs no trial."""
-    reason, words = WRONG["none" if layer == "list" and not reads_lists() else layer]
-    model = BOXED()
-    before = State.of(model)
-    for each in asked(layer):
-        with pytest.raises(ca.InvalidArgument) as refused:
-            ask(model, X, each)
-        assert refused.value.reason == reason
-        assert refused.value.field == f"attributions[0].{ca.requests.field_name(type(each))}.layer"
-        assert words in refused.value.message
-        assert not before.changes(State.of(model))
-
-
-@pytest.mark.parametrize("baseline", [float("nan"), float("-inf")])
-def test_a_baseline_that_is_no_number_is_refused_before_anything_runs(baseline: float) -> None:
-    """Captum multiplies it by 0 where it is not to be: NaN would be everywhere."""
-    ran: list[int] = []
-
-    def wiring(m: Any, x: Tensor) -> Tensor:
-        ran.append(1)
-        return m.head(m.a(x))
-
-    with pytest.raises(ca.InvalidArgument, match="a finite number") as refused:
-        ask(net(wiring)(), X, ca.LayerFeatureAblation(layer="a", baseline=baseline))
-    assert refused.value.field == "attributions[0].layer_feature_ablation.baseline"
-    assert not ran
-
-
-def test_a_baseline_beyond_the_layers_data_type_is_refused() -> None:
-    """1e5 is no number of float16, and would be an infinity; float32 takes it."""
-    each = ca.LayerFeatureAblation(layer="a", baseline=1e5)
-    with pytest.raises(ca.InvalidArgument, match="no number of float16") as refused:
-        ask(MLP().half(), {"x": X["x"].half()}, each)
-    assert refused.value.field == "attributions[0].layer_feature_ablation.baseline"
-    assert verdict(ask(MLP(), X, each).attributions[0]) is Verdict.AGREES
-
-
-def test_inputs_are_left_out() -> None:
-    """A layer is explained, and no input: naming one is refused."""
-    for each in asked("a"):
-        with pytest.raises(ca.InvalidArgument, match="leave the inputs out"):
-            ask(MLP(), X, replace(each, inputs=("x",)))
 
 
 # Nothing is left behind.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +12,14 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.contract.requests import (
-    Attribution,
     CheckMode,
     CheckRequest,
     ClassIndex,
     Combination,
     CrossEntropy,
 )
-from cutaway.contract.results import AttributionResult, Cause, Verdict
-from tests.support.broken_captum import spoiled, stale
+from cutaway.contract.results import Cause, Verdict
+from tests.support.broken_captum import spoiled
 from tests.support.checked_attributions import CHECKED, RANDOM, ask, noise, verdict, wired
 from tests.support.expectation_models import GAINED, TWICE, numbers
 from tests.support.noise_models import MODULES, ROW, TWO
@@ -76,63 +73,6 @@ def test_a_variance_that_is_rounding_is_never_called_wrong(stdev: float, dtype: 
 
 
 # Captum gone wrong.
-
-
-def other_rows_further(method: Any, options: dict[str, Any]) -> None:
-    options["additional_forward_args"] = tuple(each.flip(0) for each in options["additional_forward_args"])
-
-
-OTHER = {"smoothgrad": "smoothgrad_sq", "smoothgrad_sq": "vargrad", "vargrad": "smoothgrad"}
-
-FAULTS: dict[str, tuple[type, dict[str, Any]]] = {
-    "a hundredth too large": (attr.NoiseTunnel, {"values": lambda values: values * 1.01}),
-    "a hundredth too large, each copy": (attr.Saliency, {"values": lambda values: values * 1.01}),
-    "something added": (attr.NoiseTunnel, {"values": lambda values: values + 0.1 * values.abs().max()}),
-    "rows exchanged": (attr.NoiseTunnel, {"values": lambda values: values.roll(1, 0)}),
-    "rows exchanged, each copy": (attr.Saliency, {"values": lambda values: values.roll(1, 0)}),
-    "the sum for the mean": (attr.NoiseTunnel, {"values": lambda values: values * 4}),
-    "nothing but zeros": (attr.NoiseTunnel, {"values": torch.zeros_like}),
-    "not a number": (attr.NoiseTunnel, {"values": lambda values: values * torch.nan}),
-    "another combination": (
-        attr.NoiseTunnel,
-        {"arguments": lambda method, options: options.update(nt_type=OTHER[options["nt_type"]])},
-    ),
-    "another copy": (attr.NoiseTunnel, {"arguments": lambda method, options: options.update(nt_samples=5)}),
-    "another noise": (attr.NoiseTunnel, {"arguments": lambda method, options: options.update(stdevs=0.6)}),
-    "other draws": (attr.NoiseTunnel, {"arguments": lambda method, options: torch.rand(())}),
-    "another target": (
-        attr.NoiseTunnel,
-        {"arguments": lambda method, options: options.update(target=(options["target"] + 1) % 3)},
-    ),
-    "further inputs exchanged": (attr.NoiseTunnel, {"arguments": other_rows_further}),
-}
-
-
-def answer(combination: Combination, mode: CheckMode, given: Mapping[str, Tensor] = TWO) -> AttributionResult:
-    asked = ca.Saliency(inputs=("x",), absolute=False, noise=ca.NoiseTunnel(combination, 4, 0.5))
-    more: dict[str, Any] = {"check": CheckRequest(mode), "seed": SEED, "target": ClassIndex((0, 1, 2))}
-    return ask(GAINED(), given, asked, **more).attributions[0]
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("combination", list(Combination))
-@pytest.mark.parametrize("fault", list(FAULTS))
-def test_a_wrong_tunnel_is_never_missed(fault: str, combination: Combination, mode: CheckMode) -> None:
-    """Whatever is wrong with the tunnel, or with what is inside, the verdict is DISAGREES, with a reason."""
-    kind, how = FAULTS[fault]
-    with spoiled(kind, **how):
-        got = answer(combination, mode)
-    assert verdict(got) is Verdict.DISAGREES
-    assert got.checks[0].reason
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-def test_a_stale_tunnel_is_never_missed(mode: CheckMode) -> None:
-    """The answer to the previous call's input is found out."""
-    with stale(attr.NoiseTunnel):
-        right = answer(Combination.SMOOTHGRAD, mode, {**TWO, "x": TWO["x"] + 1})
-        late = answer(Combination.SMOOTHGRAD, mode)
-    assert (verdict(right), verdict(late)) == (Verdict.AGREES, Verdict.DISAGREES)
 
 
 @pytest.mark.parametrize("mode", CHECKED)
@@ -221,47 +161,3 @@ def test_a_tunnel_leaves_nothing_behind(fails: bool) -> None:
 
 
 # What cannot be asked.
-
-TUNNEL = ca.NoiseTunnel(n_samples=3, stdev=0.5)
-OF_TWO = {"x": noise(2, 8, seed=4).numpy()}
-WRONG: dict[str, tuple[Attribution, str, str]] = {
-    "draws of its own": (ca.GradientShap(baselines=OF_TWO, noise=TUNNEL), "", "GradientShap draws random numbers"),
-    "exchanged rows": (ca.FeaturePermutation(noise=TUNNEL), "", "FeaturePermutation draws random numbers"),
-    "units exchanged": (ca.LayerFeaturePermutation(layer="a", noise=TUNNEL), "", "draws random numbers"),
-    "fitted draws": (ca.KernelShap(noise=TUNNEL, inputs=("x",)), "", "KernelShap draws random numbers"),
-    "whole numbers": (ca.FeatureAblation(inputs=("ids",), noise=TUNNEL), "", "'ids', which is int64"),
-    "whole numbers at a layer's ends": (
-        ca.LayerIntegratedGradients(layer="a", inputs=("ids",), noise=TUNNEL), "", "'ids', which is int64"),
-    "too few samples for the rows": (ca.DeepLiftShap(baselines=OF_TWO, noise=TUNNEL), "", "2 for 3"),
-    "no copy": (ca.Saliency(noise=replace(TUNNEL, n_samples=0)), ".n_samples", "from 1 to 4096"),
-    "too many copies": (ca.Saliency(noise=replace(TUNNEL, n_samples=5000)), ".n_samples", "from 1 to 4096"),
-    "noise below nothing": (ca.Saliency(noise=replace(TUNNEL, stdev=-0.1)), ".stdev", "from 0 up"),
-    "endless noise": (ca.Saliency(noise=replace(TUNNEL, stdev=float("inf"))), ".stdev", "from 0 up"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list(WRONG))
-def test_what_no_noise_can_be_added_to_is_refused_before_anything_runs(name: str) -> None:
-    """The error names the field and says what would do; the model has not run."""
-    asked, field, words = WRONG[name]
-    asked = asked if asked.inputs or hasattr(asked, "layer") else replace(asked, inputs=("x",))
-    model = wired(lambda m, **given: pytest.fail("the model ran"), a=lambda: nn.Linear(8, 3))()
-    with pytest.raises(ca.InvalidArgument) as refused:
-        ask(model, {**ROW, "ids": torch.ones(3, 2, dtype=torch.int64)}, asked)
-    assert refused.value.field == f"attributions[0].noise_tunnel{field}"
-    assert words in refused.value.message
-
-
-def test_a_layer_of_a_model_of_ids_alone_has_no_noise() -> None:
-    """Where no input is a float there is nothing to add noise to; coarse floats would become float32."""
-    ids = {"x": torch.ones(2, 3, dtype=torch.int64)}
-    model = wired(
-        lambda m, x: m.head(m.words(x).mean(1)), words=lambda: nn.Embedding(5, 4), head=lambda: nn.Linear(4, 3)
-    )
-    for build, given, asked in (
-        (model(), ids, ca.LayerActivation(layer="words", noise=TUNNEL)),
-        (MODULES().half(), {"x": ROW["x"].half()}, ca.Saliency(noise=TUNNEL)),
-    ):
-        with pytest.raises(ca.InvalidArgument, match=r"int64|float16") as refused:
-            ask(build, given, asked)
-        assert (refused.value.reason, refused.value.field) == ("METHOD_INAPPLICABLE", "attributions[0].noise_tunnel")

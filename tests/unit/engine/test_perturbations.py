@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import combinations
 from math import factorial
 from typing import Any, NamedTuple
@@ -15,9 +14,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, Perturbation
-from cutaway.contract.results import AttributionResult, Cause, Verdict
-from cutaway.engine.passes.features import MAX_EVALUATIONS
-from tests.support.broken_captum import spoiled, stale
+from cutaway.contract.results import Cause, Verdict
 from tests.support.checked_attributions import CHECKED, CNN, MLP, RANDOM, ask, noise, verdict, wired
 from tests.support.perturbation_models import (
     GAINED,
@@ -112,101 +109,6 @@ SPOILED: tuple[Perturbation, ...] = (
     ca.ShapleyValueSampling(inputs=("x",), baselines={"x": 0.5}, n_samples=4),
 )
 INPUTS = CASES["several inputs"].inputs(3)
-TARGET = ClassIndex((0, 1, 2))
-
-
-def other_baseline(method: Any, options: dict[str, Any]) -> None:
-    options["baselines"] = tuple(each + 0.1 for each in options["baselines"])
-
-
-def other_target(method: Any, options: dict[str, Any]) -> None:
-    options["target"] = (options["target"] + 1) % 3
-
-
-def other_rows_further(method: Any, options: dict[str, Any]) -> None:
-    options["additional_forward_args"] = tuple(each.flip(0) for each in options["additional_forward_args"])
-
-
-def skip_a_feature(values: Tensor) -> Tensor:
-    return values.index_fill(1, torch.tensor([1]), 0)
-
-
-def one_element(values: Tensor) -> Tensor:
-    changed = values.clone()
-    changed.view(-1)[changed.abs().argmax()] *= 1.01
-    return changed
-
-
-FAULTS: dict[str, dict[str, Any]] = {
-    "a hundredth too large": {"values": lambda values: values * 1.01},
-    "shifted": {"values": lambda values: values.roll(1, -1)},
-    "rows exchanged": {"values": lambda values: values.roll(1, 0)},
-    "a feature skipped": {"values": skip_a_feature},
-    "one element off": {"values": one_element},
-    "an element not a number": {"values": lambda values: values.index_fill(1, torch.tensor([0]), torch.nan)},
-    "nothing but zeros": {"values": torch.zeros_like},
-    "another baseline": {"arguments": other_baseline},
-    "another target": {"arguments": other_target},
-    "further inputs exchanged": {"arguments": other_rows_further},
-}
-
-
-def answer(asked: Perturbation, mode: CheckMode, inputs: Mapping[str, Tensor] = INPUTS) -> AttributionResult:
-    result = ask(GAINED(), inputs, asked, target=TARGET, check=CheckRequest(mode), seed=SEED)
-    return result.attributions[0]
-
-
-def has_no_baseline(fault: str, asked: Perturbation) -> bool:
-    return fault == "another baseline" and isinstance(asked, ca.FeaturePermutation)
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize(
-    ("fault", "asked"),
-    [(fault, asked) for asked in SPOILED for fault in FAULTS if not has_no_baseline(fault, asked)],
-    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
-)
-def test_a_wrong_perturbation_is_never_missed(asked: Perturbation, fault: str, mode: CheckMode) -> None:
-    """Whatever is wrong with Captum's answer, the verdict is DISAGREES, with a reason."""
-    with spoiled(type(asked), **FAULTS[fault]):
-        got = answer(asked, mode)
-    assert verdict(got) is Verdict.DISAGREES
-    assert got.checks[0].reason
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("asked", SPOILED, ids=lambda asked: type(asked).__name__)
-def test_a_stale_perturbation_is_never_missed(asked: Perturbation, mode: CheckMode) -> None:
-    """The answer to the previous call's input is found out."""
-    with stale(type(asked)):
-        right = answer(asked, mode, {**INPUTS, "x": INPUTS["x"] + 1})
-        late = answer(asked, mode)
-    assert (verdict(right), verdict(late)) == (Verdict.AGREES, Verdict.DISAGREES)
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-def test_a_feature_that_captum_does_not_ablate_is_never_missed(mode: CheckMode) -> None:
-    """Captum, run with two features joined to one: the passes it ran are not those that the method is made of."""
-
-    def joined(method: Any, options: dict[str, Any]) -> None:
-        options["feature_mask"] = tuple(each.clamp(max=2) for each in options["feature_mask"])
-
-    for asked in (ca.FeatureAblation(inputs=("x",)), ca.ShapleyValueSampling(inputs=("x",), n_samples=3)):
-        with spoiled(type(asked), arguments=joined):
-            assert verdict(answer(asked, mode)) is Verdict.DISAGREES
-
-
-def exchanged(name: str, given: Any) -> Callable[[Any, dict[str, Any]], None]:
-    return lambda method, options: options.update({name: given})
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-def test_windows_that_captum_moves_otherwise_are_never_missed(mode: CheckMode) -> None:
-    """Another stride, or another window, is another explanation."""
-    asked = ca.Occlusion(inputs=("x",), windows={"x": (2,)})
-    for name, given in (("strides", ((2,),)), ("sliding_window_shapes", ((3,),))):
-        with spoiled(ca.Occlusion, arguments=exchanged(name, given)):
-            assert verdict(answer(asked, mode)) is Verdict.DISAGREES
 
 
 # What is promised besides.
@@ -342,80 +244,3 @@ def test_a_model_that_draws_does_not_disturb_what_captum_draws() -> None:
 
 
 # What cannot be asked.
-
-WRONG: dict[str, tuple[Perturbation, str, str]] = {
-    "a mask of another shape": (
-        ca.FeatureAblation(masks={"x": np.zeros((1, 7), np.int64)}), "feature_ablation.masks.by_input.x", "[1, 8]"),
-    "a mask of another batch": (
-        ca.ShapleyValues(masks={"x": np.zeros((3, 8), np.int64)}), "shapley_values.masks.by_input.x", "[2, 8]"),
-    "a mask of floats": (
-        ca.FeatureAblation(masks={"x": np.zeros((1, 8), np.float32)}), "feature_ablation.masks.by_input.x", "integers"),
-    "a mask for nothing": (
-        ca.FeatureAblation(masks={"z": np.zeros((1, 8), np.int64)}), "feature_ablation.masks.by_input.z", "explained"),
-    "a mask for each row, exchanged between rows": (
-        ca.FeaturePermutation(masks={"x": np.zeros((2, 8), np.int64)}), "feature_permutation.masks.by_input.x",
-        "one row"),
-    "a baseline of another shape": (
-        ca.FeatureAblation(baselines={"x": np.zeros((1, 7), np.float32)}), "feature_ablation.baselines.by_input.x",
-        "[1, 8]"),
-    "a baseline of another type": (
-        ca.Occlusion(windows={"x": (2,)}, baselines={"x": np.zeros((1, 8))}), "occlusion.baselines.by_input.x",
-        "float64"),
-    "a baseline for nothing": (
-        ca.ShapleyValues(baselines={"z": 0.0}), "shapley_values.baselines.by_input.z", "not explained"),
-    "half a token": (
-        ca.FeatureAblation(inputs=("ids",), baselines={"ids": 0.5}), "feature_ablation.baselines.by_input.ids", "0.5"),
-    "a window too large": (ca.Occlusion(windows={"x": (9,)}), "occlusion.windows.x", "does not fit"),
-    "a window of nothing": (ca.Occlusion(windows={"x": (0,)}), "occlusion.windows.x", "does not fit"),
-    "a window of two axes": (ca.Occlusion(windows={"x": (2, 2)}), "occlusion.windows.x", "one for each axis"),
-    "no window": (ca.Occlusion(windows={}), "occlusion.windows.x", "one for each axis"),
-    "a window for nothing": (ca.Occlusion(windows={"x": (1,), "z": (1,)}), "occlusion.windows.z", "not explained"),
-    "a window where there is no axis": (
-        ca.Occlusion(inputs=("gain",), windows={"gain": ()}), "occlusion.windows.gain", "no axis"),
-    "a stride of 0": (ca.Occlusion(windows={"x": (2,)}, strides={"x": (0,)}), "occlusion.strides.x", "from 1 up"),
-    "a stride that leaves gaps": (
-        ca.Occlusion(windows={"x": (2,)}, strides={"x": (3,)}), "occlusion.strides.x", "gaps"),
-    "strides of two axes": (
-        ca.Occlusion(windows={"x": (2,)}, strides={"x": (1, 1)}), "occlusion.strides.x", "one for each axis"),
-    "too many orders": (ca.ShapleyValues(), "shapley_values.masks", f"at most {MAX_EVALUATIONS}"),
-    "too many samples": (
-        ca.ShapleyValueSampling(n_samples=2000), "shapley_value_sampling.n_samples", f"at most {MAX_EVALUATIONS}"),
-    "no sample": (ca.ShapleyValueSampling(n_samples=0), "shapley_value_sampling.n_samples", "from 1 up"),
-    "an input that was not sent": (ca.FeatureAblation(inputs=("z",)), "inputs", "no input 'z'"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", list(WRONG))
-def test_what_cannot_be_perturbed_is_refused_before_anything_runs(name: str) -> None:
-    """The error names the field of the contract and says what would do; the model has not run."""
-    asked, field, words = WRONG[name]
-    ran: list[int] = []
-
-    def wiring(m: Any, x: Tensor, ids: Tensor, gain: Tensor) -> Tensor:
-        ran.append(1)
-        return m.head(x) * gain.unsqueeze(1) + ids.sum()
-
-    inputs = {"x": noise(2, 8), "ids": torch.ones(2, 3, dtype=torch.int64), "gain": torch.ones(2)}
-    asked = asked if asked.inputs else replace(asked, inputs=("x",))
-    with pytest.raises(ca.InvalidArgument) as refused:
-        ask(wired(wiring, head=lambda: nn.Linear(8, 3))(), inputs, asked)
-    assert refused.value.field == f"attributions[0].{field}"
-    assert words in refused.value.message
-    assert not ran
-
-
-def test_inputs_without_floats_must_be_named() -> None:
-    """Nobody guesses which of several integer inputs are meant."""
-    with pytest.raises(ca.InvalidArgument, match="no input is a float") as refused:
-        ask(TOKENS(), {"ids": ids(2), "weight": torch.ones(2, 5, dtype=torch.int64)}, ca.FeatureAblation())
-    assert refused.value.field == "attributions[0].inputs"
-
-
-@pytest.mark.parametrize("seed", [-1, 2**63])
-def test_a_seed_out_of_range_is_refused(seed: int) -> None:
-    """Seeds are from 0 to 2**63 - 1."""
-    from cutaway.contract.wire import requests as wire_requests
-
-    with pytest.raises(ca.InvalidArgument, match="2\\*\\*63") as refused:
-        wire_requests.encode(ca.InspectRequest("m", seed=seed))
-    assert refused.value.field == "options.seed"

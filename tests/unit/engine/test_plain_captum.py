@@ -124,7 +124,8 @@ CASES: dict[str, Case] = {
         pooled(lambda: nn.MaxPool2d(3, ceil_mode=True)), IMAGE, lifted(shape=(3, 8, 8))),
     "DeepLIFT of one of two inputs": Case(
         net(lambda m, x, y: m.head(m.r2(m.b(m.r1(m.a(x))) * y)), r1=nn.Sigmoid, r2=nn.ELU), XY, lifted()),
-    "ReLUs": Case(RECTIFIED, X, (*of_neuron(UNIT), *of_neuron(Neuron("r2", (5,))), *of_neuron(Neuron("head", (1,)))[:5])),
+    "ReLUs": Case(
+        RECTIFIED, X, (*of_neuron(UNIT), *of_neuron(Neuron("r2", (5,))), *of_neuron(Neuron("head", (1,)))[:5])),
     "relevance of convolutions": Case(
         wired(lambda m, x: m.head(m.flat(m.pool(m.r2(m.b(m.r(m.norm(m.a(x)))))))),
               a=convolution(3, 6), norm=lambda: spread(nn.BatchNorm2d(6)), b=convolution(6, 6, padding=0),

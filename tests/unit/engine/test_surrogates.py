@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import combinations
 from math import factorial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Surrogate
-from cutaway.contract.results import AttributionResult, Cause, Verdict
+from cutaway.contract.results import Cause, Verdict
 from cutaway.engine.references import surrogates as references
 from cutaway.engine.references.surrogates import jackknife, least_squares
-from tests.support.broken_captum import spoiled, stale
-from tests.support.checked_attributions import CHECKED, MLP, ask, noise, verdict, wired
-from tests.support.perturbation_models import GAINED, ONE_NUMBER, SEED, TOKENS, ids
+from tests.support.checked_attributions import MLP, ask, noise, verdict, wired
+from tests.support.perturbation_models import SEED
 from tests.support.state_snapshot import untouched
 
 Build = Callable[[], nn.Module]
@@ -35,45 +34,6 @@ REUSED = wired(
 def loud(build: Build) -> Build:
     """A network whose outputs move enough for Lime's penalty, which is the same for all."""
     return wired(lambda m, **inputs: 100 * m.net(**inputs), net=build)
-
-
-class Case(NamedTuple):
-    """A network, its inputs for a number of rows, and the fits that suit it."""
-
-    build: Build
-    inputs: Callable[[int], Mapping[str, Tensor]]
-    asked: tuple[Surrogate, ...]
-
-
-CASES: dict[str, Case] = {
-    "perceptron": Case(
-        MLP,
-        lambda rows: {"x": noise(rows, 8)},
-        (
-            ca.KernelShap(),
-            ca.KernelShap(n_samples=24, baselines={"x": 0.5}, masks={"x": PAIRS}),
-            ca.Lime(),
-            ca.Lime(n_samples=30, baselines={"x": -0.5}, masks={"x": PAIRS}),
-        ),
-    ),
-    "modules called twice": Case(REUSED, lambda rows: {"x": noise(rows, 8)}, (ca.KernelShap(), ca.Lime())),
-    "token ids": Case(
-        TOKENS,
-        lambda rows: {"ids": ids(rows), "weight": noise(rows, 5)},
-        (ca.KernelShap(inputs=("ids",)), ca.Lime(inputs=("ids", "weight"), n_samples=50, baselines={"ids": 3})),
-    ),
-    "several inputs": Case(
-        GAINED,
-        lambda rows: {"x": noise(rows, 4), "y": noise(rows, 3, seed=2), "gain": noise(rows, seed=3)},
-        (
-            ca.KernelShap(inputs=("y", "gain")),
-            ca.KernelShap(masks={"y": np.array([[5, 5, 6]]), "x": np.array([[6, 0, 0, 5]])}),
-            ca.Lime(n_samples=40),
-            ca.Lime(inputs=("x",), n_samples=30),
-        ),
-    ),
-    "one number an example": Case(ONE_NUMBER, lambda rows: {"x": noise(rows, 6)}, (ca.KernelShap(), ca.Lime())),
-}
 
 
 @pytest.mark.parametrize("kind", [ca.KernelShap, ca.Lime])
@@ -129,75 +89,6 @@ def test_what_rounding_leaves_is_no_disagreement() -> None:
 
 
 # Captum gone wrong.
-
-INPUTS = CASES["several inputs"].inputs(3)
-TARGET = ClassIndex((0, 1, 2))
-SPOILED: tuple[Surrogate, ...] = (
-    ca.KernelShap(inputs=("x",), baselines={"x": 0.5}, n_samples=16),
-    ca.Lime(inputs=("x",), baselines={"x": 0.5}, n_samples=16),
-)
-
-
-def changed(name: str, change: Callable[[Any], Any]) -> Callable[[Any, dict[str, Any]], None]:
-    return lambda method, options: options.update({name: change(options[name])})
-
-
-def other_weights(method: Any, options: dict[str, Any]) -> None:
-    method.similarity_func = lambda *_, **__: 1.0
-
-
-def other_draws(method: Any, options: dict[str, Any]) -> None:
-    torch.rand(1)
-
-
-def other_penalty(method: Any, options: dict[str, Any]) -> None:
-    method.interpretable_model.construct_kwargs["positive"] = True
-
-
-FAULTS: dict[str, dict[str, Any]] = {
-    "a hundredth too large": {"values": lambda values: values * 1.01},
-    "a constant added": {"values": lambda values: values + 0.05},
-    "shifted": {"values": lambda values: values.roll(1, -1)},
-    "rows exchanged": {"values": lambda values: values.roll(1, 0)},
-    "an element not a number": {"values": lambda values: values.index_fill(1, torch.tensor([0]), torch.nan)},
-    "nothing but zeros": {"values": torch.zeros_like},
-    "another baseline": {"arguments": changed("baselines", lambda given: tuple(each + 0.1 for each in given))},
-    "another target": {"arguments": changed("target", lambda target: (target + 1) % 3)},
-    "further inputs exchanged": {
-        "arguments": changed("additional_forward_args", lambda given: tuple(each.flip(0) for each in given))
-    },
-    "features joined": {"arguments": changed("feature_mask", lambda given: tuple(each.clamp(max=2) for each in given))},
-    "fewer samples": {"arguments": changed("n_samples", lambda samples: samples - 1)},
-    "other draws": {"arguments": other_draws},
-    "other weights": {"arguments": other_weights},
-    "another penalty": {"arguments": other_penalty},
-}
-
-
-def answer(asked: Surrogate, mode: CheckMode, inputs: Mapping[str, Tensor] = INPUTS) -> AttributionResult:
-    result = ask(loud(GAINED)(), inputs, asked, target=TARGET, check=CheckRequest(mode), seed=SEED)
-    return result.attributions[0]
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("fault", list(FAULTS))
-@pytest.mark.parametrize("asked", SPOILED, ids=lambda asked: type(asked).__name__)
-def test_a_wrong_surrogate_is_never_missed(asked: Surrogate, fault: str, mode: CheckMode) -> None:
-    """Whatever is wrong with Captum's answer, the verdict is DISAGREES, with a reason."""
-    with spoiled(type(asked), **FAULTS[fault]):
-        got = answer(asked, mode)
-    assert verdict(got) is Verdict.DISAGREES
-    assert got.checks[0].reason
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("asked", SPOILED, ids=lambda asked: type(asked).__name__)
-def test_a_stale_surrogate_is_never_missed(asked: Surrogate, mode: CheckMode) -> None:
-    """The answer to the previous call's input is found out."""
-    with stale(type(asked)):
-        right = answer(asked, mode, {**INPUTS, "x": INPUTS["x"] + 1})
-        late = answer(asked, mode)
-    assert (verdict(right), verdict(late)) == (Verdict.AGREES, Verdict.DISAGREES)
 
 
 # What is promised besides.
@@ -263,54 +154,6 @@ def test_a_model_that_raises_on_the_way_is_left_as_it_was() -> None:
 
 
 # What cannot be asked.
-
-BAD: dict[str, tuple[Surrogate, str, str]] = {
-    "no sample": (ca.KernelShap(n_samples=0), "kernel_shap.n_samples", "from 1 up"),
-    "too many samples": (ca.Lime(n_samples=10_000), "lime.n_samples", "take fewer samples"),
-    "one feature": (ca.KernelShap(masks={"x": np.zeros((1, 8), np.int64)}), "kernel_shap.masks", "FeatureAblation"),
-    "a mask of another shape": (ca.Lime(masks={"x": np.zeros((1, 7), np.int64)}), "lime.masks.by_input.x", "[1, 8]"),
-    "a mask of floats": (ca.Lime(masks={"x": np.zeros((1, 8))}), "lime.masks.by_input.x", "integers"),
-    "a baseline for nothing": (
-        ca.KernelShap(baselines={"z": 0.0}),
-        "kernel_shap.baselines.by_input.z",
-        "not explained",
-    ),
-    "an input that was not sent": (ca.Lime(inputs=("z",)), "inputs", "no input 'z'"),
-    "too many features": (ca.Lime(inputs=("wide",)), "lime.masks", "group elements"),
-}
-
-
-@pytest.mark.parametrize("name", list(BAD))
-def test_what_cannot_be_fitted_is_refused_before_anything_runs(name: str) -> None:
-    """The error names the field of the contract and says what would do; the model has not run."""
-    asked, field, words = BAD[name]
-    ran: list[int] = []
-
-    def wiring(m: Any, x: Tensor, wide: Tensor) -> Tensor:
-        ran.append(1)
-        return m.head(x) + wide.sum()
-
-    inputs = {"x": noise(2, 8), "wide": noise(2, 5000)}
-    asked = asked if asked.inputs else type(asked)(**{**vars(asked), "inputs": ("x",)})
-    with pytest.raises(ca.InvalidArgument) as refused:
-        ask(wired(wiring, head=lambda: nn.Linear(8, 3))(), inputs, asked)
-    assert refused.value.field == f"attributions[0].{field}"
-    assert words in refused.value.message
-    assert not ran
-
-
-ROWS_APART: dict[str, dict[str, Any]] = {
-    "a target with numbers for each row": {"target": ca.CrossEntropy((0, 1, 2))},
-    "an edit of one row": {"edits": (ca.Zero("a", rows=(1,)),)},
-    "an edit with a tensor": {"edits": (ca.Add("a", addend=np.ones((3, 8), np.float32)),)},
-}
-
-
-@pytest.mark.parametrize("name", list(ROWS_APART))
-def test_rows_that_differ_by_more_than_their_inputs_are_sent_one_by_one(name: str) -> None:
-    """Captum runs each example by itself, where rows have no numbers: several are refused, and said what to do."""
-    with pytest.raises(ca.InvalidArgument, match="one example a request"):
-        ask(REUSED(), {"x": noise(3, 8)}, ca.KernelShap(), seed=SEED, **ROWS_APART[name])
 
 
 def test_one_example_may_have_any_target() -> None:
