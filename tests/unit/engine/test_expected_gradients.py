@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, ExpectedGradient, Neuron
-from cutaway.contract.results import AttributionResult, Cause, Verdict
+from cutaway.contract.results import AttributionResult, Verdict
 from cutaway.engine.runtime.rng import seeded
 from tests.support.checked_attributions import CHECKED, CNN, Build, ask, noise, verdict, wired
 from tests.support.expectation_models import GAINED, TWICE, numbers
@@ -108,18 +108,6 @@ def answer(request: ExpectedGradient, mode: CheckMode, given: Mapping[str, Tenso
     of_neuron = isinstance(request, ca.NeuronGradientShap)
     more = {} if of_neuron else {"target": TARGET}
     return ask(GAINED(), given, request, check=CheckRequest(mode), seed=SEED, **more).attributions[0]
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-def test_a_layer_or_a_neurons_module_that_is_called_twice_is_named(mode: CheckMode) -> None:
-    """Captum explains one call of it, and does not say which."""
-    given = inputs(TWICE, 3)
-    layer = replace(asked(ca.LayerGradientShap, TWICE), layer="b")  # type: ignore[call-arg]
-    neuron = replace(asked(ca.NeuronGradientShap, TWICE), neuron=Neuron("b", (2,)))  # type: ignore[call-arg]
-    for request in (layer, neuron):
-        check = ask(TWICE(), given, request, check=CheckRequest(mode), seed=SEED).attributions[0].checks[0]
-        assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.MODULE_REUSED)
-        assert "called 2 times" in check.reason
 
 
 # Rows, seeds, and what is left behind.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, LayerAttribution
-from cutaway.contract.results import Cause, Verdict
+from cutaway.contract.results import Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import InspectedModel
@@ -36,18 +36,6 @@ def asked(layer: str) -> tuple[LayerAttribution, ...]:
 def net(wiring: Callable[..., Any], **parts: Callable[[], Any]) -> Build:
     """A layer before a head, and whatever else."""
     return wired(wiring, a=lambda: nn.Linear(8, 6), head=lambda: nn.Linear(6, 3), **parts)
-
-
-class In(nn.Module):
-    """A linear layer that returns its tensor in something."""
-
-    def __init__(self, box: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 6)
-        self.box = box
-
-    def forward(self, x: Tensor) -> Any:
-        return self.box(self.linear(x))
 
 
 def test_ablation_is_the_drop_of_the_target_by_hand() -> None:
@@ -135,60 +123,6 @@ def test_a_permutation_keeps_the_batch_together() -> None:
 
 
 # What Captum overlooks.
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("each", asked("a"), ids=lambda each: type(each).__name__)
-def test_a_layer_called_twice_is_found_out(each: LayerAttribution, mode: CheckMode) -> None:
-    """Captum puts what the last call returned in place of every call's: the verdict names the layer and what to do."""
-    twice = net(lambda m, x: m.head(m.a(x) * torch.tanh(m.a(x.flip(0)))))
-    check = ask(twice(), X, each, check=CheckRequest(mode), seed=SEED).attributions[0].checks[0]
-    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.MODULE_REUSED)
-    assert "'a' was called 2 times" in check.reason
-    assert "build the model with a module for each call" in check.reason
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("each", asked("a"), ids=lambda each: type(each).__name__)
-def test_what_the_model_changes_in_place_is_found_out(each: LayerAttribution, mode: CheckMode) -> None:
-    """Captum hands the model the very tensor that it goes on with. A ReLU in place does no harm, an addition does."""
-    for wiring in (lambda m, x: m.head(torch.tanh(m.a(x).add_(1))), lambda m, x: m.head(m.leaky(m.a(x)))):
-        build = net(wiring, leaky=lambda: nn.LeakyReLU(0.5, inplace=True))
-        check = ask(build(), X, each, check=CheckRequest(mode), seed=SEED).attributions[0].checks[0]
-        assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.OTHER_PASSES)
-        assert "changes in place what 'a' returns" in check.reason
-        assert "inplace=False" in check.reason
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("each", asked("hot"), ids=lambda each: type(each).__name__)
-def test_infinities_that_a_product_with_zero_leaves_are_found_out(each: LayerAttribution, mode: CheckMode) -> None:
-    """Captum cuts a unit out by multiplying it by 0, which makes NaN of an infinity."""
-    build = net(
-        lambda m, x: m.head(torch.nan_to_num(m.hot(x[:, :6]), nan=5.0, posinf=1.0, neginf=-1.0)),
-        hot=lambda: In(lambda each: each / (each > 0)),
-    )  # fmt: skip
-    model: Any = build()
-    model.hot.linear = nn.Identity()
-    check = ask(model, X, each, check=CheckRequest(mode), seed=SEED).attributions[0].checks[0]
-    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.NOT_FINITE)
-    assert "'hot' returns NaN or infinities" in check.reason
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-def test_a_target_that_no_unit_moves_is_inconclusive(mode: CheckMode) -> None:
-    """Where every pass gives the same, agreement says nothing."""
-    dead = net(lambda m, x: m.head(torch.relu(m.a(x) - 1e6)))
-    for each in asked("a"):
-        got = ask(dead(), X, each, check=CheckRequest(mode)).attributions[0]
-        assert (verdict(got), got.checks[0].cause) == (Verdict.INCONCLUSIVE, Cause.NOTHING_CHANGED)
-
-
-def test_a_model_that_draws_is_not_called_wrong() -> None:
-    """Dropout that ignores evaluation: passes of our own cannot tell, and say why."""
-    for each in asked("a"):
-        got = ask(RANDOM(), X, each, seed=SEED).attributions[0]
-        assert (verdict(got), got.checks[0].cause) == (Verdict.INCONCLUSIVE, Cause.RANDOM_FORWARD)
 
 
 def test_many_passes_at_one_input_hold_it_once() -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from captum import attr
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import cutaway as ca
 from cutaway.contract.requests import (
@@ -23,7 +22,7 @@ from cutaway.contract.requests import (
     NeuronAttribution,
     Quadrature,
 )
-from cutaway.contract.results import Cause, Verdict
+from cutaway.contract.results import Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.checked_attributions import CHECKED, Build, ask, noise, verdict, wired
@@ -48,7 +47,6 @@ ASKED: tuple[NeuronAttribution, ...] = (
     ca.NeuronFeatureAblation(neuron=UNIT),
     ca.NeuronFeatureAblation(neuron=UNIT, baselines={"x": 0.5}, masks={"x": BLOCKS}),
 )
-RECTIFIED = (ca.NeuronGuidedBackprop, ca.NeuronDeconvolution)
 
 
 def net(wiring: Callable[..., Any], **parts: Callable[[], Any]) -> Build:
@@ -56,18 +54,6 @@ def net(wiring: Callable[..., Any], **parts: Callable[[], Any]) -> Build:
     return wired(
         wiring, a=lambda: nn.Linear(8, 8), b=lambda: nn.Linear(8, 8), head=lambda: nn.Linear(8, 3), **parts
     )  # fmt: skip
-
-
-class In(nn.Module):
-    """A linear layer that returns its tensor in something."""
-
-    def __init__(self, box: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.box = box
-
-    def forward(self, x: Tensor) -> Any:
-        return self.box(self.linear(x))
 
 
 MODULES = net(lambda m, x: m.head(m.s(m.b(m.r(m.a(x))))), r=nn.ReLU, s=nn.ReLU)
@@ -140,69 +126,6 @@ KINDS = {type(asked).__name__: asked for asked in ASKED[::-1]}
 
 
 # What Captum overlooks.
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: type(asked).__name__)
-def test_a_neuron_of_a_module_called_twice_is_found_out(asked: NeuronAttribution, mode: CheckMode) -> None:
-    """The neuron is of the first call, and Captum explains the last: the verdict names the module and what to do."""
-    twice = net(lambda m, x: m.head(m.b(m.r(m.b(m.r(m.a(x)))))), r=nn.ReLU)
-    check = ask(twice(), X, asked, check=CheckRequest(mode)).attributions[0].checks[0]
-    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.MODULE_REUSED)
-    assert "'b' was called 2 times" in check.reason
-    assert "build the model with a module for each" in check.reason
-
-
-def test_a_module_called_twice_is_named_also_where_both_calls_are_the_same() -> None:
-    """A match by chance proves nothing."""
-    same = net(lambda m, x: m.head(m.b(x) + m.b(x)))
-    for got in ask(same(), X, ASKED[0], ASKED[1], ASKED[7]).attributions:
-        assert (verdict(got), got.checks[0].cause) == (Verdict.INCONCLUSIVE, Cause.MODULE_REUSED)
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("kind", RECTIFIED)
-@pytest.mark.parametrize(
-    ("wiring", "place"),
-    [
-        (lambda m, x: m.head(m.b(torch.relu(m.a(x)))), ":relu#0"),
-        (lambda m, x: m.head(F.relu(m.b(m.a(x).relu_()))), ":relu_#0"),
-        (lambda m, x: m.head(m.b(m.inner(m.r(m.a(x))))), "inner:relu#0"),
-    ],
-    ids=["function", "in place", "inside a module"],
-)
-def test_a_functional_relu_before_the_neuron_is_found_out_and_named(
-    wiring: Callable[..., Any], place: str, kind: Any, mode: CheckMode
-) -> None:
-    """Captum overrides modules and passes over functions in silence: the verdict says so, and where they are; one
-    behind the neuron is no fault, and is not named."""
-    build = net(wiring, r=nn.ReLU, inner=lambda: In(torch.relu))
-    check = ask(build(), X, kind(neuron=UNIT), check=CheckRequest(mode)).attributions[0].checks[0]
-    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.FUNCTIONAL_NONLINEARITY)
-    assert check.reason.startswith(f"functional relu at {place}, between the input and the neuron, which")
-
-
-@pytest.mark.parametrize("kind", RECTIFIED)
-def test_where_no_relu_lies_before_the_neuron_there_is_nothing_to_override(kind: Any) -> None:
-    """The answer is the plain gradient, and the verdict says that it is no more; a ReLU behind the neuron changes
-    nothing about it."""
-    got = ask(MODULES(), X, kind(neuron=Neuron("a", (1,)))).attributions[0]
-    assert (verdict(got), got.checks[0].cause) == (Verdict.INCONCLUSIVE, Cause.NOT_MOVED)
-
-
-def test_a_target_that_does_not_listen_to_the_neuron_is_inconclusive() -> None:
-    """Where all that goes through the neuron is 0, agreement says nothing."""
-    asked = ca.NeuronConductance(neuron=Neuron("head", (1,)), n_steps=STEPS, target=ClassIndex((0,)))
-    got = ask(MODULES(), X, asked).attributions[0]
-    assert (verdict(got), got.checks[0].cause) == (Verdict.INCONCLUSIVE, Cause.NO_GRADIENT)
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-def test_a_way_past_an_identity_is_captums_error_and_found_out(mode: CheckMode) -> None:
-    """Captum differentiates at the tensor that nn.Identity passes on, which also flows past it."""
-    past = net(lambda m, x: (lambda h: m.head(torch.tanh(h * 2) + m.id(h)))(m.a(x)), id=nn.Identity)
-    asked = ca.NeuronConductance(neuron=Neuron("id", (1,)), n_steps=STEPS)
-    assert verdict(ask(past(), X, asked, check=CheckRequest(mode)).attributions[0]) is Verdict.DISAGREES
 
 
 # What cannot be asked.

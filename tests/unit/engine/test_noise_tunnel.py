@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from captum import attr
-from torch import Tensor, nn
+from torch import Tensor
 
 import cutaway as ca
 from cutaway.contract.requests import (
@@ -20,14 +20,13 @@ from cutaway.contract.requests import (
 )
 from cutaway.contract.results import Cause, Verdict
 from tests.support.broken_captum import spoiled
-from tests.support.checked_attributions import CHECKED, RANDOM, ask, noise, verdict, wired
-from tests.support.expectation_models import GAINED, TWICE, numbers
+from tests.support.checked_attributions import CHECKED, RANDOM, ask, noise, verdict
+from tests.support.expectation_models import GAINED, numbers
 from tests.support.noise_models import MODULES, ROW, TWO
 from tests.support.rounding import SMALL, close
 from tests.support.state_snapshot import untouched
 
 SEED = 11
-FUNCTIONAL = wired(lambda m, x: m.head(torch.relu(m.a(x))), a=lambda: nn.Linear(8, 6), head=lambda: nn.Linear(6, 3))
 
 
 def test_layer_lrp_goes_through_a_tunnel_that_captum_cannot_build_by_itself() -> None:
@@ -73,19 +72,6 @@ def test_a_variance_that_is_rounding_is_never_called_wrong(stdev: float, dtype: 
 
 
 # Captum gone wrong.
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-def test_what_the_method_inside_overlooks_is_named(mode: CheckMode) -> None:
-    """A functional ReLU, or a layer that is called twice, by name; noise hides neither."""
-    tunnel = ca.NoiseTunnel(n_samples=3, stdev=0.5)
-    guided = ask(FUNCTIONAL(), ROW, ca.GuidedBackprop(noise=tunnel), seed=SEED, check=CheckRequest(mode))
-    check = guided.attributions[0].checks[0]
-    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.FUNCTIONAL_NONLINEARITY)
-    assert ":relu#0" in check.reason
-    layer = ca.LayerGradientXActivation(layer="b", noise=tunnel)
-    check = ask(TWICE(), ROW, layer, seed=SEED, check=CheckRequest(mode)).attributions[0].checks[0]
-    assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.MODULE_REUSED)
 
 
 def test_a_variance_is_known_as_well_as_what_it_is_made_of() -> None:

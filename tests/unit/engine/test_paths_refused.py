@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,29 +11,16 @@ from torch import Tensor
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest
 from cutaway.contract.results import Verdict
-from tests.support.checked_attributions import IDS, ask, bert, verdict
+from tests.support.checked_attributions import ask, verdict
 from tests.support.path_models import MODULES, given
 
 IMAGES = given(MODULES, 4, torch.float32)
-EMBEDDINGS = "network.bert.embeddings"
 
 
 def refused(model: Any, inputs: dict[str, Tensor], asked: Attribution, **more: Any) -> ca.CutawayError:
     with pytest.raises(ca.InvalidArgument) as failure:
         ask(model, inputs, asked, **more)
     return failure.value
-
-
-def test_whole_numbers_walk_no_path_but_have_ends() -> None:
-    """Between token ids there is no path: only between what a layer makes of them, from ids as a baseline."""
-    layer = ca.LayerConductance(layer=EMBEDDINGS)
-    assert refused(bert(), IDS, layer).reason == "INPUT_NOT_DIFFERENTIABLE"
-    broken = ca.LayerIntegratedGradients(layer=EMBEDDINGS, baselines={"input_ids": 0.5})
-    assert refused(bert(), IDS, broken).reason == "INVALID_VALUE"
-    padding = {"input_ids": np.full((1, 6), 3)}
-    asked = ca.LayerIntegratedGradients(layer=EMBEDDINGS, inputs=("input_ids",), n_steps=8, baselines=padding)
-    result = ask(bert(), IDS, asked, check=CheckRequest(CheckMode.SAME_PASS)).attributions[0]
-    assert [check.verdict for check in result.checks] == [Verdict.AGREES] * 2
 
 
 def test_a_rectifiers_gradient_is_edited_or_overridden() -> None:

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, CrossEntropy, Perturbation
 from cutaway.contract.results import Cause, Verdict
-from tests.support.checked_attributions import CHECKED, CNN, MLP, RANDOM, ask, noise, verdict, wired
+from tests.support.checked_attributions import CHECKED, CNN, MLP, RANDOM, ask, noise, verdict
 from tests.support.perturbation_models import (
     GAINED,
     ONE_NUMBER,
     SEED,
     TOKENS,
     ids,
-    permutes_one_row,
 )
 
 Build = Callable[[], nn.Module]
@@ -173,28 +172,6 @@ def test_no_graph_is_built_and_passes_are_counted() -> None:
     result = ask(model, {"x": noise(2, 8)}, ca.FeatureAblation(), check=CheckRequest(CheckMode.OFF))
     assert (result.provenance.forwards, result.provenance.backwards) == (1 + 1 + 8 + 1, 0)
     assert not any(built[1:])
-
-
-@pytest.mark.parametrize("mode", CHECKED)
-def test_a_target_that_nothing_moves_is_inconclusive(mode: CheckMode) -> None:
-    """Where every pass gives the same, agreement says nothing."""
-    dead = wired(lambda m, x: m.head(torch.relu(m.a(x) - 1e6)), a=lambda: nn.Linear(8, 8), head=lambda: nn.Linear(8, 3))
-    for asked in (ca.FeatureAblation(), ca.Occlusion(windows={"x": (2,)}), ca.ShapleyValueSampling(n_samples=2)):
-        got = ask(dead(), {"x": noise(3, 8)}, asked, check=CheckRequest(mode)).attributions[0]
-        assert verdict(got) is Verdict.INCONCLUSIVE
-        assert "the same in every pass" in got.checks[0].reason
-
-
-def test_a_batch_of_one_cannot_be_permuted_and_the_reason_says_so() -> None:
-    """No other row, nothing to exchange: zeros, and no verdict; or Captum's refusal, in its words."""
-    if not permutes_one_row():
-        with pytest.raises(ca.InvalidArgument, match="cannot permute features with batch_size = 1"):
-            ask(MLP(), {"x": noise(1, 8)}, ca.FeaturePermutation())
-        return
-    got = ask(MLP(), {"x": noise(1, 8)}, ca.FeaturePermutation()).attributions[0]
-    assert not got.values["x"].any()
-    assert verdict(got) is Verdict.INCONCLUSIVE
-    assert "send several rows" in got.checks[0].reason
 
 
 # Seeds.
