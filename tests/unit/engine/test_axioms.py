@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest
 from cutaway.contract.results import Check, Verdict
+from tests.support.attribution_models import CONVOLUTIONS, IMAGE, paths
 from tests.support.checked_attributions import ask, noise, wired
 
 SAMPLES = {"x": np.zeros((2, 4), np.float32)}
@@ -89,3 +90,16 @@ def test_relevance_is_conserved_where_no_bias_takes_it_up() -> None:
     biased = conserved(wiring, a=lambda: nn.Linear(4, 8), r=nn.ReLU, b=lambda: nn.Linear(8, 3))
     assert biased.verdict is Verdict.NOT_APPLICABLE
     assert "'a', 'b'" in biased.reason
+
+
+def test_what_flows_through_a_layer_adds_up() -> None:
+    """All of the target's change flows through the layer: with steps enough its attributions add up to it."""
+    for asked in (paths(n_steps=200)[0], paths(n_steps=200)[2]):
+        result = ask(CONVOLUTIONS(), IMAGE, asked).attributions[0]
+        assert [check.verdict for check in result.checks] == [Verdict.AGREES] * 2
+        assert result.convergence_delta is not None
+        assert result.value_at_input is not None
+        assert result.value_at_baseline is not None
+        summed = result.values["b"].reshape(4, -1).sum(1)
+        change = result.value_at_input - result.value_at_baseline
+        assert np.allclose(summed - change, result.convergence_delta, atol=1e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from captum import attr
-from torch import Tensor, nn
+from torch import nn
 
 import cutaway as ca
 from cutaway.contract.requests import (
@@ -23,11 +22,8 @@ from cutaway.contract.requests import (
     Quadrature,
 )
 from cutaway.contract.results import Verdict
-from cutaway.engine.execution.inspect import inspect
-from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.checked_attributions import CHECKED, Build, ask, noise, verdict, wired
 from tests.support.rounding import SMALL, close
-from tests.support.state_snapshot import State
 
 STEPS = 6
 CLASS = 1
@@ -120,53 +116,10 @@ def test_any_target_can_go_through_the_neuron(target: ca.Target, mode: CheckMode
     assert not np.allclose(got.values["x"], beside.values["x"])
 
 
-# Captum gone wrong.
-
-KINDS = {type(asked).__name__: asked for asked in ASKED[::-1]}
-
-
 # What Captum overlooks.
 
 
-# What cannot be asked.
-
-
 # Nothing is left behind.
-
-
-def drawn() -> str:
-    """Where NumPy's generator stands."""
-    return str(np.random.get_state(legacy=False)["state"])
-
-
-@pytest.mark.parametrize("mode", list(CheckMode))
-@pytest.mark.parametrize("fails", range(5))
-def test_the_model_and_the_generators_are_as_they_were(fails: int, mode: CheckMode) -> None:
-    """After an answer, and after a failure in whichever pass: no hook, flag, gradient or attribute is left, and no
-    generator has moved."""
-    passes: list[int] = []
-
-    def wiring(m: Any, x: Tensor) -> Tensor:
-        h = m.r(m.b(m.r(m.a(x))))
-        passes.append(1)
-        if len(passes) == fails:
-            raise ValueError("half-way")
-        return m.head(h)
-
-    model: Any = net(wiring, r=nn.ReLU)().train()
-    model.a.weight.requires_grad_(False)
-    model.b.weight.grad = torch.ones(8, 8)
-    subject = InspectedModel(model, lambda tensors: model(**tensors))
-    before, dice, numbers = State.of(model), torch.get_rng_state(), drawn()
-    for asked in KINDS.values():
-        passes.clear()
-        request = ca.InspectRequest("m", attributions=(asked,), check=CheckRequest(mode))
-        expected = pytest.raises(ca.InvalidArgument, match="half-way") if fails else nullcontext()
-        with expected:
-            inspect(subject, request, dict(X))
-        assert not before.changes(State.of(model)), asked
-        assert torch.equal(torch.get_rng_state(), dice)
-        assert drawn() == numbers
 
 
 # Blocks.

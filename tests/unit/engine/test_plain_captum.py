@@ -341,7 +341,7 @@ def test_the_answer_is_plain_captums_in_every_mode_and_agrees(name: str, rows: i
             assert (first.verdict, first.cause) == right(asked, rows), (mode, asked, got.checks)
             assert first.mode is (mode if isinstance(asked, LISTENED) else CheckMode.INDEPENDENT), asked
             assert Verdict.DISAGREES not in {check.verdict for check in further}
-            if isinstance(asked, SUMMED) and not asked.noise:
+            if not asked.noise and isinstance(asked, SUMMED):
                 assert [check.verdict for check in further] == [Verdict.AGREES], (asked, further)
             if asked.noise:
                 assert (further, got.convergence_delta) == ([], None)

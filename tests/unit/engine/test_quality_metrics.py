@@ -25,13 +25,15 @@ from cutaway.contract.requests import (
     Neuron,
     SensitivityMax,
 )
+from tests.support.attribution_models import GAINED, RECTIFIED, SEVERAL
 from tests.support.checked_attributions import ask, noise, wired
-from tests.support.expectation_models import GAINED, numbers
-from tests.support.noise_models import MODULES, ROW, TWO
 from tests.support.rounding import SMALL, rounding
 from tests.support.state_snapshot import untouched
+from tests.unit.engine.test_plain_captum import generators
 
 SEED = 11
+ROW = {"x": noise(3, 8)}
+TWO = {name: tensor[:3] for name, tensor in SEVERAL.items()}
 LINEAR = wired(lambda m, x: m.a(x), a=lambda: nn.Linear(8, 3))
 BOTH = (Infidelity(n_samples=7, stdev=0.1), SensitivityMax(n_samples=5, radius=0.1))
 TARGET = ClassIndex((0, 1, 2))
@@ -84,7 +86,7 @@ KINDS = {attr.Saliency: ca.Saliency, attr.InputXGradient: ca.InputXGradient}
 @pytest.mark.parametrize("theirs", list(KINDS))
 def test_metrics_are_plain_captums(theirs: type[Any], rows: int, dtype: torch.dtype) -> None:
     """Captum called by hand with the same seed, but for rounding, of one input and of some of several."""
-    for build, whole, names in ((MODULES, ROW, ()), (GAINED, TWO, ("x", "y"))):
+    for build, whole, names in ((RECTIFIED, ROW, ()), (GAINED, TWO, ("x", "y"))):
         given = {name: tensor[:rows].to(dtype) for name, tensor in whole.items()}
         asked = KINDS[theirs](inputs=names, metrics=BOTH)
         found = judged(build().to(dtype), given, asked, target=ClassIndex(TARGET.indices[:rows]))
@@ -100,8 +102,8 @@ def test_infidelity_is_the_papers_formula() -> None:
     """Yeh et al. 2019, equation 1, computed in float64 from its definition."""
     asked = ca.InputXGradient(metrics=(Infidelity(n_samples=4, stdev=0.5),))
     given = {"x": noise(3, 8, dtype=torch.float64)}
-    result = ask(MODULES().double(), given, asked, seed=SEED, target=TARGET).attributions[0]
-    attribution, model = torch.from_numpy(result.values["x"]), MODULES().double()
+    result = ask(RECTIFIED().double(), given, asked, seed=SEED, target=TARGET).attributions[0]
+    attribution, model = torch.from_numpy(result.values["x"]), RECTIFIED().double()
     drawn = 0.5 * torch.randn(12, 8, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
     with torch.no_grad():
         for row, target in enumerate(TARGET.indices):
@@ -122,14 +124,14 @@ def test_sensitivity_is_the_largest_relative_move() -> None:
     """Yeh et al. 2019, definition 2, from explanations of perturbed inputs."""
     n, radius = 4, 0.3
     asked = ca.InputXGradient(metrics=(SensitivityMax(n_samples=n, radius=radius),))
-    found = judged(MODULES(), ROW, asked)["sensitivity_max"]
+    found = judged(RECTIFIED(), ROW, asked)["sensitivity_max"]
     numbers = torch.Generator().manual_seed(SEED)
     moves = torch.empty(3 * n, 8).uniform_(-radius, radius, generator=numbers).reshape(3, n, 8)
-    at_input = ask(MODULES(), ROW, ca.InputXGradient(), target=TARGET, check=OFF).attributions[0].values["x"]
+    at_input = ask(RECTIFIED(), ROW, ca.InputXGradient(), target=TARGET, check=OFF).attributions[0].values["x"]
     for row in range(3):
         others = {"x": ROW["x"][row] + moves[row]}
         target = ClassIndex((TARGET.indices[row],))
-        moved = ask(MODULES(), others, ca.InputXGradient(), target=target, check=OFF).attributions[0].values["x"]
+        moved = ask(RECTIFIED(), others, ca.InputXGradient(), target=target, check=OFF).attributions[0].values["x"]
         lengths = np.linalg.norm(moved - at_input[row], axis=1) / np.linalg.norm(at_input[row])
         assert found[row] == pytest.approx(lengths.max(), rel=1e-5)
 
@@ -164,7 +166,7 @@ def test_every_method_is_judged_with_draws_of_its_own_repeated(asked: Attributio
     """Explanations move with the input, by little where it moves by little; those that draw do so from the same
     numbers each time; the explanation itself is as without metrics."""
     small, large = SensitivityMax(n_samples=3, radius=1e-5), SensitivityMax(n_samples=3, radius=0.5)
-    model, of_neuron = MODULES(), isinstance(asked, ca.NeuronGradient)
+    model, of_neuron = RECTIFIED(), isinstance(asked, ca.NeuronGradient)
     more: dict[str, Any] = {"seed": SEED, "check": OFF, **({} if of_neuron else {"target": TARGET})}
     plain = ask(model, ROW, asked, **more).attributions[0]
     with untouched(model):
@@ -180,7 +182,7 @@ def test_a_neurons_explanation_is_judged_by_the_neuron() -> None:
     """Infidelity is about what is explained: the gradient of a neuron before the first kink is faithful to it."""
     asked = ca.NeuronGradient(neuron=Neuron("a", (1,)), metrics=BOTH)
     assert (
-        ask(MODULES().double(), {"x": ROW["x"].double()}, asked, seed=SEED).attributions[0].metrics[0].values.max()
+        ask(RECTIFIED().double(), {"x": ROW["x"].double()}, asked, seed=SEED).attributions[0].metrics[0].values.max()
         < 1e-25
     )
 
@@ -200,7 +202,7 @@ def test_metrics_see_edits_and_targets_of_rows() -> None:
 
 def test_many_samples_are_run_a_batch_at_a_time() -> None:
     """However many samples are drawn, a pass has a bounded number of rows; the number is the same."""
-    model: Any = MODULES()
+    model: Any = RECTIFIED()
     inner, rows = model.wiring, []
 
     def watched(m: Any, x: Tensor) -> Tensor:
@@ -211,24 +213,24 @@ def test_many_samples_are_run_a_batch_at_a_time() -> None:
     metric = Infidelity(n_samples=200, stdev=0.5)
     found = judged(model, ROW, ca.InputXGradient(metrics=(metric,)))["infidelity"]
     assert max(rows) == 3
-    assert found == pytest.approx(by_hand(MODULES(), ROW, attr.InputXGradient, metric).numpy(), rel=1e-4)
+    assert found == pytest.approx(by_hand(RECTIFIED(), ROW, attr.InputXGradient, metric).numpy(), rel=1e-4)
 
 
 def test_coarse_floats_are_judged_too() -> None:
     """Captum's perturbations are float32; the model gets its own data type."""
     given = {"x": ROW["x"].bfloat16()}
-    found = judged(MODULES().bfloat16(), given, ca.InputXGradient(metrics=BOTH))
+    found = judged(RECTIFIED().bfloat16(), given, ca.InputXGradient(metrics=BOTH))
     assert all(np.isfinite(values).all() for values in found.values())
 
 
 def test_metrics_are_of_the_seed_and_leave_the_generators_alone() -> None:
     """The same seed, the same numbers; without one, a seed is drawn and stated, though nothing else draws."""
     asked = ca.InputXGradient(metrics=BOTH)
-    before = numbers()
-    first = ask(MODULES(), ROW, asked, target=TARGET)
-    again = ask(MODULES(), ROW, asked, target=TARGET, seed=first.provenance.seed)
-    other = ask(MODULES(), ROW, asked, target=TARGET, seed=first.provenance.seed ^ 1)
-    assert numbers() == before
+    before = generators()
+    first = ask(RECTIFIED(), ROW, asked, target=TARGET)
+    again = ask(RECTIFIED(), ROW, asked, target=TARGET, seed=first.provenance.seed)
+    other = ask(RECTIFIED(), ROW, asked, target=TARGET, seed=first.provenance.seed ^ 1)
+    assert generators() == before
     one, two, three = ([each.values for each in result.attributions[0].metrics] for result in (first, again, other))
     assert all(map(np.array_equal, one, two))
     assert not any(map(np.array_equal, one, three))
@@ -237,7 +239,7 @@ def test_metrics_are_of_the_seed_and_leave_the_generators_alone() -> None:
 @pytest.mark.parametrize("metric", BOTH, ids=lambda metric: type(metric).__name__)
 def test_a_metric_that_fails_half_way_leaves_nothing_behind(metric: Metric) -> None:
     """Not in the model and not in the generators."""
-    model: Any = MODULES()
+    model: Any = RECTIFIED()
     inner, ran = model.wiring, []
 
     def failing(m: Any, x: Tensor) -> Tensor:
@@ -247,11 +249,11 @@ def test_a_metric_that_fails_half_way_leaves_nothing_behind(metric: Metric) -> N
         return inner(m, x)
 
     model.wiring = failing
-    before = numbers()
+    before = generators()
     with untouched(model), pytest.raises(ca.InvalidArgument, match="half-way") as refused:
         ask(model, ROW, ca.GuidedBackprop(metrics=(metric,)), target=TARGET, seed=SEED, check=OFF)
     assert refused.value.field == "attributions[0].metrics[0]"
-    assert numbers() == before
+    assert generators() == before
 
 
 # What cannot be asked.

@@ -5,35 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import combinations
 from math import factorial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Surrogate
 from cutaway.contract.results import Verdict
 from cutaway.engine.references import surrogates as references
 from cutaway.engine.references.surrogates import jackknife, least_squares
-from tests.support.checked_attributions import MLP, ask, noise, verdict, wired
-from tests.support.perturbation_models import SEED
-from tests.support.state_snapshot import untouched
+from tests.support.attribution_models import loud
+from tests.support.checked_attributions import MLP, ask, noise, verdict
+from tests.support.plain_captum import SEED
 
 Build = Callable[[], nn.Module]
 
 PAIRS = np.array([[0, 0, 1, 1, 2, 2, 3, 3]])
 OWN = np.array([[0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 2, 3, 0, 1, 2, 3], [0, 0, 0, 1, 1, 1, 2, 3], [3, 3, 3, 2, 2, 2, 1, 0]])
-REUSED = wired(
-    lambda m, x: m.head(m.r(m.a(m.r(m.a(x))))), a=lambda: nn.Linear(8, 8), head=lambda: nn.Linear(8, 3),
-    r=lambda: nn.ReLU(inplace=True),
-)  # fmt: skip
-
-
-def loud(build: Build) -> Build:
-    """A network whose outputs move enough for Lime's penalty, which is the same for all."""
-    return wired(lambda m, **inputs: 100 * m.net(**inputs), net=build)
 
 
 @pytest.mark.parametrize("kind", [ca.KernelShap, ca.Lime])
@@ -79,54 +69,9 @@ def test_lime_is_least_under_the_lasso() -> None:
     assert found[5] == 0
 
 
-# Captum gone wrong.
-
-
 # What is promised besides.
 
 BOTH = (ca.KernelShap(n_samples=30), ca.Lime(n_samples=30))
-
-
-def test_the_same_seed_gives_the_same_surrogate_and_another_seed_another() -> None:
-    """Whatever the generators did before."""
-    answers = []
-    for seed, before in ((SEED, 1), (SEED, 2), (SEED + 1, 2)):
-        torch.manual_seed(before)
-        result = ask(loud(MLP)(), {"x": noise(3, 8)}, *BOTH, seed=seed, check=CheckRequest(CheckMode.OFF))
-        answers.append([got.values["x"] for got in result.attributions])
-    assert all(np.array_equal(one, other) for one, other in zip(answers[0], answers[1]))
-    assert not any(np.array_equal(one, other) for one, other in zip(answers[0], answers[2]))
-
-
-def test_surrogates_of_an_edited_model_agree() -> None:
-    """An edit that treats all rows alike holds in every pass, and changes what is explained."""
-    edits = (ca.Scale("net.a", factor=2.0),)
-    inputs = {"x": noise(3, 8)}
-    edited = ask(loud(REUSED)(), inputs, *BOTH, edits=edits, seed=SEED).attributions
-    plain = ask(loud(REUSED)(), inputs, *BOTH, seed=SEED).attributions
-    assert {verdict(got) for got in (*edited, *plain)} == {Verdict.AGREES}
-    assert not any(np.allclose(one.values["x"], other.values["x"]) for one, other in zip(edited, plain))
-
-
-def test_a_model_that_raises_on_the_way_is_left_as_it_was() -> None:
-    """Whichever pass fails; the generators too."""
-    for fails in (2, 3, 9, 60):
-        runs: list[int] = []
-
-        def wiring(m: Any, x: Tensor, runs: list[int] = runs, fails: int = fails) -> Tensor:
-            runs.append(1)
-            if len(runs) >= fails:
-                raise ValueError("no more")
-            return m.head(x)
-
-        model = wired(wiring, head=lambda: nn.Linear(8, 3))()
-        before = torch.get_rng_state()
-        with untouched(model), pytest.raises(ca.InvalidArgument, match="no more"):
-            ask(model, {"x": noise(2, 8)}, ca.KernelShap(), ca.Lime(), seed=SEED)
-        assert torch.equal(torch.get_rng_state(), before)
-
-
-# What cannot be asked.
 
 
 def test_one_example_may_have_any_target() -> None:
