@@ -17,6 +17,7 @@ from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, Clas
 from cutaway.contract.results import AttributionResult, Verdict
 from cutaway.engine.references.deeplift_multipliers import MODULE_RULES
 from tests.support.checked_attributions import CHECKED, Build, ask, noise, verdict, wired
+from tests.support.plain_captum import by_hand
 from tests.support.rounding import SMALL, close
 
 SAMPLES = 3
@@ -64,21 +65,6 @@ def named(asked: Any) -> str:
     return type(asked).__name__
 
 
-def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], asked: Any, target: Tensor) -> Tensor:
-    """``asked``, answered by Captum as its documentation uses it."""
-    modules = dict(model.named_modules())
-    of_neuron = hasattr(asked, "neuron")
-    at = [modules[asked.neuron.module]] if of_neuron else [modules[asked.layer]] if hasattr(asked, "layer") else []
-    start = torch.from_numpy(asked.baselines["x"])
-    options: dict[str, Any] = {"neuron_selector": asked.neuron.index} if of_neuron else {"target": target}
-    return getattr(attr, named(asked))(model, *at).attribute(
-        inputs["x"].clone().requires_grad_(),
-        baselines=start if named(asked).endswith("Shap") else start.expand_as(inputs["x"]),
-        additional_forward_args=tuple(each for name, each in inputs.items() if name != "x") or None,
-        **options,
-    ).detach()  # fmt: skip
-
-
 def targets(rows: int) -> ClassIndex:
     return ClassIndex(tuple(row % 3 for row in range(rows)))
 
@@ -121,17 +107,9 @@ def test_a_softmax_of_one_example_is_normalised_as_captum_does() -> None:
     inputs = given(build, 1)
     for asked in all_six(inputs, "a")[:2]:
         result = explained(build, asked, CheckMode.INDEPENDENT, rows=1)
-        theirs = by_hand(build(), inputs, asked, build()(inputs["x"]).argmax(1))
+        (theirs,) = by_hand(build(), inputs, asked)
         assert close(next(iter(result.values.values())), theirs, SMALL)
         assert verdict(result) is Verdict.AGREES
-
-
-@pytest.mark.parametrize("target", [ca.OutputSum(), ca.Neuron("b", (2,))])
-def test_targets_that_are_no_class(target: ca.Target) -> None:
-    """A sum of the output, or a neuron, is explained like a class."""
-    inputs = given(PLAIN, 4)
-    for asked in (all_six(inputs)[0], all_six(inputs)[3]):
-        assert verdict(explained(PLAIN, asked, CheckMode.SAME_PASS, target=target)) is Verdict.AGREES
 
 
 # What Captum overlooks.
