@@ -14,13 +14,14 @@ import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest, ExpectedGradient
 from cutaway.contract.results import Cause, Verdict
 from tests.support.attribution_models import CONVOLUTIONS, IMAGE, OVERRIDING, X, expected_gradients, of_units
-from tests.support.checked_attributions import CHECKED, MLP, RANDOM, Build, ask, verdict
+from tests.support.checked_attributions import MLP, RANDOM, Build, ask, verdict
 from tests.support.plain_captum import SAMPLED, SEED
 from tests.support.state_snapshot import State
 from tests.unit.engine.test_captum_gone_wrong import ASKED, FITTED, RELEVANCE, TARGET, named, network, targeted
 from tests.unit.engine.test_plain_captum import generators
 
 OFF = CheckRequest(CheckMode.OFF)
+MODES = (CheckMode.INDEPENDENT, pytest.param(CheckMode.SAME_PASS, marks=pytest.mark.slow))
 ROW_BY_ROW = tuple(
     replace(each, n_samples=1) if isinstance(each, ExpectedGradient) else each
     for each in ASKED
@@ -34,7 +35,7 @@ def edited(asked: Any, factor: float, **more: Any) -> dict[str, Any]:
     return {"edits": (ca.Scale("net.a" if asked in FITTED else "a", factor=factor, **more),)}
 
 
-@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("asked", ASKED, ids=named)
 def test_an_edit_of_all_rows_alike_is_explained(asked: Any, mode: CheckMode) -> None:
     """It holds in every pass, and changes what is explained; what Captum overrides is the edited model."""
@@ -46,7 +47,7 @@ def test_an_edit_of_all_rows_alike_is_explained(asked: Any, mode: CheckMode) -> 
     assert not any(np.allclose(values, plain.values[name]) for name, values in got.values.items())
 
 
-@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("asked", ROW_BY_ROW, ids=named)
 def test_rows_keep_their_places(asked: Any, mode: CheckMode) -> None:
     """An edit of one row is in force in every pass and copy, and changes that row alone; a loss has its row's own
@@ -125,7 +126,7 @@ def test_a_model_that_draws_does_not_disturb_what_captum_draws() -> None:
         assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.RANDOM_FORWARD)
 
 
-@pytest.mark.parametrize("mode", list(CheckMode))
+@pytest.mark.parametrize("mode", [CheckMode.OFF, *MODES])
 @pytest.mark.parametrize("asked", ASKED, ids=named)
 def test_a_model_that_raises_half_way_is_left_as_it_was(asked: Any, mode: CheckMode) -> None:
     """Whichever pass fails: no hook, flag, gradient or attribute is left, the owner's own attributes are there, and no
