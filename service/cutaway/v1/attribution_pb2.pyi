@@ -42,7 +42,7 @@ class _QuadratureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Quadrature
     """Trapezoids."""
 
 class Quadrature(_Quadrature, metaclass=_QuadratureEnumTypeWrapper):
-    """How an integral is approximated."""
+    """The rule that approximates an integral."""
 
 QUADRATURE_UNSPECIFIED: Quadrature.ValueType  # 0
 """Not set: GAUSS_LEGENDRE."""
@@ -335,7 +335,7 @@ Global___AttributionRequest: _TypeAlias = AttributionRequest  # noqa: Y015
 
 @_typing.final
 class Baselines(_message.Message):
-    """Where an attribution starts from, by input name. Default: zeros."""
+    """Start points of an attribution, by input name. Default: zeros."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -436,7 +436,7 @@ class PathIntegral(_message.Message):
     """Steps double, up to the server's cap, until the convergence delta of every example is at most this. Default: no."""
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """Where the path starts."""
+        """The start of the path."""
 
     def __init__(
         self,
@@ -581,7 +581,7 @@ class DeepLift(_message.Message):
     BASELINES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """What the input is compared with."""
+        """The values that the input is compared with."""
 
     def __init__(
         self,
@@ -755,7 +755,7 @@ Global___Lrp: _TypeAlias = Lrp  # noqa: Y015
 
 @_typing.final
 class LrpRule(_message.Message):
-    """How relevance passes through a layer."""
+    """The rule by which relevance passes through a layer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -829,7 +829,7 @@ Global___RelevanceIdentity: _TypeAlias = RelevanceIdentity  # noqa: Y015
 
 @_typing.final
 class FeatureAblation(_message.Message):
-    """What changes when a feature is replaced by its baseline."""
+    """The change of the target when a feature is replaced by its baseline."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -837,11 +837,11 @@ class FeatureAblation(_message.Message):
     MASKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """What replaces it."""
+        """The values that replace it."""
 
     @_builtins.property
     def masks(self) -> Global___FeatureMasks:
-        """What counts as one feature. Default: each element."""
+        """The features, as groups of elements. Default: each element."""
 
     def __init__(
         self,
@@ -859,14 +859,14 @@ Global___FeatureAblation: _TypeAlias = FeatureAblation  # noqa: Y015
 
 @_typing.final
 class FeaturePermutation(_message.Message):
-    """What changes when a feature is shuffled within the batch. Fisher et al. 2018, arXiv:1801.01489."""
+    """The change of the target when a feature is shuffled within the batch. Fisher et al. 2018, arXiv:1801.01489."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MASKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def masks(self) -> Global___FeatureMasks:
-        """What counts as one feature. Default: each element."""
+        """The features, as groups of elements. Default: each element."""
 
     def __init__(
         self,
@@ -934,7 +934,7 @@ class Occlusion(_message.Message):
     STRIDES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """What the window is filled with."""
+        """The values that fill the window."""
 
     @_builtins.property
     def windows(self) -> _containers.MessageMap[_builtins.str, Global___AxisSizes]:
@@ -993,11 +993,11 @@ class ShapleyValues(_message.Message):
     MASKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """What an absent feature is."""
+        """The values of an absent feature."""
 
     @_builtins.property
     def masks(self) -> Global___FeatureMasks:
-        """What counts as one feature."""
+        """The features, as groups of elements."""
 
     def __init__(
         self,
@@ -1026,11 +1026,11 @@ class ShapleyValueSampling(_message.Message):
     """Orders sampled. Default: 25."""
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """What an absent feature is."""
+        """The values of an absent feature."""
 
     @_builtins.property
     def masks(self) -> Global___FeatureMasks:
-        """What counts as one feature."""
+        """The features, as groups of elements."""
 
     def __init__(
         self,
@@ -1060,11 +1060,11 @@ class KernelShap(_message.Message):
     """Samples. Default: 25."""
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """What an absent feature is."""
+        """The values of an absent feature."""
 
     @_builtins.property
     def masks(self) -> Global___FeatureMasks:
-        """What counts as one feature."""
+        """The features, as groups of elements."""
 
     def __init__(
         self,
@@ -1094,11 +1094,11 @@ class Lime(_message.Message):
     """Samples. Default: 25."""
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """What an absent feature is."""
+        """The values of an absent feature."""
 
     @_builtins.property
     def masks(self) -> Global___FeatureMasks:
-        """What counts as one feature."""
+        """The features, as groups of elements."""
 
     def __init__(
         self,
@@ -1287,7 +1287,7 @@ class LayerDeepLift(_message.Message):
     """The layer."""
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """What the input is compared with."""
+        """The values that the input is compared with."""
 
     def __init__(
         self,
@@ -1428,7 +1428,7 @@ class LayerFeatureAblation(_message.Message):
     """The layer."""
     @_builtins.property
     def baseline(self) -> Global___Baseline:
-        """What replaces a unit; one scalar."""
+        """The value that replaces a unit; one scalar."""
 
     def __init__(
         self,
@@ -1564,7 +1564,7 @@ class NeuronDeepLift(_message.Message):
 
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """What the input is compared with."""
+        """The values that the input is compared with."""
 
     def __init__(
         self,
@@ -1698,7 +1698,7 @@ Global___NeuronDeconvolution: _TypeAlias = NeuronDeconvolution  # noqa: Y015
 
 @_typing.final
 class NeuronFeatureAblation(_message.Message):
-    """What changes in a neuron when a feature is replaced."""
+    """The change of a neuron when a feature is replaced."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1711,11 +1711,11 @@ class NeuronFeatureAblation(_message.Message):
 
     @_builtins.property
     def baselines(self) -> Global___Baselines:
-        """What replaces it."""
+        """The values that replace it."""
 
     @_builtins.property
     def masks(self) -> Global___FeatureMasks:
-        """What counts as one feature."""
+        """The features, as groups of elements."""
 
     def __init__(
         self,
@@ -1754,7 +1754,7 @@ class NoiseTunnel(_message.Message):
         """The variance."""
 
     class Combination(_Combination, metaclass=_CombinationEnumTypeWrapper):
-        """How the copies are combined."""
+        """The way in which the copies are combined."""
 
     COMBINATION_UNSPECIFIED: NoiseTunnel.Combination.ValueType  # 0
     """Not set: SMOOTHGRAD."""
@@ -1825,7 +1825,7 @@ Global___MetricRequest: _TypeAlias = MetricRequest  # noqa: Y015
 
 @_typing.final
 class Infidelity(_message.Message):
-    """How badly the explanation predicts the effect of a perturbation."""
+    """The error with which the explanation predicts the effect of a perturbation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1853,7 +1853,7 @@ Global___Infidelity: _TypeAlias = Infidelity  # noqa: Y015
 
 @_typing.final
 class SensitivityMax(_message.Message):
-    """How much the explanation moves within a small ball around the input."""
+    """The largest change of the explanation within a small ball around the input."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1930,7 +1930,7 @@ class Attribution(_message.Message):
 
     @_builtins.property
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[_check_pb2.Check]:
-        """What the raw hooks say; empty with checks off."""
+        """The outcomes of the checks; empty with checks off."""
 
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Metric]:
@@ -1938,18 +1938,19 @@ class Attribution(_message.Message):
 
     @_builtins.property
     def tokens(self) -> Global___TokenAttribution:
-        """What each token adds, where the layer is an embedding."""
+        """The contribution of each token, where the layer is an embedding."""
 
     @_builtins.property
     def error(self) -> Global___AttributionError:
-        """With `attribution_errors_in_place`: why there is no attribution; then all other fields but the method and the layer
-        are empty.
+        """The reason why there is no attribution, with `attribution_errors_in_place`. All other fields but the method and the
+        layer are empty then.
         """
 
     @_builtins.property
     def standard_errors(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
-        """Of KernelSHAP and LIME, where they are checked: the standard error of each value, float64 of the input's shape, by
-        input name, from leaving out one draw after the other. Infinite where the draws left do not determine the fit.
+        """The standard error of each value, of KernelSHAP and LIME where they are checked: float64 of the input's shape, by
+        input name. It comes from leaving out one draw after the other. Infinite where the draws left do not determine the
+        fit.
         """
 
     def __init__(
@@ -1992,7 +1993,7 @@ class AttributionError(_message.Message):
     reason: _builtins.str
     """The reason for programs: `METHOD_INAPPLICABLE`."""
     message: _builtins.str
-    """For a person."""
+    """A text for a person."""
     field: _builtins.str
     """The field at fault: `attributions[1].layer_grad_cam.layer`."""
     def __init__(
@@ -2013,7 +2014,7 @@ Global___AttributionError: _TypeAlias = AttributionError  # noqa: Y015
 
 @_typing.final
 class TokenAttribution(_message.Message):
-    """What each token of a text adds: an explanation at an embedding, summed over the embedding's width."""
+    """The contribution of each token of a text: an explanation at an embedding, summed over the embedding's width."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2060,7 +2061,7 @@ class TokenTexts(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """In their order."""
+        """The texts of the tokens, in their order."""
 
     def __init__(
         self,

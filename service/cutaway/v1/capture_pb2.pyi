@@ -29,26 +29,26 @@ class _HookPointEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HookPoint.V
     HOOK_POINT_UNSPECIFIED: _HookPoint.ValueType  # 0
     """Not set: an error in a request."""
     HOOK_POINT_INPUT: _HookPoint.ValueType  # 1
-    """What goes into a module: a forward pre-hook."""
+    """The input of a module: a forward pre-hook."""
     HOOK_POINT_OUTPUT: _HookPoint.ValueType  # 2
-    """What comes out of a module: a forward hook."""
+    """The output of a module: a forward hook."""
     HOOK_POINT_GRAD_INPUT: _HookPoint.ValueType  # 3
     """The target's gradient at what goes in: the grad_input of a full backward hook."""
     HOOK_POINT_GRAD_OUTPUT: _HookPoint.ValueType  # 4
     """The target's gradient at what comes out: the grad_output of a full backward hook."""
 
 class HookPoint(_HookPoint, metaclass=_HookPointEnumTypeWrapper):
-    """What to bring back from inside the model.
+    """Captures: requests for tensors from inside the model.
 
-    Where a hook sits.
+    The place of a hook.
     """
 
 HOOK_POINT_UNSPECIFIED: HookPoint.ValueType  # 0
 """Not set: an error in a request."""
 HOOK_POINT_INPUT: HookPoint.ValueType  # 1
-"""What goes into a module: a forward pre-hook."""
+"""The input of a module: a forward pre-hook."""
 HOOK_POINT_OUTPUT: HookPoint.ValueType  # 2
-"""What comes out of a module: a forward hook."""
+"""The output of a module: a forward hook."""
 HOOK_POINT_GRAD_INPUT: HookPoint.ValueType  # 3
 """The target's gradient at what goes in: the grad_input of a full backward hook."""
 HOOK_POINT_GRAD_OUTPUT: HookPoint.ValueType  # 4
@@ -176,7 +176,7 @@ Global___AxisSlice: _TypeAlias = AxisSlice  # noqa: Y015
 
 @_typing.final
 class Reduction(_message.Message):
-    """How a captured tensor is made smaller."""
+    """A reduction of a captured tensor."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -227,7 +227,7 @@ class AxisReduction(_message.Message):
     AXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def axes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """At least one axis; 0 is the batch and cannot be reduced, but in a parameter's gradient. A negative one
+        """The axes, at least one. Axis 0 is the batch and cannot be reduced, but in a parameter's gradient. A negative one
         counts from the last.
         """
 
@@ -253,9 +253,9 @@ class TopElements(_message.Message):
     K_FIELD_NUMBER: _builtins.int
     AXIS_FIELD_NUMBER: _builtins.int
     k: _builtins.int
-    """How many, at least 1."""
+    """The number of elements, at least 1."""
     axis: _builtins.int
-    """Along which axis; default the last."""
+    """The axis; default the last."""
     def __init__(
         self,
         *,
@@ -274,7 +274,7 @@ Global___TopElements: _TypeAlias = TopElements  # noqa: Y015
 
 @_typing.final
 class Capture(_message.Message):
-    """What one hook saw."""
+    """The tensors that one hook saw."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -284,7 +284,7 @@ class Capture(_message.Message):
     module: _builtins.str
     """The module's own name, or the operator's address; never a glob."""
     point: Global___HookPoint.ValueType
-    """Where the hook sat."""
+    """The place of the hook."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CapturedCall]:
         """One element for each time that the module was called or the operator ran, in order; with `call`, that one
@@ -340,8 +340,8 @@ class CapturedLeaf(_message.Message):
     TENSOR_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Where it sits in the value: empty for a bare tensor, else `[0]`, `.logits`, `["key"]`, or the name
-    of a keyword argument.
+    """The tensor's place in the value: empty for a bare tensor, else `[0]`, `.logits`, `["key"]`, or the name of a
+    keyword argument.
     """
     @_builtins.property
     def tensor(self) -> _tensor_pb2.Tensor:
@@ -351,7 +351,7 @@ class CapturedLeaf(_message.Message):
 
     @_builtins.property
     def positions(self) -> _tensor_pb2.Tensor:
-        """With `top_k`: where along the axis each element was, int64, of the tensor's shape."""
+        """The index of each element along the axis, with `top_k`: int64, of the tensor's shape."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class _CheckModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CheckMode.V
 class CheckMode(_CheckMode, metaclass=_CheckModeEnumTypeWrapper):
     """Attributions, held against what the raw hooks saw.
 
-    How attributions are checked.
+    The extent to which attributions are checked.
     """
 
 CHECK_MODE_UNSPECIFIED: CheckMode.ValueType  # 0
@@ -68,7 +68,7 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     """This check does not fit this method or model."""
 
 class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper):
-    """What a check found."""
+    """The outcome of a check."""
 
 VERDICT_UNSPECIFIED: Verdict.ValueType  # 0
 """Not set: never sent."""
@@ -103,7 +103,7 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     CAUSE_SATURATED: _Cause.ValueType  # 6
     """The gradient is so small that it lies below what rounding does to the target."""
     CAUSE_WRONG_BACKWARD: _Cause.ValueType  # 7
-    """What flows back is not the derivative of what flowed forward."""
+    """The gradient that flows back is not the derivative of what flowed forward."""
     CAUSE_ROWS_COUPLED: _Cause.ValueType  # 8
     """Rows of the batch depend on each other."""
     CAUSE_BASELINE_IS_INPUT: _Cause.ValueType  # 9
@@ -145,7 +145,7 @@ CAUSE_NO_GRADIENT: Cause.ValueType  # 5
 CAUSE_SATURATED: Cause.ValueType  # 6
 """The gradient is so small that it lies below what rounding does to the target."""
 CAUSE_WRONG_BACKWARD: Cause.ValueType  # 7
-"""What flows back is not the derivative of what flowed forward."""
+"""The gradient that flows back is not the derivative of what flowed forward."""
 CAUSE_ROWS_COUPLED: Cause.ValueType  # 8
 """Rows of the batch depend on each other."""
 CAUSE_BASELINE_IS_INPUT: Cause.ValueType  # 9
@@ -172,7 +172,7 @@ Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final
 class CheckRequest(_message.Message):
-    """How to check."""
+    """The options of the checks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -218,9 +218,9 @@ class Check(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     compared: _builtins.str
-    """What was compared with what, in words."""
+    """The two sides of the comparison, in words."""
     mode: Global___CheckMode.ValueType
-    """Where the raw hooks listened."""
+    """The passes in which the raw hooks recorded."""
     max_absolute_error: _builtins.float
     """The largest absolute difference, over all elements."""
     max_relative_error: _builtins.float

@@ -47,7 +47,7 @@ class Edit(_message.Message):
     op: _builtins.str
     """An operator inside a module's forward, such as `layer3.1:relu#0`; never a glob."""
     point: _capture_pb2.HookPoint.ValueType
-    """What is changed; required. At a gradient point, what flows upstream changes."""
+    """The tensor that is changed; required. At a gradient point, the gradient that flows upstream changes."""
     call: _builtins.int
     """Only this call of the module, from 0. Default: every call."""
     path: _builtins.str

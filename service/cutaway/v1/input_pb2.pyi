@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class TensorInputs(_message.Message):
-    """What a model is asked about.
+    """Inputs of a model: tensors, files and other arguments.
 
     Tensors by the name of the forward argument that takes them.
     """
@@ -102,7 +102,7 @@ class RawInput(_message.Message):
     data: _builtins.bytes
     """The bytes of a JPEG, a PNG, a UTF-8 text, ..."""
     media_type: _builtins.str
-    """What the bytes are, as an Internet media type: "image/png", "text/plain". Default: the adapter's own."""
+    """The Internet media type of the bytes: "image/png", "text/plain". Default: the adapter's own."""
     def __init__(
         self,
         *,
@@ -119,7 +119,7 @@ Global___RawInput: _TypeAlias = RawInput  # noqa: Y015
 
 @_typing.final
 class Argument(_message.Message):
-    """What a forward argument gets that takes no tensor."""
+    """The value of a forward argument that takes no tensor."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -49,7 +49,7 @@ class _WarningCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningCo
     """A row did not qualify for its explanation."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
-    """What a warning is about."""
+    """The subject of a warning."""
 
 WARNING_CODE_UNSPECIFIED: WarningCode.ValueType  # 0
 """Not set: never sent."""
@@ -115,7 +115,7 @@ class InspectRequest(_message.Message):
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required. Default version: the highest that is served."""
     compare: _builtins.bool
-    """With edits: also return the prediction of the unedited model."""
+    """Return also the predictions of the unedited model; needs edits."""
     attribution_errors_in_place: _builtins.bool
     """True returns the error of an attribution in that attribution's place, and the rest of the reply. Default: it is
     the error of the call.
@@ -134,7 +134,7 @@ class InspectRequest(_message.Message):
 
     @_builtins.property
     def captures(self) -> _containers.RepeatedCompositeFieldContainer[_capture_pb2.CaptureRequest]:
-        """What to bring back from inside the model."""
+        """The tensors from inside the model to return."""
 
     @_builtins.property
     def input_gradients(self) -> Global___InputGradientRequest:
@@ -150,7 +150,7 @@ class InspectRequest(_message.Message):
 
     @_builtins.property
     def check(self) -> _check_pb2.CheckRequest:
-        """How explanations are checked."""
+        """The options of the checks."""
 
     @_builtins.property
     def explain_if(self) -> Global___ExplainCondition:
@@ -158,7 +158,7 @@ class InspectRequest(_message.Message):
 
     @_builtins.property
     def options(self) -> Global___Options:
-        """How to run and reply."""
+        """The options of running and of the reply."""
 
     @_builtins.property
     def arguments(self) -> _containers.MessageMap[_builtins.str, _input_pb2.Argument]:
@@ -194,7 +194,7 @@ Global___InspectRequest: _TypeAlias = InspectRequest  # noqa: Y015
 
 @_typing.final
 class InputGradientRequest(_message.Message):
-    """Which input gradients."""
+    """A selection of input gradients."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -218,8 +218,9 @@ Global___InputGradientRequest: _TypeAlias = InputGradientRequest  # noqa: Y015
 
 @_typing.final
 class ExplainCondition(_message.Message):
-    """When to explain; every bound that is set must hold. A row that does not qualify has zeros for attributions, and
-    where none does nothing is run and there are no values; `explained_rows` of the reply tells them apart.
+    """A condition for explaining a row; every bound that is set must hold. A row that does not qualify has zeros for
+    attributions. Where none does, nothing is run and there are no values; `explained_rows` of the reply tells them
+    apart.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -259,7 +260,7 @@ Global___ExplainCondition: _TypeAlias = ExplainCondition  # noqa: Y015
 
 @_typing.final
 class Options(_message.Message):
-    """How to run and reply."""
+    """The options of running and of the reply."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -274,7 +275,7 @@ class Options(_message.Message):
     with a data type of their own keep that. Default: as computed.
     """
     compression: _tensor_pb2.Compression.ValueType
-    """How tensors of the reply are packed; one that would not get smaller is sent as it is. Default: none."""
+    """The compression of the reply's tensors; one that would not get smaller is sent as it is. Default: none."""
     seed: _builtins.int
     """Seed of whatever draws random numbers, below 2**63. Default: one that is drawn, and that the provenance states."""
     max_reply_bytes: _builtins.int
@@ -325,7 +326,7 @@ class InspectResponse(_message.Message):
     FEATURE_NAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
-        """What the model returned."""
+        """The predictions."""
 
     @_builtins.property
     def captures(self) -> _containers.RepeatedCompositeFieldContainer[_capture_pb2.Capture]:
@@ -333,41 +334,41 @@ class InspectResponse(_message.Message):
 
     @_builtins.property
     def input_gradients(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
-        """By input name, of the input's shape."""
+        """The gradients of the inputs, by input name, of the input's shape."""
 
     @_builtins.property
     def parameter_gradients(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
-        """By parameter name, of the parameter's shape unless it was reduced; the gradient of the sum of all examples'
-        targets.
+        """The gradients of parameters, by parameter name, of the parameter's shape unless it was reduced. Each is the
+        gradient of the sum of all examples' targets.
         """
 
     @_builtins.property
     def attributions(self) -> _containers.RepeatedCompositeFieldContainer[_attribution_pb2.Attribution]:
-        """In the order of the request; one with a top-k target k times, the largest class first."""
+        """The attributions, in the order of the request; one with a top-k target k times, the largest class first."""
 
     @_builtins.property
     def unedited_predictions(self) -> Global___Predictions:
-        """What the unedited model returned, where `compare` was set."""
+        """The predictions of the unedited model, where `compare` was set."""
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Warning]:
-        """What a careful reader should know."""
+        """The warnings for a careful reader."""
 
     @_builtins.property
     def provenance(self) -> _model_pb2.Provenance:
-        """Where this comes from."""
+        """The origin of the result."""
 
     @_builtins.property
     def timings(self) -> Global___Timings:
-        """Where the time went."""
+        """The time of each stage."""
 
     @_builtins.property
     def estimate(self) -> Global___Estimate:
-        """With `dry_run`: what the reply would be; then there are no predictions, captures, gradients and attributions."""
+        """The outline of the reply, with `dry_run`. There are no predictions, captures, gradients and attributions then."""
 
     @_builtins.property
     def explained_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """With `explain_if`: whether each row qualified, and so was explained. Empty without it: all were."""
+        """The rows that qualified, and so were explained, with `explain_if`. Empty without it: all were."""
 
     @_builtins.property
     def feature_names(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureNames]:
@@ -411,7 +412,7 @@ class FeatureNames(_message.Message):
     """The input."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """In order."""
+        """The names of the features, in order."""
 
     def __init__(
         self,
@@ -429,7 +430,7 @@ Global___FeatureNames: _TypeAlias = FeatureNames  # noqa: Y015
 
 @_typing.final
 class Predictions(_message.Message):
-    """What a model returned."""
+    """The predictions of a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -439,14 +440,14 @@ class Predictions(_message.Message):
     TARGET_VALUES_FIELD_NUMBER: _builtins.int
     TARGETS_PER_EXAMPLE_FIELD_NUMBER: _builtins.int
     targets_per_example: _builtins.int
-    """Of a top-k target: k, how many elements of `targets` and `target_values` each example has. Of any other: 0."""
+    """The number k of a top-k target: each example has k elements of `targets` and `target_values`. Of any other: 0."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
         """Named tensors, axis 0 the batch: `output` for a bare tensor, `logits`, ... for a dict."""
 
     @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassPrediction]:
-        """For a model with classes: the predicted one, an element an example."""
+        """The predicted class of each example, for a model with classes."""
 
     @_builtins.property
     def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -515,11 +516,11 @@ class Warning(_message.Message):
     SUBJECT_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     code: Global___WarningCode.ValueType
-    """What it is about."""
+    """The subject."""
     subject: _builtins.str
     """The request field or module it is about."""
     message: _builtins.str
-    """For a person."""
+    """A text for a person."""
     def __init__(
         self,
         *,
@@ -549,7 +550,7 @@ class Timings(_message.Message):
     CHECK_MS_FIELD_NUMBER: _builtins.int
     ENCODE_MS_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
-    """From the front door to the start of work and from its end back, waiting included."""
+    """The time before work starts and after it ends, waiting included."""
     decode_ms: _builtins.float
     """Bytes to tensors."""
     forward_ms: _builtins.float
@@ -583,7 +584,7 @@ Global___Timings: _TypeAlias = Timings  # noqa: Y015
 
 @_typing.final
 class Estimate(_message.Message):
-    """What a reply would be."""
+    """The outline of a reply."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

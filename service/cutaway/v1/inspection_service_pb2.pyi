@@ -23,16 +23,16 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ListModelsRequest(_message.Message):
-    """Which page of the models."""
+    """One page of the list of models."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most this many; default 100, at most 1000."""
+    """The most models of one page; default 100, at most 1000."""
     page_token: _builtins.str
-    """From the reply before; empty for the first page."""
+    """The `next_page_token` of the reply before; empty for the first page."""
     def __init__(
         self,
         *,
@@ -56,10 +56,10 @@ class ListModelsResponse(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty where this is the last."""
+    """The token of the next page; empty where this is the last."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Model]:
-        """By name, then by version."""
+        """The models, ordered by name, then by version."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
-    """Which model."""
+    """The choice of a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -254,15 +254,15 @@ class StreamChunk(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     COMPRESSION_FIELD_NUMBER: _builtins.int
     tensor: _builtins.int
-    """Which tensor, counted from 0 in the order of the header: of the fields' numbers at every level, and within a repeated
-    field of its elements.
+    """The number of the tensor, counted from 0 in the order of the header: of the fields' numbers at every level, and
+    within a repeated field of its elements.
     """
     offset: _builtins.int
-    """Where in it this piece begins, in bytes."""
+    """The first byte of the tensor that this piece has, counted from 0."""
     data: _builtins.bytes
     """The bytes."""
     compression: _tensor_pb2.Compression.ValueType
-    """How `data` is packed; `offset` counts unpacked bytes. Default: as it is."""
+    """The compression of `data`; `offset` counts unpacked bytes. Default: none."""
     def __init__(
         self,
         *,

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Model(_message.Message):
-    """What is served.
+    """Models that are served, and descriptions of their insides.
 
     One model in one version.
     """
@@ -69,15 +69,15 @@ class ModelDetail(_message.Message):
     EXAMPLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> Global___Model:
-        """Which."""
+        """The model and its version."""
 
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputSpec]:
-        """What forward takes, in order."""
+        """The arguments of forward, in order."""
 
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputSpec]:
-        """What forward returned for the model's own example, in order; empty where the model has no example."""
+        """The outputs of forward for the model's own example, in order; empty where the model has no example."""
 
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -93,17 +93,17 @@ class ModelDetail(_message.Message):
 
     @_builtins.property
     def provenance(self) -> Global___Provenance:
-        """What it runs on and from."""
+        """The versions of the software and of the model."""
 
     @_builtins.property
     def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___Operator]:
-        """Where they were asked for: the operators that ran for the model's own example, in the order in which they first
-        ran; empty where the model has no example.
+        """The operators that ran for the model's own example, in the order in which they first ran, where they were
+        requested. Empty where the model has no example.
         """
 
     @_builtins.property
     def example(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
-        """Where it was asked for: the model's own example, by the names of its inputs; empty where the model has none."""
+        """The model's own example, by the names of its inputs, where it was requested. Empty where the model has none."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Operator(_message.Message):
     address: _builtins.str
     """Its address in captures and edits: `layer3.1:relu#0`."""
     calls: _builtins.int
-    """How often it ran."""
+    """The number of its runs."""
     @_builtins.property
     def output_shapes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shape]:
         """Shapes of the tensors that it returned when it first ran, in order."""
@@ -253,7 +253,7 @@ class Module(_message.Message):
     parameters: _builtins.int
     """Number of parameters, those of its children included, shared ones once."""
     calls: _builtins.int
-    """How often the model's own example called it."""
+    """The number of calls by the model's own example."""
     @_builtins.property
     def output_shapes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shape]:
         """Shapes of the tensors that its first call returned for the model's own example, in order; empty
@@ -308,7 +308,7 @@ Global___Shape: _TypeAlias = Shape  # noqa: Y015
 
 @_typing.final
 class Provenance(_message.Message):
-    """Where a result comes from."""
+    """The origin of a result."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,7 +341,7 @@ class Provenance(_message.Message):
     data_type: _tensor_pb2.DataType.ValueType
     """The parameters' floating data type."""
     seed: _builtins.int
-    """What random numbers were drawn from: the request's seed, or one that was drawn for it; 0 where nothing drew."""
+    """The seed of the random numbers: the request's own, or one that was drawn for it. 0 where nothing drew."""
     forwards: _builtins.int
     """Forward passes run for this reply."""
     backwards: _builtins.int

@@ -35,7 +35,9 @@ class _LossReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossRed
     """PyTorch's reduction="mean", over the examples of this request."""
 
 class LossReduction(_LossReduction, metaclass=_LossReductionEnumTypeWrapper):
-    """How a loss of the whole batch is made. The target of an example is its share of that: the shares sum to the loss."""
+    """The reduction of a loss of the whole batch. The target of an example is its share of that: the shares sum to the
+    loss.
+    """
 
 LOSS_REDUCTION_UNSPECIFIED: LossReduction.ValueType  # 0
 """Not set: SUM."""
@@ -49,7 +51,7 @@ Global___LossReduction: _TypeAlias = LossReduction  # noqa: Y015
 class Target(_message.Message):
     """The scalar, one an example, whose gradient is taken and which attributions explain.
 
-    Which scalar. Default: the predicted class of the model's first output.
+    The scalar that is explained. Default: the predicted class of the model's first output.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -261,7 +263,7 @@ class TopK(_message.Message):
 
     K_FIELD_NUMBER: _builtins.int
     k: _builtins.int
-    """From 1 to the number of classes."""
+    """The number of classes, from 1 to all."""
     def __init__(
         self,
         *,
@@ -340,7 +342,7 @@ class Cotangent(_message.Message):
     TENSOR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tensor(self) -> _tensor_pb2.Tensor:
-        """Of the output's shape."""
+        """The vector, of the output's shape."""
 
     def __init__(
         self,
@@ -415,7 +417,7 @@ class Neuron(_message.Message):
 
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[_capture_pb2.AxisSlice]:
-        """In place of the index, a block: a range along each axis named, never axis 0, and the whole of the others."""
+        """A block in place of the index: a range along each axis named, never axis 0, and the whole of the others."""
 
     def __init__(
         self,

@@ -87,19 +87,19 @@ class _CompressionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Compressi
     COMPRESSION_UNSPECIFIED: _Compression.ValueType  # 0
     """Not set: none."""
     COMPRESSION_NONE: _Compression.ValueType  # 1
-    """As they are."""
+    """Not compressed."""
     COMPRESSION_ZSTD: _Compression.ValueType  # 2
     """Zstandard over byte-shuffled elements: the first byte of every element, then the second byte of every element, and
     so on, as one Zstandard frame.
     """
 
 class Compression(_Compression, metaclass=_CompressionEnumTypeWrapper):
-    """How a tensor's bytes are packed."""
+    """The compression of a tensor's bytes."""
 
 COMPRESSION_UNSPECIFIED: Compression.ValueType  # 0
 """Not set: none."""
 COMPRESSION_NONE: Compression.ValueType  # 1
-"""As they are."""
+"""Not compressed."""
 COMPRESSION_ZSTD: Compression.ValueType  # 2
 """Zstandard over byte-shuffled elements: the first byte of every element, then the second byte of every element, and
 so on, as one Zstandard frame.
@@ -121,7 +121,7 @@ class Tensor(_message.Message):
     data: _builtins.bytes
     """The elements, row-major and little-endian: exactly product(shape) times the element size, in bytes, once unpacked."""
     compression: Global___Compression.ValueType
-    """How `data` is packed. Default: as it is."""
+    """The compression of `data`. Default: none."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Size of each axis, outermost first; empty for a single number. No size is negative."""

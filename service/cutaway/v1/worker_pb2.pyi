@@ -62,10 +62,10 @@ class WorkerTurn(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     waiting: _builtins.int
-    """How many other calls of the model waited for a worker when this turn was sent."""
+    """The number of other calls of the model that waited for a worker when this turn was sent."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerCall]:
-        """In order."""
+        """The calls, in order."""
 
     def __init__(
         self,
@@ -102,7 +102,9 @@ class WorkerCall(_message.Message):
     stream: _builtins.bytes
     """A serialised InspectStreamRequest."""
     deadline: _builtins.float
-    """When the caller stops waiting, in Unix seconds; 0 for never. Gateway and worker share a machine, and so a clock."""
+    """The time at which the caller stops waiting, in Unix seconds; 0 for never. Gateway and worker share a machine, and
+    so a clock.
+    """
     traceparent: _builtins.str
     """The span of the call, in W3C Trace Context format; empty for none."""
     def __init__(
@@ -127,7 +129,7 @@ Global___WorkerCall: _TypeAlias = WorkerCall  # noqa: Y015
 
 @_typing.final
 class WorkerReply(_message.Message):
-    """What a worker replies to one call."""
+    """A worker's reply to one call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -144,7 +146,7 @@ class WorkerReply(_message.Message):
     pieces: _builtins.int
     """The number under which the pieces of a streamed reply wait for a connection that fetches them."""
     worker_ms: _builtins.float
-    """How long the worker had the call, in milliseconds."""
+    """The time for which the worker had the call, in milliseconds."""
     @_builtins.property
     def failure(self) -> Global___Failure:
         """Why there is none."""
@@ -188,9 +190,9 @@ class CheckOutcome(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     method: _builtins.str
-    """As in Attribution."""
+    """The method, as in Attribution."""
     verdict: _check_pb2.Verdict.ValueType
-    """As in Check."""
+    """The verdict, as in Check."""
     def __init__(
         self,
         *,
@@ -220,7 +222,7 @@ class Failure(_message.Message):
     reason: _builtins.str
     """google.rpc.ErrorInfo.reason."""
     message: _builtins.str
-    """For a person."""
+    """A text for a person."""
     field: _builtins.str
     """The request field at fault; empty where there is none."""
     def __init__(
@@ -249,7 +251,7 @@ class RoutedRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """As in InspectRequest."""
+    """The model's name, as in InspectRequest."""
     def __init__(
         self,
         *,
@@ -274,7 +276,7 @@ class RoutedStreamRequest(_message.Message):
     request: _builtins.bytes
     """A serialised InspectRequest."""
     chunk_bytes: _builtins.int
-    """As in InspectStreamRequest."""
+    """The size of a chunk, as in InspectStreamRequest."""
     def __init__(
         self,
         *,
@@ -301,7 +303,7 @@ class WorkerPiece(_message.Message):
     """A serialised StreamTrailer, as in StreamPiece. Bytes, so that the gateway passes it on unread."""
     @_builtins.property
     def reply(self) -> Global___WorkerReply:
-        """In place of the header, its response without timings; or in place of any piece, why no more comes. The number is
+        """The response without timings, in place of the header; or the failure, in place of any piece. The number is
         reserved in StreamPiece.
         """
 
@@ -360,7 +362,7 @@ class TorchServePredictionsRequest(_message.Message):
     """Version; empty for the default."""
     @_builtins.property
     def input(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
-        """What the handler gets."""
+        """The parts that the handler gets."""
 
     def __init__(
         self,
@@ -385,7 +387,7 @@ class TorchServePredictionResponse(_message.Message):
 
     PREDICTION_FIELD_NUMBER: _builtins.int
     prediction: _builtins.bytes
-    """What the handler returned."""
+    """The bytes that the handler returned."""
     def __init__(
         self,
         *,

@@ -25,7 +25,7 @@ export const file_cutaway_v1_attribution: GenFile = /*@__PURE__*/
  */
 export type AttributionRequest = Message<"cutaway.v1.AttributionRequest"> & {
   /**
-   * Which method; required.
+   * The method; required.
    *
    * @generated from oneof cutaway.v1.AttributionRequest.method
    */
@@ -372,7 +372,7 @@ export const AttributionRequestSchema: GenMessage<AttributionRequest> = /*@__PUR
   messageDesc(file_cutaway_v1_attribution, 0);
 
 /**
- * Where an attribution starts from, by input name. Default: zeros.
+ * Start points of an attribution, by input name. Default: zeros.
  *
  * @generated from message cutaway.v1.Baselines
  */
@@ -399,7 +399,7 @@ export const BaselinesSchema: GenMessage<Baselines> = /*@__PURE__*/
  */
 export type Baseline = Message<"cutaway.v1.Baseline"> & {
   /**
-   * Which; required.
+   * The kind of baseline; required.
    *
    * @generated from oneof cutaway.v1.Baseline.kind
    */
@@ -452,7 +452,7 @@ export const BaselineSchema: GenMessage<Baseline> = /*@__PURE__*/
  */
 export type PathIntegral = Message<"cutaway.v1.PathIntegral"> & {
   /**
-   * Where the path starts.
+   * The start of the path.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 1;
    */
@@ -579,7 +579,7 @@ export const IntegratedGradientsSchema: GenMessage<IntegratedGradients> = /*@__P
  */
 export type DeepLift = Message<"cutaway.v1.DeepLift"> & {
   /**
-   * What the input is compared with.
+   * The values that the input is compared with.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 1;
    */
@@ -722,13 +722,13 @@ export const LrpSchema: GenMessage<Lrp> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_attribution, 14);
 
 /**
- * How relevance passes through a layer.
+ * The rule by which relevance passes through a layer.
  *
  * @generated from message cutaway.v1.LrpRule
  */
 export type LrpRule = Message<"cutaway.v1.LrpRule"> & {
   /**
-   * Which; required.
+   * The kind of rule; required.
    *
    * @generated from oneof cutaway.v1.LrpRule.kind
    */
@@ -805,20 +805,20 @@ export const RelevanceIdentitySchema: GenMessage<RelevanceIdentity> = /*@__PURE_
   messageDesc(file_cutaway_v1_attribution, 17);
 
 /**
- * What changes when a feature is replaced by its baseline.
+ * The change of the target when a feature is replaced by its baseline.
  *
  * @generated from message cutaway.v1.FeatureAblation
  */
 export type FeatureAblation = Message<"cutaway.v1.FeatureAblation"> & {
   /**
-   * What replaces it.
+   * The values that replace it.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 1;
    */
   baselines?: Baselines | undefined;
 
   /**
-   * What counts as one feature. Default: each element.
+   * The features, as groups of elements. Default: each element.
    *
    * @generated from field: cutaway.v1.FeatureMasks masks = 2;
    */
@@ -833,13 +833,13 @@ export const FeatureAblationSchema: GenMessage<FeatureAblation> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_attribution, 18);
 
 /**
- * What changes when a feature is shuffled within the batch. Fisher et al. 2018, arXiv:1801.01489.
+ * The change of the target when a feature is shuffled within the batch. Fisher et al. 2018, arXiv:1801.01489.
  *
  * @generated from message cutaway.v1.FeaturePermutation
  */
 export type FeaturePermutation = Message<"cutaway.v1.FeaturePermutation"> & {
   /**
-   * What counts as one feature. Default: each element.
+   * The features, as groups of elements. Default: each element.
    *
    * @generated from field: cutaway.v1.FeatureMasks masks = 1;
    */
@@ -860,7 +860,7 @@ export const FeaturePermutationSchema: GenMessage<FeaturePermutation> = /*@__PUR
  */
 export type Occlusion = Message<"cutaway.v1.Occlusion"> & {
   /**
-   * What the window is filled with.
+   * The values that fill the window.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 1;
    */
@@ -916,14 +916,14 @@ export const AxisSizesSchema: GenMessage<AxisSizes> = /*@__PURE__*/
  */
 export type ShapleyValues = Message<"cutaway.v1.ShapleyValues"> & {
   /**
-   * What an absent feature is.
+   * The values of an absent feature.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 1;
    */
   baselines?: Baselines | undefined;
 
   /**
-   * What counts as one feature.
+   * The features, as groups of elements.
    *
    * @generated from field: cutaway.v1.FeatureMasks masks = 2;
    */
@@ -944,14 +944,14 @@ export const ShapleyValuesSchema: GenMessage<ShapleyValues> = /*@__PURE__*/
  */
 export type ShapleyValueSampling = Message<"cutaway.v1.ShapleyValueSampling"> & {
   /**
-   * What an absent feature is.
+   * The values of an absent feature.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 1;
    */
   baselines?: Baselines | undefined;
 
   /**
-   * What counts as one feature.
+   * The features, as groups of elements.
    *
    * @generated from field: cutaway.v1.FeatureMasks masks = 2;
    */
@@ -979,14 +979,14 @@ export const ShapleyValueSamplingSchema: GenMessage<ShapleyValueSampling> = /*@_
  */
 export type KernelShap = Message<"cutaway.v1.KernelShap"> & {
   /**
-   * What an absent feature is.
+   * The values of an absent feature.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 1;
    */
   baselines?: Baselines | undefined;
 
   /**
-   * What counts as one feature.
+   * The features, as groups of elements.
    *
    * @generated from field: cutaway.v1.FeatureMasks masks = 2;
    */
@@ -1014,14 +1014,14 @@ export const KernelShapSchema: GenMessage<KernelShap> = /*@__PURE__*/
  */
 export type Lime = Message<"cutaway.v1.Lime"> & {
   /**
-   * What an absent feature is.
+   * The values of an absent feature.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 1;
    */
   baselines?: Baselines | undefined;
 
   /**
-   * What counts as one feature.
+   * The features, as groups of elements.
    *
    * @generated from field: cutaway.v1.FeatureMasks masks = 2;
    */
@@ -1217,7 +1217,7 @@ export type LayerDeepLift = Message<"cutaway.v1.LayerDeepLift"> & {
   layer: string;
 
   /**
-   * What the input is compared with.
+   * The values that the input is compared with.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 2;
    */
@@ -1343,7 +1343,7 @@ export type LayerFeatureAblation = Message<"cutaway.v1.LayerFeatureAblation"> & 
   layer: string;
 
   /**
-   * What replaces a unit; one scalar.
+   * The value that replaces a unit; one scalar.
    *
    * @generated from field: cutaway.v1.Baseline baseline = 2;
    */
@@ -1469,7 +1469,7 @@ export type NeuronDeepLift = Message<"cutaway.v1.NeuronDeepLift"> & {
   neuron?: Neuron | undefined;
 
   /**
-   * What the input is compared with.
+   * The values that the input is compared with.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 2;
    */
@@ -1596,7 +1596,7 @@ export const NeuronDeconvolutionSchema: GenMessage<NeuronDeconvolution> = /*@__P
   messageDesc(file_cutaway_v1_attribution, 45);
 
 /**
- * What changes in a neuron when a feature is replaced.
+ * The change of a neuron when a feature is replaced.
  *
  * @generated from message cutaway.v1.NeuronFeatureAblation
  */
@@ -1609,14 +1609,14 @@ export type NeuronFeatureAblation = Message<"cutaway.v1.NeuronFeatureAblation"> 
   neuron?: Neuron | undefined;
 
   /**
-   * What replaces it.
+   * The values that replace it.
    *
    * @generated from field: cutaway.v1.Baselines baselines = 2;
    */
   baselines?: Baselines | undefined;
 
   /**
-   * What counts as one feature.
+   * The features, as groups of elements.
    *
    * @generated from field: cutaway.v1.FeatureMasks masks = 3;
    */
@@ -1666,7 +1666,7 @@ export const NoiseTunnelSchema: GenMessage<NoiseTunnel> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_attribution, 47);
 
 /**
- * How the copies are combined.
+ * The way in which the copies are combined.
  *
  * @generated from enum cutaway.v1.NoiseTunnel.Combination
  */
@@ -1713,7 +1713,7 @@ export const NoiseTunnel_CombinationSchema: GenEnum<NoiseTunnel_Combination> = /
  */
 export type MetricRequest = Message<"cutaway.v1.MetricRequest"> & {
   /**
-   * Which; required.
+   * The metric; required.
    *
    * @generated from oneof cutaway.v1.MetricRequest.metric
    */
@@ -1744,7 +1744,7 @@ export const MetricRequestSchema: GenMessage<MetricRequest> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_attribution, 48);
 
 /**
- * How badly the explanation predicts the effect of a perturbation.
+ * The error with which the explanation predicts the effect of a perturbation.
  *
  * @generated from message cutaway.v1.Infidelity
  */
@@ -1772,7 +1772,7 @@ export const InfidelitySchema: GenMessage<Infidelity> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_attribution, 49);
 
 /**
- * How much the explanation moves within a small ball around the input.
+ * The largest change of the explanation within a small ball around the input.
  *
  * @generated from message cutaway.v1.SensitivityMax
  */
@@ -1857,7 +1857,7 @@ export type Attribution = Message<"cutaway.v1.Attribution"> & {
   targets: bigint[];
 
   /**
-   * What the raw hooks say; empty with checks off.
+   * The outcomes of the checks; empty with checks off.
    *
    * @generated from field: repeated cutaway.v1.Check checks = 8;
    */
@@ -1878,23 +1878,24 @@ export type Attribution = Message<"cutaway.v1.Attribution"> & {
   nSteps: number;
 
   /**
-   * What each token adds, where the layer is an embedding.
+   * The contribution of each token, where the layer is an embedding.
    *
    * @generated from field: cutaway.v1.TokenAttribution tokens = 11;
    */
   tokens?: TokenAttribution | undefined;
 
   /**
-   * With `attribution_errors_in_place`: why there is no attribution; then all other fields but the method and the layer
-   * are empty.
+   * The reason why there is no attribution, with `attribution_errors_in_place`. All other fields but the method and the
+   * layer are empty then.
    *
    * @generated from field: cutaway.v1.AttributionError error = 12;
    */
   error?: AttributionError | undefined;
 
   /**
-   * Of KernelSHAP and LIME, where they are checked: the standard error of each value, float64 of the input's shape, by
-   * input name, from leaving out one draw after the other. Infinite where the draws left do not determine the fit.
+   * The standard error of each value, of KernelSHAP and LIME where they are checked: float64 of the input's shape, by
+   * input name. It comes from leaving out one draw after the other. Infinite where the draws left do not determine the
+   * fit.
    *
    * @generated from field: repeated cutaway.v1.NamedTensor standard_errors = 13;
    */
@@ -1929,7 +1930,7 @@ export type AttributionError = Message<"cutaway.v1.AttributionError"> & {
   reason: string;
 
   /**
-   * For a person.
+   * A text for a person.
    *
    * @generated from field: string message = 3;
    */
@@ -1951,7 +1952,7 @@ export const AttributionErrorSchema: GenMessage<AttributionError> = /*@__PURE__*
   messageDesc(file_cutaway_v1_attribution, 52);
 
 /**
- * What each token of a text adds: an explanation at an embedding, summed over the embedding's width.
+ * The contribution of each token of a text: an explanation at an embedding, summed over the embedding's width.
  *
  * @generated from message cutaway.v1.TokenAttribution
  */
@@ -1999,7 +2000,7 @@ export const TokenAttributionSchema: GenMessage<TokenAttribution> = /*@__PURE__*
  */
 export type TokenTexts = Message<"cutaway.v1.TokenTexts"> & {
   /**
-   * In their order.
+   * The texts of the tokens, in their order.
    *
    * @generated from field: repeated string tokens = 1;
    */
@@ -2042,7 +2043,7 @@ export const MetricSchema: GenMessage<Metric> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_attribution, 55);
 
 /**
- * How an integral is approximated.
+ * The rule that approximates an integral.
  *
  * @generated from enum cutaway.v1.Quadrature
  */

@@ -21,7 +21,7 @@ export const file_cutaway_v1_capture: GenFile = /*@__PURE__*/
  */
 export type CaptureRequest = Message<"cutaway.v1.CaptureRequest"> & {
   /**
-   * What is captured; required.
+   * The source of the tensors; required.
    *
    * @generated from oneof cutaway.v1.CaptureRequest.where
    */
@@ -148,13 +148,13 @@ export const AxisSliceSchema: GenMessage<AxisSlice> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_capture, 1);
 
 /**
- * How a captured tensor is made smaller.
+ * A reduction of a captured tensor.
  *
  * @generated from message cutaway.v1.Reduction
  */
 export type Reduction = Message<"cutaway.v1.Reduction"> & {
   /**
-   * Which reduction; required.
+   * The kind of reduction; required.
    *
    * @generated from oneof cutaway.v1.Reduction.kind
    */
@@ -207,7 +207,7 @@ export const ReductionSchema: GenMessage<Reduction> = /*@__PURE__*/
  */
 export type AxisReduction = Message<"cutaway.v1.AxisReduction"> & {
   /**
-   * At least one axis; 0 is the batch and cannot be reduced, but in a parameter's gradient. A negative one
+   * The axes, at least one. Axis 0 is the batch and cannot be reduced, but in a parameter's gradient. A negative one
    * counts from the last.
    *
    * @generated from field: repeated int32 axes = 1;
@@ -229,14 +229,14 @@ export const AxisReductionSchema: GenMessage<AxisReduction> = /*@__PURE__*/
  */
 export type TopElements = Message<"cutaway.v1.TopElements"> & {
   /**
-   * How many, at least 1.
+   * The number of elements, at least 1.
    *
    * @generated from field: uint32 k = 1;
    */
   k: number;
 
   /**
-   * Along which axis; default the last.
+   * The axis; default the last.
    *
    * @generated from field: optional int32 axis = 2;
    */
@@ -251,7 +251,7 @@ export const TopElementsSchema: GenMessage<TopElements> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_capture, 4);
 
 /**
- * What one hook saw.
+ * The tensors that one hook saw.
  *
  * @generated from message cutaway.v1.Capture
  */
@@ -264,7 +264,7 @@ export type Capture = Message<"cutaway.v1.Capture"> & {
   module: string;
 
   /**
-   * Where the hook sat.
+   * The place of the hook.
    *
    * @generated from field: cutaway.v1.HookPoint point = 2;
    */
@@ -314,8 +314,8 @@ export const CapturedCallSchema: GenMessage<CapturedCall> = /*@__PURE__*/
  */
 export type CapturedLeaf = Message<"cutaway.v1.CapturedLeaf"> & {
   /**
-   * Where it sits in the value: empty for a bare tensor, else `[0]`, `.logits`, `["key"]`, or the name
-   * of a keyword argument.
+   * The tensor's place in the value: empty for a bare tensor, else `[0]`, `.logits`, `["key"]`, or the name of a
+   * keyword argument.
    *
    * @generated from field: string path = 1;
    */
@@ -330,7 +330,7 @@ export type CapturedLeaf = Message<"cutaway.v1.CapturedLeaf"> & {
   tensor?: Tensor | undefined;
 
   /**
-   * With `top_k`: where along the axis each element was, int64, of the tensor's shape.
+   * The index of each element along the axis, with `top_k`: int64, of the tensor's shape.
    *
    * @generated from field: cutaway.v1.Tensor positions = 3;
    */
@@ -345,7 +345,7 @@ export const CapturedLeafSchema: GenMessage<CapturedLeaf> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_capture, 7);
 
 /**
- * Where a hook sits.
+ * The place of a hook.
  *
  * @generated from enum cutaway.v1.HookPoint
  */
@@ -358,14 +358,14 @@ export enum HookPoint {
   UNSPECIFIED = 0,
 
   /**
-   * What goes into a module: a forward pre-hook.
+   * The input of a module: a forward pre-hook.
    *
    * @generated from enum value: HOOK_POINT_INPUT = 1;
    */
   INPUT = 1,
 
   /**
-   * What comes out of a module: a forward hook.
+   * The output of a module: a forward hook.
    *
    * @generated from enum value: HOOK_POINT_OUTPUT = 2;
    */

@@ -13,7 +13,7 @@ export const file_cutaway_v1_check: GenFile = /*@__PURE__*/
   fileDesc("ChZjdXRhd2F5L3YxL2NoZWNrLnByb3RvEgpjdXRhd2F5LnYxImsKDENoZWNrUmVxdWVzdBIjCgRtb2RlGAEgASgOMhUuY3V0YXdheS52MS5DaGVja01vZGUSHwoScmVsYXRpdmVfdG9sZXJhbmNlGAIgASgBSACIAQFCFQoTX3JlbGF0aXZlX3RvbGVyYW5jZSKVAgoFQ2hlY2sSEAoIY29tcGFyZWQYASABKAkSIwoEbW9kZRgCIAEoDjIVLmN1dGF3YXkudjEuQ2hlY2tNb2RlEhoKEm1heF9hYnNvbHV0ZV9lcnJvchgDIAEoARIaChJtYXhfcmVsYXRpdmVfZXJyb3IYBCABKAESDgoGY29zaW5lGAUgASgBEhEKCXRvbGVyYW5jZRgGIAEoARIkCgd2ZXJkaWN0GAcgASgOMhMuY3V0YXdheS52MS5WZXJkaWN0Eg4KBnJlYXNvbhgIIAEoCRIgCgVjYXVzZRgJIAEoDjIRLmN1dGF3YXkudjEuQ2F1c2USIgoEcm93cxgKIAMoCzIULmN1dGF3YXkudjEuUm93Q2hlY2sifgoIUm93Q2hlY2sSGgoSbWF4X3JlbGF0aXZlX2Vycm9yGAEgASgBEiQKB3ZlcmRpY3QYAiABKA4yEy5jdXRhd2F5LnYxLlZlcmRpY3QSDgoGcmVhc29uGAMgASgJEiAKBWNhdXNlGAQgASgOMhEuY3V0YXdheS52MS5DYXVzZSpxCglDaGVja01vZGUSGgoWQ0hFQ0tfTU9ERV9VTlNQRUNJRklFRBAAEhIKDkNIRUNLX01PREVfT0ZGEAESGAoUQ0hFQ0tfTU9ERV9TQU1FX1BBU1MQAhIaChZDSEVDS19NT0RFX0lOREVQRU5ERU5UEAMqgwEKB1ZlcmRpY3QSFwoTVkVSRElDVF9VTlNQRUNJRklFRBAAEhIKDlZFUkRJQ1RfQUdSRUVTEAESFQoRVkVSRElDVF9ESVNBR1JFRVMQAhIYChRWRVJESUNUX0lOQ09OQ0xVU0lWRRADEhoKFlZFUkRJQ1RfTk9UX0FQUExJQ0FCTEUQBCrdAwoFQ2F1c2USFQoRQ0FVU0VfVU5TUEVDSUZJRUQQABIhCh1DQVVTRV9GVU5DVElPTkFMX05PTkxJTkVBUklUWRABEhcKE0NBVVNFX01PRFVMRV9SRVVTRUQQAhIYChRDQVVTRV9SQU5ET01fRk9SV0FSRBADEhcKE0NBVVNFX1RPT19GRVdfU1RFUFMQBBIVChFDQVVTRV9OT19HUkFESUVOVBAFEhMKD0NBVVNFX1NBVFVSQVRFRBAGEhgKFENBVVNFX1dST05HX0JBQ0tXQVJEEAcSFgoSQ0FVU0VfUk9XU19DT1VQTEVEEAgSGwoXQ0FVU0VfQkFTRUxJTkVfSVNfSU5QVVQQCRIWChJDQVVTRV9DQU5DRUxMQVRJT04QChIUChBDQVVTRV9OT1RfRklOSVRFEAsSFgoSQ0FVU0VfT1RIRVJfUEFTU0VTEAwSGQoVQ0FVU0VfTk9USElOR19DSEFOR0VEEA0SFgoSQ0FVU0VfTk9USElOR19TRUVOEA4SEwoPQ0FVU0VfTk9UX01PVkVEEA8SEQoNQ0FVU0VfVU5LTk9XThAQEhcKE0NBVVNFX09WRVJSSURFX0xPU1QQERIZChVDQVVTRV9VTkRFUkRFVEVSTUlORUQQEmIGcHJvdG8z");
 
 /**
- * How to check.
+ * The options of the checks.
  *
  * @generated from message cutaway.v1.CheckRequest
  */
@@ -49,14 +49,14 @@ export const CheckRequestSchema: GenMessage<CheckRequest> = /*@__PURE__*/
  */
 export type Check = Message<"cutaway.v1.Check"> & {
   /**
-   * What was compared with what, in words.
+   * The two sides of the comparison, in words.
    *
    * @generated from field: string compared = 1;
    */
   compared: string;
 
   /**
-   * Where the raw hooks listened.
+   * The passes in which the raw hooks recorded.
    *
    * @generated from field: cutaway.v1.CheckMode mode = 2;
    */
@@ -170,7 +170,7 @@ export const RowCheckSchema: GenMessage<RowCheck> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_check, 2);
 
 /**
- * How attributions are checked.
+ * The extent to which attributions are checked.
  *
  * @generated from enum cutaway.v1.CheckMode
  */
@@ -211,7 +211,7 @@ export const CheckModeSchema: GenEnum<CheckMode> = /*@__PURE__*/
   enumDesc(file_cutaway_v1_check, 0);
 
 /**
- * What a check found.
+ * The outcome of a check.
  *
  * @generated from enum cutaway.v1.Verdict
  */
@@ -314,7 +314,7 @@ export enum Cause {
   SATURATED = 6,
 
   /**
-   * What flows back is not the derivative of what flowed forward.
+   * The gradient that flows back is not the derivative of what flowed forward.
    *
    * @generated from enum value: CAUSE_WRONG_BACKWARD = 7;
    */

@@ -23,7 +23,7 @@ export const file_cutaway_v1_edit: GenFile = /*@__PURE__*/
  */
 export type Edit = Message<"cutaway.v1.Edit"> & {
   /**
-   * Where; required.
+   * The place of the change; required.
    *
    * @generated from oneof cutaway.v1.Edit.where
    */
@@ -46,14 +46,14 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * What is changed; required. At a gradient point, what flows upstream changes.
+   * The tensor that is changed; required. At a gradient point, the gradient that flows upstream changes.
    *
    * @generated from field: cutaway.v1.HookPoint point = 3;
    */
   point: HookPoint;
 
   /**
-   * How; required.
+   * The operation; required.
    *
    * @generated from oneof cutaway.v1.Edit.kind
    */
@@ -172,7 +172,7 @@ export const ScaleSchema: GenMessage<Scale> = /*@__PURE__*/
  */
 export type Add = Message<"cutaway.v1.Add"> & {
   /**
-   * What is added; required.
+   * The addend; required.
    *
    * @generated from oneof cutaway.v1.Add.addend
    */
@@ -273,7 +273,7 @@ export const ClampSchema: GenMessage<Clamp> = /*@__PURE__*/
  */
 export type Mix = Message<"cutaway.v1.Mix"> & {
   /**
-   * From 0 to 1.
+   * The weight of the row's own value, from 0 to 1.
    *
    * @generated from field: double lambda = 1;
    */

@@ -70,7 +70,7 @@ export type RawInput = Message<"cutaway.v1.RawInput"> & {
   data: Uint8Array;
 
   /**
-   * What the bytes are, as an Internet media type: "image/png", "text/plain". Default: the adapter's own.
+   * The Internet media type of the bytes: "image/png", "text/plain". Default: the adapter's own.
    *
    * @generated from field: string media_type = 2;
    */
@@ -85,7 +85,7 @@ export const RawInputSchema: GenMessage<RawInput> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_input, 2);
 
 /**
- * What a forward argument gets that takes no tensor.
+ * The value of a forward argument that takes no tensor.
  *
  * @generated from message cutaway.v1.Argument
  */

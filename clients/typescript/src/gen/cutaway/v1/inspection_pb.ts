@@ -43,7 +43,7 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
   model: string;
 
   /**
-   * What the model is asked about; required.
+   * The model's input; required.
    *
    * @generated from oneof cutaway.v1.InspectRequest.input
    */
@@ -73,7 +73,7 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
   target?: Target | undefined;
 
   /**
-   * What to bring back from inside the model.
+   * The tensors from inside the model to return.
    *
    * @generated from field: repeated cutaway.v1.CaptureRequest captures = 5;
    */
@@ -94,7 +94,7 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
   edits: Edit[];
 
   /**
-   * With edits: also return the prediction of the unedited model.
+   * Return also the predictions of the unedited model; needs edits.
    *
    * @generated from field: bool compare = 8;
    */
@@ -108,7 +108,7 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
   attributions: AttributionRequest[];
 
   /**
-   * How explanations are checked.
+   * The options of the checks.
    *
    * @generated from field: cutaway.v1.CheckRequest check = 10;
    */
@@ -122,7 +122,7 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
   explainIf?: ExplainCondition | undefined;
 
   /**
-   * How to run and reply.
+   * The options of running and of the reply.
    *
    * @generated from field: cutaway.v1.Options options = 12;
    */
@@ -152,7 +152,7 @@ export const InspectRequestSchema: GenMessage<InspectRequest> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection, 0);
 
 /**
- * Which input gradients.
+ * A selection of input gradients.
  *
  * @generated from message cutaway.v1.InputGradientRequest
  */
@@ -173,8 +173,9 @@ export const InputGradientRequestSchema: GenMessage<InputGradientRequest> = /*@_
   messageDesc(file_cutaway_v1_inspection, 1);
 
 /**
- * When to explain; every bound that is set must hold. A row that does not qualify has zeros for attributions, and
- * where none does nothing is run and there are no values; `explained_rows` of the reply tells them apart.
+ * A condition for explaining a row; every bound that is set must hold. A row that does not qualify has zeros for
+ * attributions. Where none does, nothing is run and there are no values; `explained_rows` of the reply tells them
+ * apart.
  *
  * @generated from message cutaway.v1.ExplainCondition
  */
@@ -209,7 +210,7 @@ export const ExplainConditionSchema: GenMessage<ExplainCondition> = /*@__PURE__*
   messageDesc(file_cutaway_v1_inspection, 2);
 
 /**
- * How to run and reply.
+ * The options of running and of the reply.
  *
  * @generated from message cutaway.v1.Options
  */
@@ -223,7 +224,7 @@ export type Options = Message<"cutaway.v1.Options"> & {
   replyDataType: DataType;
 
   /**
-   * How tensors of the reply are packed; one that would not get smaller is sent as it is. Default: none.
+   * The compression of the reply's tensors; one that would not get smaller is sent as it is. Default: none.
    *
    * @generated from field: cutaway.v1.Compression compression = 2;
    */
@@ -273,7 +274,7 @@ export const OptionsSchema: GenMessage<Options> = /*@__PURE__*/
  */
 export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
   /**
-   * What the model returned.
+   * The predictions.
    *
    * @generated from field: cutaway.v1.Predictions predictions = 1;
    */
@@ -287,64 +288,64 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
   captures: Capture[];
 
   /**
-   * By input name, of the input's shape.
+   * The gradients of the inputs, by input name, of the input's shape.
    *
    * @generated from field: repeated cutaway.v1.NamedTensor input_gradients = 3;
    */
   inputGradients: NamedTensor[];
 
   /**
-   * By parameter name, of the parameter's shape unless it was reduced; the gradient of the sum of all examples'
-   * targets.
+   * The gradients of parameters, by parameter name, of the parameter's shape unless it was reduced. Each is the
+   * gradient of the sum of all examples' targets.
    *
    * @generated from field: repeated cutaway.v1.NamedTensor parameter_gradients = 4;
    */
   parameterGradients: NamedTensor[];
 
   /**
-   * In the order of the request; one with a top-k target k times, the largest class first.
+   * The attributions, in the order of the request; one with a top-k target k times, the largest class first.
    *
    * @generated from field: repeated cutaway.v1.Attribution attributions = 5;
    */
   attributions: Attribution[];
 
   /**
-   * What the unedited model returned, where `compare` was set.
+   * The predictions of the unedited model, where `compare` was set.
    *
    * @generated from field: cutaway.v1.Predictions unedited_predictions = 6;
    */
   uneditedPredictions?: Predictions | undefined;
 
   /**
-   * What a careful reader should know.
+   * The warnings for a careful reader.
    *
    * @generated from field: repeated cutaway.v1.Warning warnings = 7;
    */
   warnings: Warning[];
 
   /**
-   * Where this comes from.
+   * The origin of the result.
    *
    * @generated from field: cutaway.v1.Provenance provenance = 8;
    */
   provenance?: Provenance | undefined;
 
   /**
-   * Where the time went.
+   * The time of each stage.
    *
    * @generated from field: cutaway.v1.Timings timings = 9;
    */
   timings?: Timings | undefined;
 
   /**
-   * With `dry_run`: what the reply would be; then there are no predictions, captures, gradients and attributions.
+   * The outline of the reply, with `dry_run`. There are no predictions, captures, gradients and attributions then.
    *
    * @generated from field: cutaway.v1.Estimate estimate = 10;
    */
   estimate?: Estimate | undefined;
 
   /**
-   * With `explain_if`: whether each row qualified, and so was explained. Empty without it: all were.
+   * The rows that qualified, and so were explained, with `explain_if`. Empty without it: all were.
    *
    * @generated from field: repeated bool explained_rows = 11;
    */
@@ -380,7 +381,7 @@ export type FeatureNames = Message<"cutaway.v1.FeatureNames"> & {
   input: string;
 
   /**
-   * In order.
+   * The names of the features, in order.
    *
    * @generated from field: repeated string names = 2;
    */
@@ -395,7 +396,7 @@ export const FeatureNamesSchema: GenMessage<FeatureNames> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection, 5);
 
 /**
- * What a model returned.
+ * The predictions of a model.
  *
  * @generated from message cutaway.v1.Predictions
  */
@@ -408,7 +409,7 @@ export type Predictions = Message<"cutaway.v1.Predictions"> & {
   outputs: NamedTensor[];
 
   /**
-   * For a model with classes: the predicted one, an element an example.
+   * The predicted class of each example, for a model with classes.
    *
    * @generated from field: repeated cutaway.v1.ClassPrediction classes = 2;
    */
@@ -430,7 +431,7 @@ export type Predictions = Message<"cutaway.v1.Predictions"> & {
   targetValues: number[];
 
   /**
-   * Of a top-k target: k, how many elements of `targets` and `target_values` each example has. Of any other: 0.
+   * The number k of a top-k target: each example has k elements of `targets` and `target_values`. Of any other: 0.
    *
    * @generated from field: uint32 targets_per_example = 5;
    */
@@ -486,7 +487,7 @@ export const ClassPredictionSchema: GenMessage<ClassPrediction> = /*@__PURE__*/
  */
 export type Warning = Message<"cutaway.v1.Warning"> & {
   /**
-   * What it is about.
+   * The subject.
    *
    * @generated from field: cutaway.v1.WarningCode code = 1;
    */
@@ -500,7 +501,7 @@ export type Warning = Message<"cutaway.v1.Warning"> & {
   subject: string;
 
   /**
-   * For a person.
+   * A text for a person.
    *
    * @generated from field: string message = 3;
    */
@@ -521,7 +522,7 @@ export const WarningSchema: GenMessage<Warning> = /*@__PURE__*/
  */
 export type Timings = Message<"cutaway.v1.Timings"> & {
   /**
-   * From the front door to the start of work and from its end back, waiting included.
+   * The time before work starts and after it ends, waiting included.
    *
    * @generated from field: double queue_ms = 1;
    */
@@ -578,7 +579,7 @@ export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection, 9);
 
 /**
- * What a reply would be.
+ * The outline of a reply.
  *
  * @generated from message cutaway.v1.Estimate
  */
@@ -614,7 +615,7 @@ export const EstimateSchema: GenMessage<Estimate> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection, 10);
 
 /**
- * What a warning is about.
+ * The subject of a warning.
  *
  * @generated from enum cutaway.v1.WarningCode
  */

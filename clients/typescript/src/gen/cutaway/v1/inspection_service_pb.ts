@@ -19,20 +19,20 @@ export const file_cutaway_v1_inspection_service: GenFile = /*@__PURE__*/
   fileDesc("CiNjdXRhd2F5L3YxL2luc3BlY3Rpb25fc2VydmljZS5wcm90bxIKY3V0YXdheS52MSI6ChFMaXN0TW9kZWxzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCSJQChJMaXN0TW9kZWxzUmVzcG9uc2USIQoGbW9kZWxzGAEgAygLMhEuY3V0YXdheS52MS5Nb2RlbBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiRAoPR2V0TW9kZWxSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhEKCW9wZXJhdG9ycxgCIAEoCBIPCgdleGFtcGxlGAMgASgIIjoKEEdldE1vZGVsUmVzcG9uc2USJgoFbW9kZWwYASABKAsyFy5jdXRhd2F5LnYxLk1vZGVsRGV0YWlsIlgKFEluc3BlY3RTdHJlYW1SZXF1ZXN0EisKB3JlcXVlc3QYASABKAsyGi5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0EhMKC2NodW5rX2J5dGVzGAIgASgNIj8KFUluc3BlY3RTdHJlYW1SZXNwb25zZRImCgVwaWVjZRgBIAEoCzIXLmN1dGF3YXkudjEuU3RyZWFtUGllY2UiqwEKC1N0cmVhbVBpZWNlEioKBmhlYWRlchgBIAEoCzIYLmN1dGF3YXkudjEuU3RyZWFtSGVhZGVySAASKAoFY2h1bmsYAiABKAsyFy5jdXRhd2F5LnYxLlN0cmVhbUNodW5rSAASLAoHdHJhaWxlchgDIAEoCzIZLmN1dGF3YXkudjEuU3RyZWFtVHJhaWxlckgAQgYKBGtpbmRKBAgNEA5KBAgOEA9KBAgPEBAiPQoMU3RyZWFtSGVhZGVyEi0KCHJlc3BvbnNlGAEgASgLMhsuY3V0YXdheS52MS5JbnNwZWN0UmVzcG9uc2UiaQoLU3RyZWFtQ2h1bmsSDgoGdGVuc29yGAEgASgNEg4KBm9mZnNldBgCIAEoBBIMCgRkYXRhGAMgASgMEiwKC2NvbXByZXNzaW9uGAQgASgOMhcuY3V0YXdheS52MS5Db21wcmVzc2lvbiIfCg1TdHJlYW1UcmFpbGVyEg4KBmNyYzMyYxgBIAMoBzLDAgoRSW5zcGVjdGlvblNlcnZpY2USSwoKTGlzdE1vZGVscxIdLmN1dGF3YXkudjEuTGlzdE1vZGVsc1JlcXVlc3QaHi5jdXRhd2F5LnYxLkxpc3RNb2RlbHNSZXNwb25zZRJFCghHZXRNb2RlbBIbLmN1dGF3YXkudjEuR2V0TW9kZWxSZXF1ZXN0GhwuY3V0YXdheS52MS5HZXRNb2RlbFJlc3BvbnNlEkIKB0luc3BlY3QSGi5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0GhsuY3V0YXdheS52MS5JbnNwZWN0UmVzcG9uc2USVgoNSW5zcGVjdFN0cmVhbRIgLmN1dGF3YXkudjEuSW5zcGVjdFN0cmVhbVJlcXVlc3QaIS5jdXRhd2F5LnYxLkluc3BlY3RTdHJlYW1SZXNwb25zZTABYgZwcm90bzM", [file_cutaway_v1_inspection, file_cutaway_v1_model, file_cutaway_v1_tensor]);
 
 /**
- * Which page of the models.
+ * One page of the list of models.
  *
  * @generated from message cutaway.v1.ListModelsRequest
  */
 export type ListModelsRequest = Message<"cutaway.v1.ListModelsRequest"> & {
   /**
-   * At most this many; default 100, at most 1000.
+   * The most models of one page; default 100, at most 1000.
    *
    * @generated from field: int32 page_size = 1;
    */
   pageSize: number;
 
   /**
-   * From the reply before; empty for the first page.
+   * The `next_page_token` of the reply before; empty for the first page.
    *
    * @generated from field: string page_token = 2;
    */
@@ -53,14 +53,14 @@ export const ListModelsRequestSchema: GenMessage<ListModelsRequest> = /*@__PURE_
  */
 export type ListModelsResponse = Message<"cutaway.v1.ListModelsResponse"> & {
   /**
-   * By name, then by version.
+   * The models, ordered by name, then by version.
    *
    * @generated from field: repeated cutaway.v1.Model models = 1;
    */
   models: Model[];
 
   /**
-   * For the next page; empty where this is the last.
+   * The token of the next page; empty where this is the last.
    *
    * @generated from field: string next_page_token = 2;
    */
@@ -75,7 +75,7 @@ export const ListModelsResponseSchema: GenMessage<ListModelsResponse> = /*@__PUR
   messageDesc(file_cutaway_v1_inspection_service, 1);
 
 /**
- * Which model.
+ * The choice of a model.
  *
  * @generated from message cutaway.v1.GetModelRequest
  */
@@ -186,7 +186,7 @@ export const InspectStreamResponseSchema: GenMessage<InspectStreamResponse> = /*
  */
 export type StreamPiece = Message<"cutaway.v1.StreamPiece"> & {
   /**
-   * Which; required.
+   * The kind of piece; required.
    *
    * @generated from oneof cutaway.v1.StreamPiece.kind
    */
@@ -252,15 +252,15 @@ export const StreamHeaderSchema: GenMessage<StreamHeader> = /*@__PURE__*/
  */
 export type StreamChunk = Message<"cutaway.v1.StreamChunk"> & {
   /**
-   * Which tensor, counted from 0 in the order of the header: of the fields' numbers at every level, and within a repeated
-   * field of its elements.
+   * The number of the tensor, counted from 0 in the order of the header: of the fields' numbers at every level, and
+   * within a repeated field of its elements.
    *
    * @generated from field: uint32 tensor = 1;
    */
   tensor: number;
 
   /**
-   * Where in it this piece begins, in bytes.
+   * The first byte of the tensor that this piece has, counted from 0.
    *
    * @generated from field: uint64 offset = 2;
    */
@@ -274,7 +274,7 @@ export type StreamChunk = Message<"cutaway.v1.StreamChunk"> & {
   data: Uint8Array;
 
   /**
-   * How `data` is packed; `offset` counts unpacked bytes. Default: as it is.
+   * The compression of `data`; `offset` counts unpacked bytes. Default: none.
    *
    * @generated from field: cutaway.v1.Compression compression = 4;
    */

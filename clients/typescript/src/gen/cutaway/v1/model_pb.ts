@@ -56,21 +56,21 @@ export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
  */
 export type ModelDetail = Message<"cutaway.v1.ModelDetail"> & {
   /**
-   * Which.
+   * The model and its version.
    *
    * @generated from field: cutaway.v1.Model model = 1;
    */
   model?: Model | undefined;
 
   /**
-   * What forward takes, in order.
+   * The arguments of forward, in order.
    *
    * @generated from field: repeated cutaway.v1.InputSpec inputs = 2;
    */
   inputs: InputSpec[];
 
   /**
-   * What forward returned for the model's own example, in order; empty where the model has no example.
+   * The outputs of forward for the model's own example, in order; empty where the model has no example.
    *
    * @generated from field: repeated cutaway.v1.OutputSpec outputs = 3;
    */
@@ -98,22 +98,22 @@ export type ModelDetail = Message<"cutaway.v1.ModelDetail"> & {
   modules: Module[];
 
   /**
-   * What it runs on and from.
+   * The versions of the software and of the model.
    *
    * @generated from field: cutaway.v1.Provenance provenance = 7;
    */
   provenance?: Provenance | undefined;
 
   /**
-   * Where they were asked for: the operators that ran for the model's own example, in the order in which they first
-   * ran; empty where the model has no example.
+   * The operators that ran for the model's own example, in the order in which they first ran, where they were
+   * requested. Empty where the model has no example.
    *
    * @generated from field: repeated cutaway.v1.Operator operators = 8;
    */
   operators: Operator[];
 
   /**
-   * Where it was asked for: the model's own example, by the names of its inputs; empty where the model has none.
+   * The model's own example, by the names of its inputs, where it was requested. Empty where the model has none.
    *
    * @generated from field: repeated cutaway.v1.NamedTensor example = 9;
    */
@@ -148,7 +148,7 @@ export type Operator = Message<"cutaway.v1.Operator"> & {
   outputShapes: Shape[];
 
   /**
-   * How often it ran.
+   * The number of its runs.
    *
    * @generated from field: uint32 calls = 3;
    */
@@ -283,7 +283,7 @@ export type Module = Message<"cutaway.v1.Module"> & {
   outputShapes: Shape[];
 
   /**
-   * How often the model's own example called it.
+   * The number of calls by the model's own example.
    *
    * @generated from field: uint32 calls = 5;
    */
@@ -326,7 +326,7 @@ export const ShapeSchema: GenMessage<Shape> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_model, 6);
 
 /**
- * Where a result comes from.
+ * The origin of a result.
  *
  * @generated from message cutaway.v1.Provenance
  */
@@ -388,7 +388,7 @@ export type Provenance = Message<"cutaway.v1.Provenance"> & {
   dataType: DataType;
 
   /**
-   * What random numbers were drawn from: the request's seed, or one that was drawn for it; 0 where nothing drew.
+   * The seed of the random numbers: the request's own, or one that was drawn for it. 0 where nothing drew.
    *
    * @generated from field: uint64 seed = 9;
    */

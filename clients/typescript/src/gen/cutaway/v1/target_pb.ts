@@ -17,7 +17,7 @@ export const file_cutaway_v1_target: GenFile = /*@__PURE__*/
   fileDesc("ChdjdXRhd2F5L3YxL3RhcmdldC5wcm90bxIKY3V0YXdheS52MSKeBAoGVGFyZ2V0Eg4KBm91dHB1dBgBIAEoCRI1Cg9wcmVkaWN0ZWRfY2xhc3MYAiABKAsyGi5jdXRhd2F5LnYxLlByZWRpY3RlZENsYXNzSAASLQoLY2xhc3NfaW5kZXgYAyABKAsyFi5jdXRhd2F5LnYxLkNsYXNzSW5kZXhIABItCgttdWx0aV9pbmRleBgEIAEoCzIWLmN1dGF3YXkudjEuTXVsdGlJbmRleEgAEiEKBXRvcF9rGAUgASgLMhAuY3V0YXdheS52MS5Ub3BLSAASNQoNY3Jvc3NfZW50cm9weRgGIAEoCzIcLmN1dGF3YXkudjEuQ3Jvc3NFbnRyb3B5TG9zc0gAEj4KEm1lYW5fc3F1YXJlZF9lcnJvchgHIAEoCzIgLmN1dGF3YXkudjEuTWVhblNxdWFyZWRFcnJvckxvc3NIABIqCgljb3RhbmdlbnQYCCABKAsyFS5jdXRhd2F5LnYxLkNvdGFuZ2VudEgAEiQKA3N1bRgJIAEoCzIVLmN1dGF3YXkudjEuT3V0cHV0U3VtSAASJgoEbm9ybRgKIAEoCzIWLmN1dGF3YXkudjEuT3V0cHV0Tm9ybUgAEiQKBm5ldXJvbhgLIAEoCzISLmN1dGF3YXkudjEuTmV1cm9uSAASLQoLY2xhc3NfbGFiZWwYDCABKAsyFi5jdXRhd2F5LnYxLkNsYXNzTGFiZWxIAEIGCgRraW5kIhAKDlByZWRpY3RlZENsYXNzIh0KCkNsYXNzSW5kZXgSDwoHaW5kaWNlcxgBIAMoAyIcCgpDbGFzc0xhYmVsEg4KBmxhYmVscxgBIAMoCSIwCgpNdWx0aUluZGV4EiIKB2luZGljZXMYASADKAsyES5jdXRhd2F5LnYxLkluZGV4IhoKBUluZGV4EhEKCXBvc2l0aW9ucxgBIAMoAyIRCgRUb3BLEgkKAWsYASABKA0iUAoQQ3Jvc3NFbnRyb3B5TG9zcxIOCgZsYWJlbHMYASADKAMSLAoJcmVkdWN0aW9uGAIgASgOMhkuY3V0YXdheS52MS5Mb3NzUmVkdWN0aW9uImgKFE1lYW5TcXVhcmVkRXJyb3JMb3NzEiIKBnZhbHVlcxgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiwKCXJlZHVjdGlvbhgCIAEoDjIZLmN1dGF3YXkudjEuTG9zc1JlZHVjdGlvbiIvCglDb3RhbmdlbnQSIgoGdGVuc29yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3IiCwoJT3V0cHV0U3VtIioKCk91dHB1dE5vcm0SEgoFb3JkZXIYASABKAFIAIgBAUIICgZfb3JkZXIiYQoGTmV1cm9uEg4KBm1vZHVsZRgBIAEoCRIgCgVpbmRleBgCIAEoCzIRLmN1dGF3YXkudjEuSW5kZXgSJQoGc2xpY2VzGAMgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2UqYAoNTG9zc1JlZHVjdGlvbhIeChpMT1NTX1JFRFVDVElPTl9VTlNQRUNJRklFRBAAEhYKEkxPU1NfUkVEVUNUSU9OX1NVTRABEhcKE0xPU1NfUkVEVUNUSU9OX01FQU4QAmIGcHJvdG8z", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
 
 /**
- * Which scalar. Default: the predicted class of the model's first output.
+ * The scalar that is explained. Default: the predicted class of the model's first output.
  *
  * @generated from message cutaway.v1.Target
  */
@@ -30,7 +30,7 @@ export type Target = Message<"cutaway.v1.Target"> & {
   output: string;
 
   /**
-   * How the scalar is made from that output.
+   * The way from that output to the scalar.
    *
    * @generated from oneof cutaway.v1.Target.kind
    */
@@ -239,7 +239,7 @@ export const IndexSchema: GenMessage<Index> = /*@__PURE__*/
  */
 export type TopK = Message<"cutaway.v1.TopK"> & {
   /**
-   * From 1 to the number of classes.
+   * The number of classes, from 1 to all.
    *
    * @generated from field: uint32 k = 1;
    */
@@ -316,7 +316,7 @@ export const MeanSquaredErrorLossSchema: GenMessage<MeanSquaredErrorLoss> = /*@_
  */
 export type Cotangent = Message<"cutaway.v1.Cotangent"> & {
   /**
-   * Of the output's shape.
+   * The vector, of the output's shape.
    *
    * @generated from field: cutaway.v1.Tensor tensor = 1;
    */
@@ -388,7 +388,7 @@ export type Neuron = Message<"cutaway.v1.Neuron"> & {
   index?: Index | undefined;
 
   /**
-   * In place of the index, a block: a range along each axis named, never axis 0, and the whole of the others.
+   * A block in place of the index: a range along each axis named, never axis 0, and the whole of the others.
    *
    * @generated from field: repeated cutaway.v1.AxisSlice slices = 3;
    */
@@ -403,7 +403,8 @@ export const NeuronSchema: GenMessage<Neuron> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_target, 12);
 
 /**
- * How a loss of the whole batch is made. The target of an example is its share of that: the shares sum to the loss.
+ * The reduction of a loss of the whole batch. The target of an example is its share of that: the shares sum to the
+ * loss.
  *
  * @generated from enum cutaway.v1.LossReduction
  */

@@ -40,7 +40,7 @@ export type Tensor = Message<"cutaway.v1.Tensor"> & {
   data: Uint8Array;
 
   /**
-   * How `data` is packed. Default: as it is.
+   * The compression of `data`. Default: none.
    *
    * @generated from field: cutaway.v1.Compression compression = 4;
    */
@@ -173,7 +173,7 @@ export const DataTypeSchema: GenEnum<DataType> = /*@__PURE__*/
   enumDesc(file_cutaway_v1_tensor, 0);
 
 /**
- * How a tensor's bytes are packed.
+ * The compression of a tensor's bytes.
  *
  * @generated from enum cutaway.v1.Compression
  */
@@ -186,7 +186,7 @@ export enum Compression {
   UNSPECIFIED = 0,
 
   /**
-   * As they are.
+   * Not compressed.
    *
    * @generated from enum value: COMPRESSION_NONE = 1;
    */
