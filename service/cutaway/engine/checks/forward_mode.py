@@ -21,12 +21,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
+from torch.autograd.function import _SingleLevelFunction
 from torch.overrides import TorchFunctionMode
 
 # Autocast and a model's own casts show in the data types of its operators only.
@@ -50,7 +52,7 @@ class ForwardModeRefused(Exception):
 def tangents_pass(modules: Sequence[nn.Module]) -> Iterator[list[str]]:
     """Lets a forward pass of ``modules`` on dual tensors carry tangents to its end; see the module's docstring.
 
-    `torch.autograd.Function.apply` and `torch.nn.Parameter` are replaced meanwhile, for this thread only.
+    What `torch.autograd.Function.apply` calls, and `torch.nn.Parameter`, are replaced meanwhile, for this thread only.
 
     Yields:
         The names of functions through which numbers with a tangent left PyTorch.
@@ -121,17 +123,24 @@ def _without_backward_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
             module._backward_hooks, module._backward_pre_hooks = hooks, pre_hooks
 
 
-def _functions_with_tangents() -> AbstractContextManager[None]:
-    intact, thread = Function.__dict__["apply"], threading.get_ident()
+@contextmanager
+def _functions_with_tangents() -> Iterator[None]:
+    """Replaces what `torch.autograd.Function.apply` looks up in its base class.
+
+    ``op = MyFunction.apply`` at import time keeps `Function.apply` itself, so replacing that would miss the call.
+    """
+    thread = threading.get_ident()
 
     def apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
-        bound = intact.__get__(None, function)
+        bound = partial(super(_SingleLevelFunction, function).apply, **kwargs)  # type: ignore[misc]
         dual = any(_tangent(value) is not None for value in args)
-        if threading.get_ident() != thread or not dual:
-            return bound(*args, **kwargs)
-        return _applied(function, bound, args)
+        return _applied(function, bound, args) if dual and threading.get_ident() == thread else bound(*args)
 
-    return _replaced(Function, "apply", classmethod(apply))
+    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
 
 
 def _applied(function: type[Function], apply: Apply, args: Sequence[Any]) -> Any:
