@@ -17,7 +17,6 @@ from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, Clas
 from cutaway.contract.results import AttributionResult, Verdict
 from cutaway.engine.references.deeplift_multipliers import MODULE_RULES
 from tests.support.checked_attributions import CHECKED, Build, ask, noise, verdict, wired
-from tests.support.plain_captum import by_hand
 from tests.support.rounding import SMALL, close
 
 SAMPLES = 3
@@ -98,18 +97,6 @@ def test_where_nothing_changes_the_derivative_stands_for_the_quotient(kind: Call
     assert close(result.values["x"], theirs, SMALL)
     assert result.values["x"].any()
     assert verdict(result) is Verdict.AGREES
-
-
-def test_a_softmax_of_one_example_is_normalised_as_captum_does() -> None:
-    """Of one example and one baseline Captum's softmax rule is the paper's; sums no longer add up, and are not said
-    to be the identity's fault."""
-    build = net(lambda m, x: m.s(m.head(m.r(m.a(x)))), r=nn.ReLU, s=lambda: nn.Softmax(1))
-    inputs = given(build, 1)
-    for asked in all_six(inputs, "a")[:2]:
-        result = explained(build, asked, CheckMode.INDEPENDENT, rows=1)
-        (theirs,) = by_hand(build(), inputs, asked)
-        assert close(next(iter(result.values.values())), theirs, SMALL)
-        assert verdict(result) is Verdict.AGREES
 
 
 # What Captum overlooks.

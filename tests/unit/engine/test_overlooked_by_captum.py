@@ -93,9 +93,6 @@ OFF_THE_WAY: dict[str, Lifted] = {
         "the input of 'r' is also used elsewhere"),
     "windows that overlap": Lifted(
         pooled(lambda: nn.MaxPool2d(3, 1)), LOST, "windows of 'p' overlap and share a maximum", IMAGE),
-    "a softmax of several examples": Lifted(
-        net(lambda m, x: m.s(m.head(m.b(m.a(x)))), s=lambda: nn.Softmax(1)), COUPLED, "the softmax 's' over all rows",
-        behind=False),
     "rows that depend on each other": Lifted(
         net(lambda m, x: m.head(m.r(m.b(m.a(x) - m.a(x).mean(0, keepdim=True)))), r=nn.Tanh), COUPLED,
         "along axis 0; the values there are not those of inputs and baselines alone at 'r'", before=False,

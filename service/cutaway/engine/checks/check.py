@@ -68,7 +68,7 @@ def run_checks(
             part.problem, method, sums.of_rows(part.rows), request, comparison.dtype
         )
         unexplained = identity.verdict is Verdict.AGREES and summed.cause is Cause.UNKNOWN
-        if unexplained and method.sums_prove_rules(part.problem):
+        if unexplained and method.sums_prove_rules:
             # Neither Captum nor the reference has a rule for some operation: then an agreement proves nothing.
             identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=_NO_RULE.reason, cause=_NO_RULE.cause)
         checks += identity, summed

@@ -15,13 +15,14 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Point
 from cutaway.engine.hooks.recording import RecordedCall, watching
 from cutaway.engine.methods import spec
+from cutaway.engine.methods.captum_patches import rescaled_softmax
 from cutaway.engine.methods.neurons import neuron_selectable
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, concatenated
 from cutaway.engine.references import deeplift as references
 from cutaway.engine.references import expected_gradients
 from cutaway.engine.references.deeplift import limitation
-from cutaway.engine.references.deeplift_multipliers import MODULE_RULES, nonlinearities, rescale_softmax
+from cutaway.engine.references.deeplift_multipliers import MODULE_RULES
 from cutaway.engine.references.observation import observe_forward, reused_neuron_module
 from cutaway.engine.runtime.numerics import EXACT
 
@@ -174,7 +175,8 @@ def _modules_restored(problem: AttributionProblem) -> Iterator[None]:
     hooked = [module for module in problem.model.tree.modules.values() if type(module) in MODULE_RULES]
     with spec.attributes_restored(hooked, _CAPTUM_ATTRIBUTES):
         try:
-            yield
+            with rescaled_softmax():
+                yield
         except Exception as failure:
             raise translated(problem, failure) from failure
 
@@ -183,11 +185,6 @@ def _modules_restored(problem: AttributionProblem) -> Iterator[None]:
 def _neuron_modules_restored(problem: AttributionProblem) -> Iterator[None]:
     with neuron_selectable(problem), _modules_restored(problem):
         yield
-
-
-def _has_exact_rules(problem: AttributionProblem) -> bool:
-    """Returns whether multipliers must add up: the rule for a softmax subtracts a mean, and they need not."""
-    return all(nonlinearity.rule is not rescale_softmax for nonlinearity in nonlinearities(problem))
 
 
 _RULE = "multipliers of a pass in which raw hooks let (y - y0) / (x - x0) pass back through each nonlinearity"
@@ -204,7 +201,7 @@ def _row(kind: type[requests.Attribution]) -> spec.Method:
         attribute_arguments=_arguments,
         satisfies_completeness=lambda _: True,
         completeness_tolerances=EXACT,
-        sums_prove_rules=_has_exact_rules,
+        sums_prove_rules=True,
         reference_passes=references.deeplift_passes,
         limitation=limitation,
         applies_to_modules=True,

@@ -80,7 +80,7 @@ class Method:
     standard_errors: Callable[[AttributionProblem], Values] = lambda _: {}
     satisfies_completeness: Callable[[Any], bool] = lambda _: False
     completeness_tolerances: Tolerances = APPROXIMATE
-    sums_prove_rules: Callable[[AttributionProblem], bool] = lambda _: False
+    sums_prove_rules: bool = False
     satisfies_conservation: bool = False
     tolerances: Tolerances = ONE_PASS
     points_per_pass: Callable[[AttributionProblem], int] = lambda _: 1

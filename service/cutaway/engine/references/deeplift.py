@@ -158,12 +158,6 @@ _MIXING = (
         "windows of {call.name!r} overlap and share a maximum, for which Captum keeps one window's part only: build "
         "the model with stride = kernel_size, or explain a layer behind",
     ),
-    _Fault(
-        Cause.ROWS_COUPLED,
-        lambda call: call.has_many_distributions,
-        "Captum normalizes the softmax {call.name!r} over all rows, samples and axes at once, and so mixes them: "
-        "explain the logits instead, or one example with one baseline",
-    ),
 )
 
 

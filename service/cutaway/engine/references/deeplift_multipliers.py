@@ -140,21 +140,11 @@ def _over_change(sent: Input, activations: PairedActivations, derivative: Input)
 
 
 def rescale(activations: PairedActivations, multiplier: Output, derivative: Input, function: TensorFunction) -> Input:
-    """Returns ``m * (y - y0) / (x - x0)``, element by element."""
+    """Returns ``m * (y - y0) / (x - x0)``, element by element: equation 10 with the chain rule, equation 3.
+
+    A softmax has the same rule. Section 3.6 centres contributions over the classes only where the logits are explained.
+    """
     return _over_change(multiplier * activations.delta_out, activations, derivative)
-
-
-def rescale_softmax(
-    activations: PairedActivations, multiplier: Output, derivative: Input, function: TensorFunction
-) -> Input:
-    """Returns what `rescale` does minus its mean over the softmax axis: a number added to every logit has no effect."""
-    rescaled = rescale(activations, multiplier, derivative, function)
-    return rescaled - rescaled.mean(dim=softmax_axis(activations.output), keepdim=True)
-
-
-def softmax_axis(output: Output) -> int:
-    """Returns the axis along which probabilities sum to 1."""
-    return min(range(output.ndim), key=lambda axis: float((output.sum(dim=axis) - 1).abs().max()))
 
 
 def rescale_max_pool(
@@ -188,9 +178,8 @@ def _to_maxima(function: TensorFunction, tensor: Input, cotangent: Output) -> In
 
 
 MODULE_RULES: dict[type[nn.Module], Rule] = {
-    **dict.fromkeys((nn.ReLU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus), rescale),
+    **dict.fromkeys((nn.ReLU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softmax), rescale),
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), rescale_max_pool),
-    nn.Softmax: rescale_softmax,
 }
 """The modules that Captum overrides, by their exact class."""
 
@@ -209,7 +198,7 @@ _POOLS = (
 
 OPERATOR_RULES: dict[str, Rule] = {
     **{f"{name}{in_place}": rescale for name in _ELEMENTWISE for in_place in ("", "_")},
-    **dict.fromkeys(("softmax", "_softmax", "softmin"), rescale_softmax),
+    **dict.fromkeys(("softmax", "_softmax", "softmin"), rescale),
     **dict.fromkeys(_POOLS, rescale_max_pool),
 }
 """Operators by name; Captum differentiates them as they are."""
@@ -288,14 +277,6 @@ class NonlinearityCall:
         if not is_pool or activations is None or self.arriving is None:
             return False
         return windows_share_maximum(activations, self.arriving, self.function)
-
-    @property
-    def has_many_distributions(self) -> bool:
-        """Whether this is a softmax of more than one distribution: the batch has each row twice."""
-        if self.nonlinearity.rule is not rescale_softmax or self.activations is None:
-            return False
-        output = self.activations.output
-        return output.numel() > 2 * output.shape[softmax_axis(output)]
 
     @property
     def divides_zeros(self) -> bool:
