@@ -175,8 +175,8 @@ class _Comparison:
         """The cause that makes every attribution of this model doubtful, whatever the rows are."""
         if random := model_properties.random_forward(self.problem):
             return random
-        alone = bool(self.passes) and all(recorded.rows == 1 for recorded in self.passes)
-        dependent = None if alone else model_properties.dependent_rows(self.problem)
+        largest = max((recorded.rows for recorded in self.passes), default=0)
+        dependent = None if largest == 1 else model_properties.dependent_rows(self.problem, largest)
         if dependent and len(self.parts) > 1:
             raise CannotShare
         return dependent

@@ -65,7 +65,8 @@ def _same(one: RecordedCall, other: RecordedCall, point: Point, rows: slice) -> 
 
 
 def _equal(one: Tensor, other: Tensor, rows: slice) -> bool:
-    return one.shape == other.shape and (equal(one[rows], other[rows]) if one.ndim else equal(one, other))
+    has_rows = one.ndim > 0 and len(one[rows]) > 0  # else it is of no row: a scalar, a last row, a mean
+    return one.shape == other.shape and (equal(one[rows], other[rows]) if has_rows else equal(one, other))
 
 
 def _visit_outputs(problem: AttributionProblem, visit: Callable[[str, Tensor], Tensor]) -> Tensor:

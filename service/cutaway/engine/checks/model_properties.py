@@ -5,9 +5,10 @@ Each is tested by passes on the first inputs of a kind, and now and then on late
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import wraps
 from operator import attrgetter
@@ -33,6 +34,9 @@ from cutaway.engine.runtime.rng import fingerprint, own_generators
 
 T = TypeVar("T")
 
+_FEWEST_ROWS = 4
+"""The fewest rows of the larger batch: one row by itself is compared with itself beside three others."""
+
 _LOOKS = 6
 """How many runs must move a random number generator: other threads may, now and then, use the same ones."""
 
@@ -42,13 +46,19 @@ def random_forward(problem: AttributionProblem) -> Finding | None:
     return _cached(problem, _random_forward)
 
 
-def dependent_rows(problem: AttributionProblem) -> Finding | None:
+def dependent_rows(problem: AttributionProblem, largest: int = 0) -> Finding | None:
     """Returns whether, and where, a row's outputs depend on the explained inputs of another row, or on their number.
 
     This is less than `row_independence.rows_independent` proves before requests share a batch, and avoids false alarms.
     It uses the request's own rows. Inputs that are not explained, such as lengths, may affect all rows.
+
+    Args:
+        problem: the problem.
+        largest: the most rows that Captum runs in one pass; twice the problem's rows are tried in any case.
     """
-    return None if problem.mixes_rows else _cached(problem, _dependent_rows)
+    return (
+        None if problem.mixes_rows else _cached(problem, _DependentRows(max(largest, 2 * problem.rows, _FEWEST_ROWS)))
+    )
 
 
 def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None = None) -> Finding | None:
@@ -183,34 +193,56 @@ def _draws(problem: AttributionProblem, generators: Sequence[object], outputs: l
     return fingerprint(problem.model.device, generators) != before
 
 
-@_unrecorded_test
-def _dependent_rows(problem: AttributionProblem) -> Finding | None:
-    if random_forward(problem):
-        return None  # then a change proves nothing
-    before = _run(problem, problem.inputs)
-    if problem.rows == 1:
-        return _in_larger_batch(problem, before, other_rows(problem.inputs))
-    ends = (_changed_row(problem, before, _all_like(problem, row), row) for row in (problem.rows - 1, 0))
-    # Each row twice: only the number of rows differs, and the company of each row is as it was.
-    return next((finding for finding in ends if finding), None) or _in_larger_batch(problem, before, problem.inputs)
+@dataclass(frozen=True)
+class _DependentRows:
+    """A test of the problem's own rows, and of ``largest`` rows in one batch."""
+
+    largest: int
+
+    def __call__(self, problem: AttributionProblem) -> Finding | None:
+        return _unrecorded_test(self._find)(problem)
+
+    def _find(self, problem: AttributionProblem) -> Finding | None:
+        if random_forward(problem):
+            return None  # then a change proves nothing
+        before = _run(problem, problem.inputs)
+        exchanged = (_changed_rows(problem, before, *others, SAME_SHAPES) for others in _exchanges(problem))
+        return next((finding for finding in exchanged if finding), None) or self._in_larger_batch(problem, before)
+
+    def _in_larger_batch(self, problem: AttributionProblem, before: Outputs) -> Finding | None:
+        """Compares all rows in a batch to which others are added; edits are for the batch as it is."""
+        if problem.edits:
+            return None
+        # Several rows are repeated: only their number differs, and the company of each row is as it was.
+        others = other_rows(problem.inputs) if problem.rows == 1 else problem.inputs
+        repeated = [others] * math.ceil((self.largest - problem.rows) / len(next(iter(others.values()))))
+        batch = {name: x[: self.largest] for name, x in concatenated([problem.inputs, *repeated]).items()}
+        return _changed_rows(problem, before, batch, range(problem.rows), DOUBLED_BATCH)
 
 
-def _in_larger_batch(problem: AttributionProblem, before: Outputs, others: Inputs) -> Finding | None:
-    """Compares the first row in a batch to which ``others`` are added; edits are for the batch as it is."""
-    if problem.edits:
-        return None
-    return _changed_row(problem, before, concatenated([problem.inputs, others]), 0)
+def _exchanges(problem: AttributionProblem) -> Iterator[tuple[Inputs, list[int]]]:
+    """Yields batches in which some rows have the explained inputs of others, and the rows that keep their own.
+
+    Of any two rows, each keeps its own in a batch where the other does not: their numbers differ in a binary digit.
+    """
+    for digit in range((problem.rows - 1).bit_length()):
+        for value in (0, 1):
+            kept = [row for row in range(problem.rows) if row >> digit & 1 == value]
+            sources = [row if row in kept else min(row ^ 1 << digit, kept[-1]) for row in range(problem.rows)]
+            yield {**problem.inputs, **{name: problem.inputs[name][sources] for name in problem.explained}}, kept
 
 
-def _changed_row(problem: AttributionProblem, before: Outputs, inputs: Inputs, row: int) -> Finding | None:
-    """Returns whether the outputs of ``row`` change with ``inputs``, in which only other rows differ."""
+def _changed_rows(
+    problem: AttributionProblem, before: Outputs, inputs: Inputs, rows: Sequence[int], tolerances: Tolerances
+) -> Finding | None:
+    """Returns whether the outputs of ``rows`` change with ``inputs``, in which only other rows differ."""
     after = _run(problem, inputs)
-    tolerances = SAME_SHAPES if len(next(iter(inputs.values()))) == problem.rows else DOUBLED_BATCH
-    here = slice(row, row + 1)
     by_row = [name for name, output in before.items() if output.ndim and len(output) == problem.rows]
-    if all(close_unmasked(before[name][here], after[name][here], tolerances) for name in by_row):
+    changed = (row for row in rows for name in by_row if not _same_row(before[name], after[name], row, tolerances))
+    row = next(changed, None)
+    if row is None:
         return None
-    where = first_difference(problem.model, problem.inputs, inputs, here)
+    where = first_difference(problem.model, problem.inputs, inputs, slice(row, row + 1))
     return Finding(
         Cause.ROWS_COUPLED,
         f"a row's output depends on the other rows of its batch{where and f', from {where!r} on'} (a batch norm in "
@@ -218,10 +250,8 @@ def _changed_row(problem: AttributionProblem, before: Outputs, inputs: Inputs, r
     )
 
 
-def _all_like(problem: AttributionProblem, row: int) -> Inputs:
-    """Returns a batch in which the explained inputs of all rows are those of ``row``."""
-    explained = {name: problem.inputs[name] for name in problem.explained}
-    return {**problem.inputs, **{name: x[row : row + 1].expand_as(x).clone() for name, x in explained.items()}}
+def _same_row(one: Tensor, other: Tensor, row: int, tolerances: Tolerances) -> bool:
+    return close_unmasked(one[row : row + 1], other[row : row + 1], tolerances)
 
 
 @_unrecorded_test

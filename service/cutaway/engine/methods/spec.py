@@ -205,11 +205,11 @@ def refuse_row_edits(request: Attribution, edits: Changes, how: str) -> None:
 
 
 def refuse_row_target(problem: AttributionProblem, how: str) -> None:
-    """Refuses a target with values for particular rows; ``how``: as in `refuse_row_edits`."""
+    """Refuses a target of particular rows or of the whole batch; ``how``: as in `refuse_row_edits`."""
     if problem.target.is_row_specific:
         raise inapplicable(
-            f"Captum's {type(problem.request).__name__} {how}, where the target's rows have other numbers: ask for a "
-            "class, a neuron, or a sum or norm of the output"
+            f"Captum's {type(problem.request).__name__} {how}, where the target's rows have other numbers, and a loss "
+            "of the batch another value: ask for a class, a neuron, or a sum or norm of an output with a row an example"
         )
 
 

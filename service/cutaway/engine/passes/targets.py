@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -33,7 +33,8 @@ class ResolvedTarget:
         positions: ``[batch, axes]`` int64, the element of each row, one index for each axis behind the batch; None for
             targets that are more than one element.
         is_neuron: whether ``source`` names a module.
-        is_row_specific: whether ``function`` differs from row to row, so that rows must keep their places.
+        is_row_specific: whether ``function`` differs from row to row, or is of the whole batch, so that rows must keep
+            their places and the batch its size.
     """
 
     source: str
@@ -123,7 +124,9 @@ def resolve_for_output(target: requests.Target, name: str, output: Tensor, rows:
         raise error(Reason.TARGET_SHAPE, f"{name!r} has shape {list(output.shape)}: {text}")
     with at(requests.field_name(type(target)).removeprefix("output_")):
         resolved = _RESOLVERS[type(target)](target, name, by_row)
-    return resolved if isinstance(resolved, tuple) else (resolved,)
+    several = resolved if isinstance(resolved, tuple) else (resolved,)
+    # One number for the whole batch, such as a mean loss, is another one in a batch of another size.
+    return tuple(replace(one, is_row_specific=True) for one in several) if output.ndim == 0 else several
 
 
 def identity(output: Tensor) -> Tensor:
