@@ -126,6 +126,8 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     """Captum overrides gradients itself for this method, and loses or mixes some where modules meet."""
     CAUSE_UNDERDETERMINED: _Cause.ValueType  # 18
     """The draws of a surrogate do not determine its coefficients: other fits are as good."""
+    CAUSE_CHECK_FAILED: _Cause.ValueType  # 19
+    """The check itself ended in an error, and says nothing of the values."""
 
 class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
     """The likely cause of a verdict other than AGREES: programs branch on it, people read the reason."""
@@ -168,6 +170,8 @@ CAUSE_OVERRIDE_LOST: Cause.ValueType  # 17
 """Captum overrides gradients itself for this method, and loses or mixes some where modules meet."""
 CAUSE_UNDERDETERMINED: Cause.ValueType  # 18
 """The draws of a surrogate do not determine its coefficients: other fits are as good."""
+CAUSE_CHECK_FAILED: Cause.ValueType  # 19
+"""The check itself ended in an error, and says nothing of the values."""
 Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final

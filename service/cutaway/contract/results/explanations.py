@@ -67,6 +67,8 @@ class Cause(StrEnum):
     """Captum overrides gradients for this method, and loses or mixes some where modules are connected."""
     UNDERDETERMINED = "UNDERDETERMINED"
     """The draws of a surrogate do not determine its coefficients: other fits are as good."""
+    CHECK_FAILED = "CHECK_FAILED"
+    """The check itself ended in an error, and says nothing of the values."""
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,9 @@ class _AdjointTest:
         waiting, moved = iter(directions), _moved(look)
 
         def dual(tensor: Tensor) -> Tensor:
-            made: Tensor = forward_ad.make_dual(moved(tensor.detach()).clone().requires_grad_(), next(waiting))
+            # Inside the pass detach() keeps the tangent, which a layer that is called again receives of its last call.
+            primal = forward_ad.unpack_dual(tensor).primal.detach()
+            made: Tensor = forward_ad.make_dual(moved(primal).clone().requires_grad_(), next(waiting))
             return made
 
         with torch.enable_grad(), tangents_pass(list(self.problem.model.tree.modules.values())) as left:

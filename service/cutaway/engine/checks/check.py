@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from traceback import walk_tb
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -24,6 +26,8 @@ from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare,
 from cutaway.engine.passes.reference_inputs import CompletenessSums, Evidence, MissingObservation, Reference
 from cutaway.engine.references.observation import target_values
 from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
+
+_LOG = logging.getLogger(__name__)
 
 
 def run_checks(
@@ -78,6 +82,19 @@ def run_checks(
 _Measured: TypeAlias = reference_inputs.Distance | reference_inputs.RowDistance
 
 
+def failed_check(problem: AttributionProblem, method: Method, request: CheckRequest, failure: Exception) -> Check:
+    """Returns the check that could not be made, because ``failure`` ended it: INCONCLUSIVE, with the place."""
+    _LOG.warning("a check of %s failed", type(problem.request).__name__, exc_info=failure)
+    frames = [frame for frame, _ in walk_tb(failure.__traceback__)]
+    modules = [(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames]
+    where = next((f"{module}.{name}" for module, name in reversed(modules) if module.startswith("cutaway.")), "")
+    return Check(
+        method.compares(problem.request), request.mode, 0.0, 0.0, 0.0, 0.0, Verdict.INCONCLUSIVE,
+        f"the check failed in {where}, so nothing is known of these values: {type(failure).__name__}: {failure}"[:500],
+        Cause.CHECK_FAILED,
+    )  # fmt: skip
+
+
 class _Part(NamedTuple):
     """The rows of one request, and the attribution problem of these rows by themselves."""
 
@@ -120,7 +137,7 @@ class _Comparison:
         """Returns the check of each part, from further passes if these do not show everything."""
         tolerance = self.request.relative_tolerance
         blank = Check(
-            f"Captum's {type(self.problem.request).__name__} with {self.method.formula}",
+            self.method.compares(self.problem.request),
             self.request.mode, 0.0, 0.0, 0.0,
             self.method.tolerances.of(self.dtype) if tolerance is None else tolerance, Verdict.INCONCLUSIVE,
         )  # fmt: skip

@@ -29,7 +29,15 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.findings import Finding, retested
 from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem, concatenated
-from cutaway.engine.runtime.numerics import DOUBLED_BATCH, PART_OF_BATCH, REPEATED, SAME_SHAPES, close, close_unmasked
+from cutaway.engine.runtime.numerics import (
+    DOUBLED_BATCH,
+    PART_OF_BATCH,
+    REPEATED,
+    SAME_SHAPES,
+    Tolerances,
+    close,
+    close_unmasked,
+)
 from cutaway.engine.runtime.rng import fingerprint, own_generators
 
 T = TypeVar("T")

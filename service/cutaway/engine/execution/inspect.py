@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.contract import results
-from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.errors import CutawayError, DeadlineExceeded, Reason, at, error
 from cutaway.contract.requests import CheckMode, InspectRequest, NeuronAttribution, PathAttribution, Point, field_name
-from cutaway.engine.checks.check import run_checks
+from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.execution.collect import arrays, collect_result, placed_rows, qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.hooks.observe import observing
@@ -25,6 +25,7 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, timed
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
+    CannotShare,
     Pass,
     PassRecorder,
     ResolvedAttribution,
@@ -205,47 +206,85 @@ def attribute(problem: AttributionProblem, main: MainPass) -> results.Attributio
         main: the main pass of the same rows.
     """
     while True:
-        values, passes = _values_and_passes(problem, main)
+        values, passes, failure = _values_and_passes(problem, main)
         has_sums = problem.baselines or method_of(problem.request).satisfies_conservation
         sums = completeness_sums(problem, values, main.outputs) if has_sums else None
         finer = None if sums is None else finer_steps(problem.request, sums)
         if finer is None:
-            return _checked_result(problem, main, values, passes, sums)
+            return _checked_result(problem, main, values, passes, sums, failure)
         problem = replace(problem, request=finer)
 
 
-def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Values, Sequence[Pass]]:
+def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Values, Sequence[Pass], Exception | None]:
     """Returns Captum's values, and the passes that raw hooks recorded: Captum's own, or those of a second computation;
-    none without a check."""
+    none without a check. The exception is why the hooks recorded nothing."""
     mode, method = main.plan.request.check.mode, method_of(problem.request)
+    failure: Exception | None = None
     if mode is CheckMode.SAME_PASS:
         # Where Captum puts values of its own in the layer's place, no hook of ours may be between the two.
         recorder = PassRecorder(problem, at_layer=method.reference_passes is None)
         with timed(main.timings, "attribution_ms"):
             try:
-                return explain(problem, recorder.forward), recorder.passes
+                return explain(problem, recorder.forward), recorder.passes, None
+            except Exception as fault:
+                if not _is_of_check(fault):
+                    raise
+                failure = fault
             finally:
                 recorder.release()
     with timed(main.timings, "attribution_ms"):
         values = explain(problem, problem.forward)
-    if mode is CheckMode.OFF:
-        return values, ()
-    with timed(main.timings, "check_ms"):
-        return values, method.passes(problem)
+    if mode is not CheckMode.INDEPENDENT:
+        return values, (), failure
+    try:
+        with timed(main.timings, "check_ms"):
+            return values, method.passes(problem), None
+    except Exception as fault:
+        if _is_told(fault):
+            raise
+        return values, (), fault
+
+
+def _is_told(failure: Exception) -> bool:
+    """Returns whether ``failure`` ends the computation, in or outside of a check: nobody waits for it, or requests that
+    ran together run again one by one."""
+    return isinstance(failure, (CannotShare, DeadlineExceeded))
+
+
+def _is_of_check(failure: Exception) -> bool:
+    """Returns whether our hooks may have caused ``failure`` in a pass of Captum's; the caller's faults have reasons."""
+    return not _is_told(failure) and (not isinstance(failure, CutawayError) or failure.reason is Reason.INTERNAL)
 
 
 def _checked_result(
-    problem: AttributionProblem, main: MainPass, values: Values, passes: Sequence[Pass], sums: CompletenessSums | None
+    problem: AttributionProblem,
+    main: MainPass,
+    values: Values,
+    passes: Sequence[Pass],
+    sums: CompletenessSums | None,
+    failure: Exception | None,
 ) -> results.AttributionResult:
-    """Checks Captum's ``values`` against ``passes``, and returns them with the checks and the request's metrics."""
+    """Checks Captum's ``values`` against ``passes``, and returns them with the checks and the request's metrics.
+
+    A check that fails, or whose passes did, with ``failure``, is inconclusive: it never costs the values.
+    """
     method, check = method_of(problem.request), main.plan.request.check
+    parts = consecutive(main.plan.parts or (problem.rows,))
     verdicts: tuple[results.Check, ...] = ()
     errors: Values = {}
-    if check.mode is not CheckMode.OFF:
-        with timed(main.timings, "check_ms"):
-            parts = consecutive(main.plan.parts or (problem.rows,))
-            verdicts = run_checks(problem, method, values, passes, sums, main.outputs, check, parts)
-            errors = method.standard_errors(problem)
+    with timed(main.timings, "check_ms"):
+        try:
+            if failure is None and check.mode is not CheckMode.OFF:
+                verdicts = run_checks(problem, method, values, passes, sums, main.outputs, check, parts)
+                errors = method.standard_errors(problem)
+        except Exception as fault:
+            if _is_told(fault):
+                raise
+            failure = fault
+    if failure is not None:
+        if len(parts) > 1:
+            raise CannotShare
+        verdicts = (failed_check(problem, method, check, failure),)
     with timed(main.timings, "attribution_ms"):
         measured = metrics(problem, values)
     at_input = target_at_inputs(problem, main.outputs) if method.differentiates else None

@@ -109,6 +109,10 @@ class Method:
             )
         return passes
 
+    def compares(self, request: Attribution) -> str:
+        """Returns what the check of ``request`` compares with what."""
+        return f"Captum's {type(request).__name__} with {self.formula}"
+
     def adds_up(self, problem: AttributionProblem) -> bool:
         """Returns whether the attributions must sum to the target, or to its change from the baseline."""
         complete = bool(problem.baselines) and self.satisfies_completeness(problem.request)
