@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from cutaway.contract.requests import POINTS, CheckMode, CheckRequest, Expectation, Point, Surrogate
+from cutaway.contract.requests import POINTS, CheckMode, CheckRequest, Expectation, InternalInfluence, Point, Surrogate
 from cutaway.contract.results import Cause, Check, Verdict
 from cutaway.engine.checks import completeness, model_properties
 from cutaway.engine.checks.fault_location import no_gradient
@@ -25,7 +25,7 @@ from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, Pass, RowRange, Values
 from cutaway.engine.passes.reference_inputs import CompletenessSums, Evidence, MissingObservation, Reference
 from cutaway.engine.references.observation import target_values
-from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
+from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, Path, close_unmasked
 
 _LOG = logging.getLogger(__name__)
 
@@ -240,6 +240,26 @@ class _Comparison:
         return (targets != targets[:1]).any(dim=0)
 
     @cached_property
+    def layer_moves(self) -> Tensor:
+        """Whether the layer's output of a row is another in any pass, ``[batch]``; True where the method does not
+        multiply by that difference, or rows are not on axis 0."""
+        rows = self.problem.rows
+        moves = torch.zeros(rows, dtype=torch.bool)
+        outputs: dict[Path, list[Tensor]] = {}
+        for recorded in self.passes if self.problem.layer and self.problem.baselines else ():
+            for call in recorded.layer:
+                for path, output in call.at(Point.OUTPUT).items():
+                    outputs.setdefault(path, []).append(output)
+        for several in outputs.values():
+            if any(
+                not output.ndim or len(output) % rows or output.shape[1:] != several[0].shape[1:] for output in several
+            ):
+                return ~moves
+            by_row = torch.cat(several).reshape(-1, rows, several[0][:1].numel())
+            moves |= (by_row != by_row[:1]).any(dim=2).any(dim=0)
+        return moves if outputs and not isinstance(self.problem.request, InternalInfluence) else ~moves
+
+    @cached_property
     def gradients(self) -> list[Tensor]:
         """The gradients at inputs and at the layer in all passes."""
         arrived = [gradient for recorded in self.passes for gradient in recorded.gradients.values()]
@@ -344,6 +364,8 @@ class _PartComparison:
             return doubt
         if method.forward_only and not bool(of(whole.moves).any()):
             return _UNCHANGED
+        if not bool(of(whole.layer_moves).any()):
+            return _unmoved(whole.problem)
         of_copies = self.part.rows.of_copies
         if method.runs_backward and not any(bool(of_copies(gradient).any()) for gradient in whole.gradients):
             return no_gradient(self.part.problem)
@@ -416,6 +438,16 @@ def _cancelled(relative: float) -> Finding:
 def _is_at_input(problem: AttributionProblem, recorded: Pass) -> bool:
     points = recorded.points
     return all(torch.equal(points[name], problem.inputs[name].detach().cpu()) for name in problem.explained)
+
+
+def _unmoved(problem: AttributionProblem) -> Finding:
+    others = [name for name in problem.inputs if name not in problem.explained]
+    also = f", such as {', '.join(map(repr, others[:3]))}" if others else ""
+    return Finding(
+        Cause.NOTHING_CHANGED,
+        f"the layer {problem.layer!r} returns the same for the input and for the baseline: the explained inputs "
+        f"({', '.join(problem.explained)}) do not reach it; name in inputs those that do{also}",
+    )
 
 
 def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
