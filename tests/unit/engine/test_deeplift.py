@@ -99,9 +99,6 @@ def test_where_nothing_changes_the_derivative_stands_for_the_quotient(kind: Call
     assert verdict(result) is Verdict.AGREES
 
 
-# What Captum overlooks.
-
-
 # What cannot be done.
 
 
