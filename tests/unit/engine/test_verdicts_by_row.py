@@ -434,3 +434,50 @@ def test_checks_that_have_no_room_together_are_split(attribution: Attribution, m
     joined.clear()
     as_alone(CONVOLUTIONS, request(attribution), CONVOLUTIONS.all_inputs())
     assert joined == [1] * 4
+
+
+# One row with a doubt of its own: the others keep their verdict.
+
+
+def with_row(row: Tensor) -> Inputs:
+    """Returns four sound rows and, as number 2, another one."""
+    x = noise(5, 6, dtype=torch.float64).abs() + 0.1
+    return {"x": torch.cat([x[:2], row.unsqueeze(0), x[2:4]])}
+
+
+def roots(m: Any, x: Tensor) -> Tensor:
+    return m.b(torch.sqrt(m.a(x).abs() * x[:, :1].abs()))
+
+
+OWN_DOUBTS: dict[str, tuple[Build, Attribution, Tensor, Cause]] = {
+    "the baseline": (PERCEPTRON.build, ca.IntegratedGradients(n_steps=128), torch.zeros(6), Cause.BASELINE_IS_INPUT),
+    "no gradient": (
+        wired(lambda m, x: m.b(torch.relu(m.a(x) + 50 * x[:, :1]) * 1.0), a=lambda: nn.Linear(6, 8),
+              b=lambda: nn.Linear(8, 3)),
+        ca.Saliency(), torch.tensor([-99.0, 1, 1, 1, 1, 1]), Cause.NO_GRADIENT,
+    ),
+    "saturation": (
+        wired(lambda m, x: (m.b(m.a(x)) + torch.tensor([80, 0, 0]) * torch.relu(x[:, :1] - 5)).softmax(1),
+              a=lambda: nn.Linear(6, 8), b=lambda: nn.Linear(8, 3)),
+        ca.Saliency(), torch.tensor([6.0, 1, 1, 1, 1, 1]), Cause.SATURATED,
+    ),
+    "values that are not finite": (
+        wired(roots, a=lambda: nn.Linear(6, 8), b=lambda: nn.Linear(8, 3)),
+        ca.Saliency(), torch.zeros(6), Cause.NOT_FINITE,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("name", list(OWN_DOUBTS))
+def test_a_doubt_of_one_row_is_no_other_rows(name: str, mode: CheckMode) -> None:
+    """The batch has the worst verdict; row 2 has its cause, and the others agree."""
+    build, asked, row, cause = OWN_DOUBTS[name]
+    model = build().double()
+    request = InspectRequest("m", attributions=(asked,), check=CheckRequest(mode), target=ca.ClassIndex((1,)))
+    subject = InspectedModel(model, lambda tensors: model(**tensors))
+    check = inspect(subject, request, with_row(row.double())).attributions[0].checks[0]
+    assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, cause)
+    assert [(of_row.verdict, of_row.cause) for of_row in check.rows] == [
+        (Verdict.INCONCLUSIVE, cause) if number == 2 else (Verdict.AGREES, None) for number in range(5)
+    ]

@@ -297,8 +297,9 @@ class _PartComparison:
         worst = max(distances, key=lambda candidate: math.inf if math.isnan(candidate.relative) else candidate.relative)
         verdict, finding = self._judge(worst)
         by_row: list[reference_inputs.RowDistance] = []
-        single = self.part.problem.rows == 1 or len(references) > 1 or worst.relative <= tolerance or worst.undefined
-        if not single and self._model_doubt is None:  # a defect of the model concerns every row
+        single = self.part.problem.rows == 1 or len(references) > 1
+        differ = not worst.relative <= tolerance or any(doubt.rows for doubt in self._doubts)
+        if differ and not single and self._model_doubt is None:  # a defect of the model concerns every row
             by_row = reference_inputs.row_distances(values, references[0], tolerance, dtype)
         return replace(
             self.blank,
@@ -308,7 +309,9 @@ class _PartComparison:
             verdict=verdict,
             reason=finding.reason if finding else "",
             cause=finding.cause if finding else None,
-            rows=completeness.row_checks(self.part.problem, [(row.relative, *self._judge(row)) for row in by_row]),
+            rows=completeness.row_checks(
+                self.part.problem, [(row.relative, *self._judge(row, number)) for number, row in enumerate(by_row)]
+            ),
         )
 
     def _explains_a_constant(self, references: Sequence[Reference]) -> bool:
@@ -328,11 +331,11 @@ class _PartComparison:
     def _masses(self, values: Values) -> Tensor:
         return reference_inputs.row_sums({name: value.abs() for name, value in values.items()}, self.part.problem.rows)
 
-    def _judge(
-        self, measured: reference_inputs.Distance | reference_inputs.RowDistance
-    ) -> tuple[Verdict, Finding | None]:
+    def _judge(self, measured: _Measured, row: int | None = None) -> tuple[Verdict, Finding | None]:
+        """Returns the verdict on one row, or on all of them, and why it is no better."""
         if measured.relative <= self.blank.tolerance:  # False for NaN
-            return (Verdict.AGREES if self._doubt is None else Verdict.INCONCLUSIVE), self._doubt
+            doubt = next((doubt for doubt in self._doubts if doubt.concerns(row)), None)
+            return (Verdict.AGREES if doubt is None else Verdict.INCONCLUSIVE), doubt
         if measured.undefined or measured.rounding:
             return Verdict.INCONCLUSIVE, _UNDEFINED if measured.undefined else _cancelled(measured.relative)
         if (open_fit := self.whole.method.vacuous(self.whole.problem)) and open_fit.cause is Cause.UNDERDETERMINED:
@@ -355,13 +358,17 @@ class _PartComparison:
         return _UNKNOWN if math.isfinite(measured.relative) else _NOT_FINITE
 
     @cached_property
-    def _doubt(self) -> Finding | None:
-        """Why a match of attribution and reference proves nothing; None if it does."""
+    def _doubts(self) -> list[Finding]:
+        """Why a match of attribution and reference proves nothing: of some rows first, then of every row, if at all."""
+        whole = self.whole
+        if doubt := model_properties.random_forward(whole.problem) or whole.of_method or self._model_doubt:
+            return [doubt]
+        at_baseline = _baseline_is_input(self.part.problem)
+        further = self._doubt_of_effects()
+        return [doubt for doubt in (at_baseline, further) if doubt]
+
+    def _doubt_of_effects(self) -> Finding | None:
         whole, method, of = self.whole, self.whole.method, self.part.rows.of
-        if random := model_properties.random_forward(whole.problem):
-            return random
-        if doubt := whole.of_method or self._model_doubt or _baseline_is_input(self.part.problem):
-            return doubt
         if method.forward_only and not bool(of(whole.moves).any()):
             return _UNCHANGED
         if not bool(of(whole.layer_moves).any()):
@@ -461,4 +468,5 @@ def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
         Cause.BASELINE_IS_INPUT,
         f"the baseline equals the input in {completeness.row_list(same)}: there is no difference to explain; "
         "choose another baseline",
+        completeness.row_numbers(same),
     )

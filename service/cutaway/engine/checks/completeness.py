@@ -331,11 +331,13 @@ def saturated(problem: AttributionProblem, effects: GradientEffects) -> Finding 
             Cause.NO_GRADIENT,
             f"the gradient is exactly zero in {row_list(zero)}: near this input the target does not depend on {what} "
             "(are all ReLUs on the way off?); explain another target, or use a method that perturbs the input",
+            row_numbers(zero),
         )
     return Finding(
         Cause.SATURATED,
         f"the target is saturated in {row_list(~matter)}: its gradient is smaller than the rounding errors of the "
         "target, and explains nothing; if a softmax or sigmoid follows a logit, explain the logit",
+        row_numbers(~matter),
     )
 
 
@@ -389,9 +391,18 @@ def _is_zero(problem: AttributionProblem, recorded: Pass, gradient: Tensor) -> T
     return ~gradient.reshape(recorded.rows, -1).any(dim=1).reshape(-1, problem.rows).any(dim=0)
 
 
+def row_numbers(chosen: Tensor) -> tuple[int, ...]:
+    """Returns the numbers of the rows that are ``chosen``, [batch]."""
+    return tuple(chosen.nonzero().flatten().tolist())
+
+
 def row_list(chosen: Tensor) -> str:
-    """Returns the numbers of the rows that are ``chosen``, [batch], in words."""
-    numbers = chosen.nonzero().flatten().tolist()
+    """Returns the same in words: ``row 3``, ``rows 0, 2 and 9 more``, ``every row``."""
+    numbers = row_numbers(chosen)
     if len(numbers) == len(chosen):
         return "every row"
-    return f"row{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}"
+    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return f"row{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:_LISTED]))}{more}"
+
+
+_LISTED = 8

@@ -17,10 +17,16 @@ class Finding(NamedTuple):
     Attributes:
         cause: for programs.
         reason: for people: what happened where, and what to do.
+        rows: the numbers of the rows that it is about; empty for every row.
     """
 
     cause: Cause
     reason: str
+    rows: tuple[int, ...] = ()
+
+    def concerns(self, row: int | None) -> bool:
+        """Returns whether it is about ``row``; None stands for the whole batch."""
+        return row is None or not self.rows or row in self.rows
 
 
 # A model may be sound on the first inputs of a kind and faulty on later ones. A result without a finding is tested
