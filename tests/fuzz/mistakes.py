@@ -87,7 +87,7 @@ EDITS: tuple[Wrong, ...] = (
     {"slices": (ca.Slice(9),)}, {"slices": (ca.Slice(0, 0, 99),)}, {"slices": (ca.Slice(0), ca.Slice(0))},
 )  # fmt: skip
 
-VERBS: tuple[Callable[..., ca.Edit], ...] = (
+EDIT_KINDS: tuple[Callable[..., ca.Edit], ...] = (
     partial(ca.Mix, weight=0.5, permutation=(0, 0)),
     partial(ca.Mix, weight=0.5, permutation=(1, 2, 3)),
     partial(ca.Mix, weight=0.5, permutation=(0,)),
@@ -107,7 +107,7 @@ TARGETS: tuple[ca.Target, ...] = (
 MISTAKES: tuple[Mistake, ...] = (
     *map(_captured, CAPTURES),
     *map(_edited, EDITS),
-    *map(_verb, VERBS),
+    *map(_verb, EDIT_KINDS),
     *map(_aimed, TARGETS),
     *map(_rooted, [("nowhere",), ("ids",), ("x",), ()]),
     *[_twice] * 4,

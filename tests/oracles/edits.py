@@ -118,7 +118,7 @@ X = noise(ROWS, 6)
 ROW, WHOLE = noise(WIDTH, seed=2).numpy(), noise(ROWS, WIDTH, seed=3).numpy()
 PERMUTATION = [2, 0, 1]
 
-VERBS: dict[str, tuple[Callable[..., ca.Edit], Change]] = {
+EDIT_KINDS: dict[str, tuple[Callable[..., ca.Edit], Change]] = {
     "scale": (lambda **where: ca.Scale(**where, factor=-1.5), lambda v: v * -1.5),
     "add": (lambda **where: ca.Add(**where, addend=0.75), lambda v: v + 0.75),
     "add a row": (lambda **where: ca.Add(**where, addend=ROW), lambda v: v + torch.tensor(ROW)),

@@ -30,7 +30,7 @@ def read_raw(files: Sequence[Path], texts: Sequence[str]) -> list[Raw]:
 
 
 def decode_image(raw: Raw) -> dict[str, Array]:
-    """Returns an image [1, channels, height, width] from 0 to 1, by name; nothing if ``raw`` is no image."""
+    """Returns ``{"image": [1, channels, height, width]}``, from 0 to 1; ``{}`` for what is no image."""
     from PIL import Image, UnidentifiedImageError
 
     try:

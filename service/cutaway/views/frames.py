@@ -44,6 +44,7 @@ def frame(result: InspectResult, what: str, labels: Sequence[str]) -> pandas.Dat
 
 
 def _attributions(result: InspectResult, _labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields the columns of a long table for each explained input or layer whose axis 0 is the batch."""
     rows = batch_size(result)
     for index, attribution in enumerate(result.attributions):
         constant = {"attribution": index, "method": attribution.method, "layer": attribution.layer}

@@ -16,12 +16,12 @@ from cutaway.adapters import Adapter, TensorAdapter
 from cutaway.contract.requests import Point
 from cutaway.gateway import serve
 from tests.oracles.edits import (
+    EDIT_KINDS,
     NAMES,
     PLACES,
     POINTS,
     ROWS,
     TIMES,
-    VERBS,
     WIDTH,
     Block,
     Hook,
@@ -49,11 +49,11 @@ def client() -> Iterator[ca.Client]:
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", EDIT_KINDS)
 def test_every_edit_is_the_hook_that_a_person_writes(client: ca.Client, verb: str, where: str, point: Point) -> None:
     """Each verb at each point, of modules and operators: prediction, captures up and down the stream, and all
     gradients are those of the hand-written hook."""
-    edit, change = VERBS[verb]
+    edit, change = EDIT_KINDS[verb]
     result = ask(client, "net", edit(**place(where), at=point))
     record = by_hand(Net(Spelt), [Hook(NAMES[where], point, change)])
     assert_same(result, record)
@@ -91,7 +91,7 @@ PARTIAL = ("scale", "add", "zero", "clamp", "mix")
 @pytest.mark.parametrize("verb", PARTIAL)
 def test_only_what_is_named_is_edited(client: ca.Client, verb: str, part: str, where: str, point: Point) -> None:
     """Rows, slices and both: the part is what the verb makes of it, and the rest is the same bit for bit."""
-    (edit, change), (named, index) = VERBS[verb], PARTS[part]
+    (edit, change), (named, index) = EDIT_KINDS[verb], PARTS[part]
     result = ask(client, "net", edit(**place(where), at=point, **named))
     assert_same(result, by_hand(Net(Spelt), [Hook(NAMES[where], point, masked(change, **index))]))
 
@@ -124,7 +124,7 @@ CALLS += [(verb, "block", Point.OUTPUT) for verb in ("replace", "zero", "mix")] 
 @pytest.mark.parametrize("number", [*range(TIMES), None])
 def test_one_call_of_several(client: ca.Client, number: int | None, verb: str, where: str, point: Point) -> None:
     """Of three calls of a module, and of an operator inside it, the one that is named is edited; else all are."""
-    edit, change = VERBS[verb]
+    edit, change = EDIT_KINDS[verb]
     result = ask(client, "thrice", edit(**place(where), at=point, call=number))
     assert_same(result, by_hand(Net(Spelt, TIMES), [Hook(NAMES[where], point, change, number)]))
 
@@ -133,9 +133,9 @@ def test_one_call_of_several(client: ca.Client, number: int | None, verb: str, w
 def test_many_edits_at_once(client: ca.Client, seed: int) -> None:
     """Whatever is edited where, together, in the order given: as with as many hooks in that order."""
     dice = random.Random(seed)
-    chosen = [(dice.choice(list(VERBS)), dice.choice(PLACES), dice.choice(POINTS)) for _ in range(5)]
-    edits = [VERBS[verb][0](**place(where), at=point) for verb, where, point in chosen]
-    hooks = [Hook(NAMES[where], point, VERBS[verb][1]) for verb, where, point in chosen]
+    chosen = [(dice.choice(list(EDIT_KINDS)), dice.choice(PLACES), dice.choice(POINTS)) for _ in range(5)]
+    edits = [EDIT_KINDS[verb][0](**place(where), at=point) for verb, where, point in chosen]
+    hooks = [Hook(NAMES[where], point, EDIT_KINDS[verb][1]) for verb, where, point in chosen]
     assert_same(ask(client, "net", *edits), by_hand(Net(Spelt), hooks))
 
 

@@ -15,7 +15,7 @@ import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.contract.requests import Point
 from cutaway.gateway import serve
-from tests.oracles.edits import POINTS, TARGET, VERBS
+from tests.oracles.edits import EDIT_KINDS, POINTS, TARGET
 from tests.oracles.hooks import equal, noise
 from tests.support.small_models import Words
 from tests.support.zoo.reference import Swap, swapped
@@ -101,7 +101,7 @@ def written(module: nn.Module, side: str, at: Swap) -> RemovableHandle:
 def test_the_tensor_at_a_path(client: ca.Client, name: str, side: str, path: str, kind: str) -> None:
     """The tensor at the path is edited, or its gradient is, and no other; without a path all are. Everything is as with
     a hook by hand, bit for bit."""
-    edit, change = VERBS["scale"]
+    edit, change = EDIT_KINDS["scale"]
     point = {"in": (Point.INPUT, Point.GRAD_INPUT), "out": (Point.OUTPUT, Point.GRAD_OUTPUT)}[side][kind == "gradient"]
     result = client.inspect(
         "recurrent",

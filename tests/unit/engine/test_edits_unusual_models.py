@@ -15,12 +15,12 @@ from cutaway.adapters import Adapter
 from cutaway.contract.requests import Point
 from cutaway.gateway import serve
 from tests.oracles.edits import (
+    EDIT_KINDS,
     IN_PLACE,
     NAMES,
     PLACES,
     POINTS,
     TIMES,
-    VERBS,
     Block,
     Hook,
     InPlace,
@@ -114,11 +114,11 @@ def client() -> Iterator[ca.Client]:
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("where", ["block:relu#0", "block:add_#0", "block.inner", "block"])
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", EDIT_KINDS)
 def test_operators_that_work_in_place(client: ca.Client, verb: str, where: str, point: Point) -> None:
     """Operators that write into their own input, under whose old name the model goes on: the same for edits of them,
     and of modules around them."""
-    edit, change = VERBS[verb]
+    edit, change = EDIT_KINDS[verb]
     result = ask(client, "in_place", edit(**place(where), at=point), names=IN_PLACE)
     record = by_hand(Net(Spelt), [Hook(IN_PLACE[where], point, change)], IN_PLACE.values())
     assert_same(result, record, IN_PLACE, zero_is_none=True)  # zero is the gradient of what was written over
@@ -130,7 +130,7 @@ def test_operators_that_work_in_place(client: ca.Client, verb: str, where: str, 
 @pytest.mark.parametrize("verb", ["scale", "zero", "clamp"])
 def test_an_operator_that_changes_a_shape_in_place(client: ca.Client, verb: str, point: Point) -> None:
     """An operator that changes nothing but the shape of the tensor that it gets, with and without a capture of it."""
-    edit, change = VERBS[verb]
+    edit, change = EDIT_KINDS[verb]
     names = {"first": "first", "block.inner": "block.inner", "last": "last"}
     record = by_hand(Net(SqueezedSpelt), [Hook("block.squeeze", point, change)], names.values())
     result = ask(client, "squeezed", edit(op="block:squeeze_#0", at=point), names=names)
@@ -143,7 +143,7 @@ def test_an_operator_that_changes_a_shape_in_place(client: ca.Client, verb: str,
 def test_activation_checkpointing(client: ca.Client, verb: str, where: str, point: Point) -> None:
     """Where the model computes activations again during the backward pass, they are edited again: the gradients are
     those of a model that keeps them."""
-    edit, change = VERBS[verb]
+    edit, change = EDIT_KINDS[verb]
     result = ask(client, "thrifty", edit(**place(where), at=point))
     assert_same(result, by_hand(Net(Spelt), [Hook(NAMES[where], point, change)]))
 
@@ -154,7 +154,7 @@ def test_activation_checkpointing(client: ca.Client, verb: str, where: str, poin
 def test_one_call_of_what_is_computed_again(client: ca.Client, verb: str, where: str, point: Point) -> None:
     """Of several calls that are made again during the backward pass nobody can tell which is which: where that matters
     the edit is refused, and else it is the hand-written hook's."""
-    edit, change = VERBS[verb]
+    edit, change = EDIT_KINDS[verb]
     try:
         result = ask(client, "thrifty_thrice", edit(**place(where), at=point, call=1))
     except ca.InvalidArgument as failure:

@@ -23,7 +23,7 @@ from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.methods import METHODS
-from cutaway.contract.wire.oneofs import REDUCTIONS, TARGETS, VERBS
+from cutaway.contract.wire.oneofs import EDIT_KINDS, REDUCTIONS, TARGETS
 from cutaway.v1 import inspection_pb2, model_pb2, tensor_pb2, worker_pb2
 from tests.support.contract_fields import asked, refusal
 from tests.support.wire_strategies import (
@@ -119,7 +119,7 @@ def test_calls_keep_their_places() -> None:
 
 @pytest.mark.parametrize(
     ("base", "kinds"),
-    [(Attribution, METHODS.kinds), (Edit, VERBS.kinds), (Target, TARGETS.kinds), (Reduction, REDUCTIONS.kinds)],
+    [(Attribution, METHODS.kinds), (Edit, EDIT_KINDS.kinds), (Target, TARGETS.kinds), (Reduction, REDUCTIONS.kinds)],
 )
 def test_everything_travels(base: type, kinds: Mapping[str, type]) -> None:
     """Everything that Python can ask for has a way over the wire, in a field of its own."""

@@ -43,7 +43,7 @@ from cutaway.contract.tensors import COMPRESSIONS, FLOATING, ArrayLike
 from cutaway.contract.values import changed
 from cutaway.contract.wire.codec import OneOf, convert_each, type_hints
 from cutaway.contract.wire.methods import METHODS, METRICS, RULES
-from cutaway.contract.wire.oneofs import REDUCTIONS, TARGETS, VERBS
+from cutaway.contract.wire.oneofs import EDIT_KINDS, REDUCTIONS, TARGETS
 
 # Readers of single values: numbers, texts, choices and arrays.
 
@@ -218,7 +218,7 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
 
 _TABLES: dict[Any, tuple[str, OneOf[Any]]] = {
     Attribution: ("method", METHODS),
-    Edit: ("edit", VERBS),
+    Edit: ("edit", EDIT_KINDS),
     Target: ("target", TARGETS),
     Reduction: ("reduction", REDUCTIONS),
     LrpRule: ("rule", RULES),

@@ -140,7 +140,7 @@ def _check_clamp(edit: Clamp) -> None:
         raise error(Reason.INVALID_VALUE, f"the minimum {edit.minimum} is above the maximum {edit.maximum}")
 
 
-VERBS: OneOf[Edit] = OneOf(
+EDIT_KINDS: OneOf[Edit] = OneOf(
     Edit,
     edit_pb2.Edit,
     "kind",
@@ -158,12 +158,12 @@ VERBS: OneOf[Edit] = OneOf(
 
 def _write_edit(edit: Edit, message: edit_pb2.Edit) -> None:
     refuse_several_names(edit, "module", "op")
-    VERBS.codec.write(edit, message)
+    EDIT_KINDS.codec.write(edit, message)
 
 
 def _read_edit(message: edit_pb2.Edit) -> Edit:
     refuse_no_name(message, "name a module or an operator")
-    edit: Edit = VERBS.codec.read(message)
+    edit: Edit = EDIT_KINDS.codec.read(message)
     return edit
 
 

@@ -113,6 +113,7 @@ def _parameters_with_tangents() -> AbstractContextManager[None]:
 
 @contextmanager
 def _without_backward_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Removes the full backward hooks of ``modules`` meanwhile: PyTorch wraps their calls in a function without jvp."""
     kept = [(module, module._backward_hooks, module._backward_pre_hooks) for module in modules]
     for module in modules:
         module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()

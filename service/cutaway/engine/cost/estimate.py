@@ -109,7 +109,10 @@ def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -
 
     if not isinstance(problem.request, requests.LayerAttribution):
         inputs = zip(problem.explained, problem.arguments)
-        return {name: zeros(tensor.shape, _like(problem, tensor, main.outputs, recording)) for name, tensor in inputs}
+        return {
+            name: zeros(tensor.shape, _with_its_dtype(problem, tensor, main.outputs, recording))
+            for name, tensor in inputs
+        }
     shapes: Values = {}
     for layer in problem.layers:
         at_layer = recording.calls[layer][-1].at(requests.Point.OUTPUT)  # of several calls Captum keeps the last
@@ -120,8 +123,11 @@ def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -
     return shapes
 
 
-def _like(problem: AttributionProblem, explained: Tensor, outputs: Outputs, recording: Recording) -> Tensor:
-    """Returns a tensor of the data type that Captum's attribution of the input ``explained`` has."""
+def _with_its_dtype(problem: AttributionProblem, explained: Tensor, outputs: Outputs, recording: Recording) -> Tensor:
+    """Returns a tensor with the data type of Captum's attribution of the input ``explained``.
+
+    That is float32 for some methods, the target's for other perturbations, and the input's for gradients.
+    """
     if isinstance(problem.request, _IN_FLOAT32):
         return torch.empty(0, dtype=torch.float32)
     if not isinstance(problem.request, requests.Perturbation):

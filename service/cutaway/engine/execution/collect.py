@@ -80,6 +80,7 @@ def placed_rows(
         return zeros
 
     def with_all_rows(check: results.Check) -> results.Check:
+        """Adds the rows that were not explained, as not checked, so that the check has one outcome for each row."""
         if whole or not check.rows:
             return check
         by_row = dict(zip(rows, check.rows))

@@ -56,7 +56,8 @@ def layer_gradient_x_activation(evidence: Evidence) -> Reference:
 def layer_grad_cam(evidence: Evidence) -> Reference:
     """Returns ``sum over channels c of a_c * mean over positions of df/da_c``, [batch, 1, *positions].
 
-    Negative values become 0 if the request says so. Selvaraju et al. 2017, arXiv:1610.02391.
+    Negative values become 0 if the request says so. The reference's ``terms`` are the same sums of magnitudes, which
+    bound the rounding errors. Selvaraju et al. 2017, arXiv:1610.02391.
     """
     gradients = evidence.layer(Point.GRAD_OUTPUT)
     relu = getattr(evidence.problem.request, "relu", False)

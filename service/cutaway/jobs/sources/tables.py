@@ -58,6 +58,7 @@ class Tables(FileSource):
         return {name: from_arrow(pa.chunked_array([batch.column(name) for batch in batches])) for name in columns}
 
     def _batches(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Yields record batches of the rows from ``start`` to ``stop``, counted over all parts of all files."""
         index = bisect_right(self._starts, start) - 1
         while index < len(self._parts) and self._starts[index] < stop:
             (name, part), first = self._parts[index], self._starts[index]

@@ -111,14 +111,14 @@ def _check_size(text: bytes) -> None:
 MAX_ELEMENTS = 1 << 20
 """The most elements of a reply in JSON."""
 
-_WITH_RESULT = ("captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes")
-_ALWAYS = ("warnings", "provenance", "timings")
+_FIELDS_IF_PRESENT = ("captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes")
+_FIELDS_ALWAYS = ("warnings", "provenance", "timings")
 
 
 def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
-    """Returns the reply in JSON: ``predictions`` by instance.
+    """Returns a reply of TorchServe's REST form: ``predictions`` has an element for each instance, a row of the batch.
 
-    With ``explains``, the reply has ``explanations`` by instance and ``verdicts`` by method too.
+    With ``explains``, ``explanations`` has an element for each instance too, and ``verdicts`` one for each method.
 
     Raises:
         ResourceExhausted: ``REPLY_TOO_LARGE``.
@@ -136,8 +136,8 @@ def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
             for row in range(len(reply["predictions"]))
         ]
         reply["verdicts"] = [_verdicts(attribution) for attribution in result.attributions]
-    present = [name for name in _WITH_RESULT if getattr(result, name)]
-    reply |= {name: document(getattr(result, name), max_values=MAX_ELEMENTS) for name in (*present, *_ALWAYS)}
+    present = [name for name in _FIELDS_IF_PRESENT if getattr(result, name)]
+    reply |= {name: document(getattr(result, name), max_values=MAX_ELEMENTS) for name in (*present, *_FIELDS_ALWAYS)}
     if result.estimate is not None:
         reply["estimate"] = document(result.estimate)
     return reply

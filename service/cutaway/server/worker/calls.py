@@ -100,8 +100,8 @@ class TurnCost:
         self._measured: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
     def parts(self, calls: Sequence[T]) -> Iterator[Sequence[T]]:
-        """Splits the calls of a turn into parts of nearly one size."""
-        number = max(1, math.floor(len(calls) / self._least_calls(len(calls))))
+        """Splits a turn, the calls that waited together, into parts of nearly one size."""
+        number = max(1, math.floor(len(calls) / self._least_part(len(calls))))
         size = math.ceil(len(calls) / number)
         for start in range(0, len(calls), size):
             yield calls[start : start + size]
@@ -117,8 +117,8 @@ class TurnCost:
         """Notes that a part of ``calls`` calls took ``seconds``."""
         self._measured.append((calls, seconds))
 
-    def _least_calls(self, calls: int) -> float:
-        """Returns how many of ``calls`` calls a part has at least; all while too little is known."""
+    def _least_part(self, calls: int) -> float:
+        """Returns the fewest calls of a part of a turn of ``calls``; all of them while too little is known."""
         if not any(seconds > _SHORTEST_S for _, seconds in self._measured):
             return calls
         try:
