@@ -243,21 +243,22 @@ class _Comparison:
     def layer_moves(self) -> Tensor:
         """Whether the layer's output of a row is another in any pass, ``[batch]``; True where the method does not
         multiply by that difference, or rows are not on axis 0."""
-        rows = self.problem.rows
-        moves = torch.zeros(rows, dtype=torch.bool)
+        rows, always = self.problem.rows, torch.ones(self.problem.rows, dtype=torch.bool)
+        if not (self.problem.layer and self.problem.baselines) or isinstance(self.problem.request, InternalInfluence):
+            return always
         outputs: dict[Path, list[Tensor]] = {}
-        for recorded in self.passes if self.problem.layer and self.problem.baselines else ():
+        for recorded in self.passes:
             for call in recorded.layer:
                 for path, output in call.at(Point.OUTPUT).items():
                     outputs.setdefault(path, []).append(output)
+        moves = torch.zeros_like(always)
         for several in outputs.values():
-            if any(
-                not output.ndim or len(output) % rows or output.shape[1:] != several[0].shape[1:] for output in several
-            ):
-                return ~moves
-            by_row = torch.cat(several).reshape(-1, rows, several[0][:1].numel())
+            shape = several[0].shape[1:]
+            if any(not output.ndim or len(output) % rows or output.shape[1:] != shape for output in several):
+                return always
+            by_row = torch.cat(several).reshape(-1, rows, shape.numel())
             moves |= (by_row != by_row[:1]).any(dim=2).any(dim=0)
-        return moves if outputs and not isinstance(self.problem.request, InternalInfluence) else ~moves
+        return moves if outputs else always
 
     @cached_property
     def gradients(self) -> list[Tensor]:
