@@ -244,7 +244,7 @@ def test_what_is_true_of_a_model_is_found_out_once() -> None:
         counts.append(log.ran.count("conv") - before)
     assert answers == [2, 2]
     assert counts[1] == 2
-    assert 2 < counts[0] <= 14
+    assert 2 < counts[0] <= 16  # four rows are exchanged in four passes
 
 
 # Hooks and modes.
