@@ -16,6 +16,7 @@ from torch import Tensor
 from cutaway.contract.requests import CheckMode, InspectRequest
 from cutaway.contract.results import AttributionResult, Check, InspectResult, RowCheck, Verdict
 from cutaway.engine.runtime.numerics import APPROXIMATE
+from cutaway.gateway import serve
 from cutaway.jobs import Results, read, run
 from cutaway.jobs.columns import flattened
 from cutaway.jobs.engines import local
@@ -163,6 +164,28 @@ def test_labels_and_conditions_go_along(store: Path, tmp_path: Path) -> None:
     assert 0 < skipped.sum() < ROWS
     expected = [None if skip else "DISAGREES" if row == guilty else "AGREES" for row, skip in enumerate(skipped)]
     assert results["verdict:saliency"].tolist() == expected
+
+
+def test_a_service_says_the_same_of_each_row(store: Path, tmp_path: Path, sound: Tensor) -> None:
+    """The outcomes of rows come along in the replies of a service."""
+    with spoiled(Saliency, values=doubled(sound, [5])), serve({"digits": fixed.network()}) as server:
+        words = {"data": digits(ROWS), "request": SALIENCY, "output": {"folder": tmp_path / "out", "shard_rows": 16}}
+        model = {"address": server.address, "name": "digits"}
+        engine = {"kind": "service", "batch": 16, "in_flight": 2}
+        run(digits_job(store, tmp_path / "out", model=model, engine=engine, **words))
+    found = read(tmp_path / "out")["verdict:saliency"]
+    assert [row for row in range(ROWS) if found[row] == "DISAGREES"] == [5]
+
+
+def test_a_kill_changes_no_verdict(store: Path, tmp_path: Path, sound: Tensor) -> None:
+    """What is found of a row does not depend on what was asked before."""
+    fault = doubled(sound, [5, 20])
+    output = {"shard_rows": 16}
+    whole, _ = explained(store, tmp_path / "a", fault, output={"folder": tmp_path / "a", **output})
+    expected = whole["verdict:saliency"].tolist()
+    (tmp_path / "a" / "part-00000.parquet").unlink()
+    again, _ = explained(store, tmp_path / "a", fault, output={"folder": tmp_path / "a", **output})
+    assert again["verdict:saliency"].tolist() == expected
 
 
 def test_the_worst_check_speaks() -> None:
