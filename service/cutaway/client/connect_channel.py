@@ -39,7 +39,7 @@ class _BaseChannel:
     """
 
     _client: Any
-    """Of connectrpc."""
+    """The client of connectrpc that makes the calls."""
 
     _stream: Callable[..., Any]
     """`_Messages` or `_AsyncMessages`."""

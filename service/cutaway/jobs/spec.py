@@ -185,7 +185,7 @@ class Output(Section):
     keep_inputs: bool = False
     """Store the inputs of the model too."""
     captures_to: Literal["parquet", "zarr"] = "parquet"
-    """Where captures are stored: in the tables, or each in a Zarr array in the folder `captures`."""
+    """The store of captures: the tables, or a Zarr array for each in the folder `captures`."""
     tensors: Literal["auto", "fixed", "ragged"] = "auto"
     """Whether tensors have one shape in all rows. By default they do, except where the first rows differ."""
 

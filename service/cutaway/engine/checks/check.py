@@ -251,14 +251,16 @@ class _Comparison:
             for call in recorded.layer:
                 for path, output in call.at(Point.OUTPUT).items():
                     outputs.setdefault(path, []).append(output)
-        moves = torch.zeros_like(always)
-        for several in outputs.values():
-            shape = several[0].shape[1:]
-            if any(not output.ndim or len(output) % rows or output.shape[1:] != shape for output in several):
-                return always
-            by_row = torch.cat(several).reshape(-1, rows, shape.numel())
-            moves |= (by_row != by_row[:1]).any(dim=2).any(dim=0)
-        return moves if outputs else always
+        moves = torch.full_like(always, not outputs)
+        for first, *others in outputs.values():
+            for output in (first, *others):
+                if not output.ndim or len(output) % rows or output.shape[1:] != first.shape[1:]:
+                    return always
+                by_row = output.reshape(-1, rows, first.shape[1:].numel())
+                moves |= (by_row != first[:rows].reshape(1, rows, -1)).any(dim=2).any(dim=0)
+                if bool(moves.all()):
+                    return moves  # the second point of most
+        return moves
 
     @cached_property
     def gradients(self) -> list[Tensor]:

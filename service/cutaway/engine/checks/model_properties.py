@@ -236,7 +236,8 @@ def _exchanges(problem: AttributionProblem) -> Iterator[tuple[Inputs, list[int]]
     for digit in range((problem.rows - 1).bit_length()):
         for value in (0, 1):
             kept = [row for row in range(problem.rows) if row >> digit & 1 == value]
-            sources = [row if row in kept else min(row ^ 1 << digit, kept[-1]) for row in range(problem.rows)]
+            others = (min(row ^ 1 << digit, kept[-1]) for row in range(problem.rows))
+            sources = [row if row >> digit & 1 == value else other for row, other in enumerate(others)]
             yield {**problem.inputs, **{name: problem.inputs[name][sources] for name in problem.explained}}, kept
 
 
@@ -246,7 +247,10 @@ def _changed_rows(
     """Returns whether the outputs of ``rows`` change with ``inputs``, in which only other rows differ."""
     after = _run(problem, inputs)
     by_row = [name for name, output in before.items() if output.ndim and len(output) == problem.rows]
-    changed = (row for row in rows for name in by_row if not _same_row(before[name], after[name], row, tolerances))
+    here = list(rows)
+    shorter = {name for name in by_row if len(after[name]) < problem.rows}
+    differing = [name for name in by_row if name in shorter or not torch.equal(before[name][here], after[name][here])]
+    changed = (row for row in rows for name in differing if not _same_row(before[name], after[name], row, tolerances))
     row = next(changed, None)
     if row is None:
         return None

@@ -100,7 +100,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Assignment:
-    """What all replicas of a run have in common.
+    """The settings that all replicas of a run have in common.
 
     Attributes:
         keeper: where the keeper listens.
