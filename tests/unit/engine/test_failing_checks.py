@@ -17,7 +17,12 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest
-from cutaway.contract.results import AttributionResult, Cause, Verdict
+from cutaway.contract.results import AttributionResult, Cause, InspectResult, Verdict
+from cutaway.engine.batching import inspect_batch
+from cutaway.engine.checks import completeness
+from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.engine.passes.pass_recorder import Pass
+from cutaway.engine.planning.plan import plan_request
 from tests.support.checked_attributions import ask, noise
 
 STEPS_OF_CHECKS = ("cutaway.engine.checks.", "cutaway.engine.references.")
@@ -121,3 +126,58 @@ def test_a_check_that_breaks_costs_no_value(asked: Attribution, mode: CheckMode)
             assert "cutaway.engine." in check.reason
             broken.append(name)
     assert len(broken) > 5, broken
+
+
+def test_a_hook_that_fails_in_captums_own_pass_costs_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captum runs a second time, without the hooks of the check."""
+    sound = explained(ca.Saliency(), CheckMode.SAME_PASS)
+    monkeypatch.setattr(Pass, "note_backward", sabotage)
+    result = explained(ca.Saliency(), CheckMode.SAME_PASS)
+    np.testing.assert_array_equal(result.values["x"], sound.values["x"])
+    assert [check.cause for check in result.checks] == [Cause.CHECK_FAILED]
+
+
+def test_requests_that_ran_together_each_have_their_failed_check() -> None:
+    """Of a check that fails for both, each request has its own, with its values."""
+    net = Net().eval()
+    subject = InspectedModel(net, lambda tensors: net(**tensors))
+    request = ca.InspectRequest("m", attributions=(ca.Saliency(),), target=ca.ClassIndex((1,)))
+    inputs = [{"x": noise(2, 4, seed=seed)} for seed in (1, 2)]
+    with sabotaged(unwrap(completeness.gradient_effects)):
+        results = inspect_batch([plan_request(subject, request, x) for x in inputs])
+    for x, result in zip(inputs, results):
+        assert isinstance(result, InspectResult), result
+        (attribution,) = result.attributions
+        alone = ask(Net().eval(), x, ca.Saliency(), target=ca.ClassIndex((1,)), check=CheckRequest(CheckMode.OFF))
+        np.testing.assert_allclose(attribution.values["x"], alone.attributions[0].values["x"], rtol=1e-5)
+        assert [check.cause for check in attribution.checks] == [Cause.CHECK_FAILED]
+
+
+class Loop(nn.Module):
+    """A linear map that is called three times in series."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.core, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns three scores."""
+        state = self.first(x)
+        for _ in range(3):
+            state = torch.tanh(self.core(state))
+        y: Tensor = self.head(state)
+        return y
+
+
+@pytest.mark.parametrize("mode", [CheckMode.SAME_PASS, CheckMode.INDEPENDENT])
+@pytest.mark.parametrize(
+    "asked",
+    [ca.LayerDeepLift(layer="core"), ca.LayerConductance(layer="core", n_steps=8)],
+    ids=lambda asked: type(asked).__name__,
+)
+def test_a_layer_in_series_is_checked_and_not_failed(asked: Attribution, mode: CheckMode) -> None:
+    """Captum explains one of the calls, which is told of the module: the check itself runs to its end."""
+    request: dict[str, Any] = {"check": CheckRequest(mode), "target": ca.ClassIndex((1,)), "seed": 1}
+    checks = ask(Loop().eval(), {"x": noise(2, 4)}, asked, **request).attributions[0].checks
+    assert checks[0].cause in (Cause.MODULE_REUSED, Cause.FUNCTIONAL_NONLINEARITY), checks

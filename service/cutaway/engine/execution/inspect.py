@@ -227,9 +227,9 @@ def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Val
             try:
                 return explain(problem, recorder.forward), recorder.passes, None
             except Exception as fault:
-                if not _is_of_check(fault):
+                if _is_told(fault):
                     raise
-                failure = fault
+                failure = fault  # of our hooks, if Captum succeeds without them
             finally:
                 recorder.release()
     with timed(main.timings, "attribution_ms"):
@@ -249,11 +249,6 @@ def _is_told(failure: Exception) -> bool:
     """Returns whether ``failure`` ends the computation, in or outside of a check: nobody waits for it, or requests that
     ran together run again one by one."""
     return isinstance(failure, (CannotShare, DeadlineExceeded))
-
-
-def _is_of_check(failure: Exception) -> bool:
-    """Returns whether our hooks may have caused ``failure`` in a pass of Captum's; the caller's faults have reasons."""
-    return not _is_told(failure) and (not isinstance(failure, CutawayError) or failure.reason is Reason.INTERNAL)
 
 
 def _checked_result(
