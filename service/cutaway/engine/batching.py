@@ -11,11 +11,12 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from cutaway.contract import requests
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.arrays import ArrayField, with_arrays
+from cutaway.contract.results.arrays import ArrayField, Entry, with_arrays
 from cutaway.contract.tensors import Array, as_array
 from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import rows_independent
@@ -124,7 +125,6 @@ def joined(plans: Sequence[RequestPlan]) -> RequestPlan:
             request=_at_targets(alike[0].request, [one.request.target for one in alike], rows),
             inputs=inputs,
             baselines=concatenated([one.baselines for one in alike]),
-            is_batch_first=True,
         )
         for alike in zip(*(plan.attributions for plan in plans))
     )
@@ -151,7 +151,7 @@ def split(result: InspectResult, sizes: Sequence[int]) -> list[InspectResult]:
     """Returns the results of requests of ``sizes`` rows, whose rows ``result`` has one behind the other.
 
     Raises:
-        CannotShare: axis 0 of a tensor is not the batch, or an attribution failed.
+        CannotShare: no axis of a tensor is the batch, or an attribution failed.
     """
     if len(sizes) == 1:
         return [result]
@@ -163,12 +163,13 @@ def split(result: InspectResult, sizes: Sequence[int]) -> list[InspectResult]:
 def _part(result: InspectResult, rows: RowRange, number: int, parts: int) -> InspectResult:
     own = slice(rows.start, rows.stop)
 
-    def cut(array: Array, field: ArrayField, _key: object, _attribution: object) -> Array:
+    def cut(array: Array, field: ArrayField, *where: Any) -> Array:
         if not field.by_row:
             return array
-        if array.shape[:1] != (rows.total,):
+        axis = result.example_axes.get(Entry(array, field, *where).name, 0) if result.example_axes else 0
+        if axis is None or array.shape[axis : axis + 1] != (rows.total,):
             raise CannotShare
-        return array[own]
+        return array[own] if axis == 0 else np.take(array, range(*own.indices(rows.total)), axis)
 
     attributions = []
     for attribution in result.attributions:

@@ -227,8 +227,8 @@ class AxisReduction(_message.Message):
     AXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def axes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The axes, at least one. Axis 0 is the batch and cannot be reduced, but in a parameter's gradient. A negative one
-        counts from the last.
+        """The axes, at least one. The axis of the batch, mostly 0, cannot be reduced; a parameter's gradient has none. A
+        negative one counts from the last.
         """
 
     def __init__(

@@ -324,6 +324,7 @@ class InspectResponse(_message.Message):
     ESTIMATE_FIELD_NUMBER: _builtins.int
     EXPLAINED_ROWS_FIELD_NUMBER: _builtins.int
     FEATURE_NAMES_FIELD_NUMBER: _builtins.int
+    EXAMPLE_AXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """The predictions."""
@@ -376,6 +377,10 @@ class InspectResponse(_message.Message):
         names, if there are gradients or attributions of it.
         """
 
+    @_builtins.property
+    def example_axes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExampleAxis]:
+        """The tensors of this reply whose examples are not along axis 0. All others have them there."""
+
     def __init__(
         self,
         *,
@@ -391,14 +396,45 @@ class InspectResponse(_message.Message):
         estimate: Global___Estimate | None = ...,
         explained_rows: _abc.Iterable[_builtins.bool] | None = ...,
         feature_names: _abc.Iterable[Global___FeatureNames] | None = ...,
+        example_axes: _abc.Iterable[Global___ExampleAxis] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InspectResponse: _TypeAlias = InspectResponse  # noqa: Y015
+
+@_typing.final
+class ExampleAxis(_message.Message):
+    """The axis of a tensor that has the examples. It is found by running the model in two batch sizes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSOR_FIELD_NUMBER: _builtins.int
+    AXIS_FIELD_NUMBER: _builtins.int
+    tensor: _builtins.str
+    """The name of the tensor, as in an NPZ reply: `capture:rnn@output:[1][0]`, `output[1]`,
+    `attribution:layer_activation:rnn`.
+    """
+    axis: _builtins.int
+    """The axis. Not set: no axis has an element for each example."""
+    def __init__(
+        self,
+        *,
+        tensor: _builtins.str = ...,
+        axis: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_axis", b"_axis", "axis", b"axis"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_axis", b"_axis", "axis", b"axis", "tensor", b"tensor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__axis: _TypeAlias = _typing.Literal["axis"]  # noqa: Y015
+    _WhichOneofArgType__axis: _TypeAlias = _typing.Literal["_axis", b"_axis"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__axis) -> _WhichOneofReturnType__axis | None: ...
+
+Global___ExampleAxis: _TypeAlias = ExampleAxis  # noqa: Y015
 
 @_typing.final
 class FeatureNames(_message.Message):
@@ -443,7 +479,7 @@ class Predictions(_message.Message):
     """The number k of a top-k target: each example has k elements of `targets` and `target_values`. Of any other: 0."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
-        """Named tensors, axis 0 the batch: `output` for a bare tensor, `logits`, ... for a dict."""
+        """Named tensors, axis 0 the batch unless `example_axes` names another: `output` for a bare tensor, `logits`, ... for a dict."""
 
     @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassPrediction]:

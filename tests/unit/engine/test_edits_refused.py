@@ -38,7 +38,7 @@ class Odd(nn.Module):
         logits = self.body(x)
         self.ignored(logits)
         self.mute(logits)
-        logits = self.flat(logits.T).T
+        logits = self.flat(logits.reshape(-1, 2)).reshape(logits.shape)
         logits = self.steps(logits) + self.steps(logits * 0)
         return logits + self.cut_off(x).detach().sum(dim=1, keepdim=True) * 0.5
 
@@ -195,12 +195,12 @@ FIRST = {"net": ["first"], "thrice": ["first"], "thrifty": ["first"], "odd": ["b
 BAD: dict[str, tuple[Callable[[ca.Client], object], str, str, str]] = {
     "row past the batch": (
         edited(ca.Zero("block", rows=(0, ROWS))), "ROW_RANGE", "edits[1].rows[1]", "row 3; the batch has rows 0 to 2"),
-    "rows where axis 0 is no batch": (
+    "rows where no axis is the batch": (
         edited(ca.Zero("flat", rows=(0,)), "odd"), "ROW_RANGE", "edits[1].rows",
-        "the value has shape [4, 3]: axis 0 is not the batch of 3, so it has no rows"),
-    "mixed rows where axis 0 is no batch": (
+        "the value has shape [6, 2]: none of its axes is the batch, so it has no rows"),
+    "mixed rows where no axis is the batch": (
         edited(ca.Mix("flat", weight=0.5, permutation=(1, 0, 2)), "odd"), "ROW_RANGE", "edits[1].mix.permutation",
-        "the value has shape [4, 3]: axis 0 is not the batch of 3"),
+        "the value has shape [6, 2]: none of its axes is the batch"),
     "permutation with a row twice": (
         edited(ca.Mix("block", weight=0.5, permutation=(0, 0, 1))), "PERMUTATION_INVALID", "edits[1].mix.permutation",
         "[0, 0, 1] is no permutation of the batch's rows 0 to 2"),

@@ -120,7 +120,6 @@ PRODUCT = net(lambda m, x: m.head(m.a(x) * m.b(x)))
 PAST = net(lambda m, x: (lambda h: m.head(torch.tanh(h * 2) + m.id(h)))(m.a(x)), id=nn.Identity)
 ONLY_MODULES = "which Captum differentiates as it is, because it overrides nn.ReLU modules only"
 NOISE = ca.NoiseTunnel(n_samples=3, stdev=0.5)
-TIME_FIRST = wired(lambda m, x: m.head(m.a(x.transpose(0, 1)).mean(0)), a=linear(), head=linear(8, 3))
 DRAWN = expected_gradients(UNIT, {"x": (8,)})
 ROWS: dict[str, Row] = {
     **{
@@ -141,8 +140,6 @@ ROWS: dict[str, Row] = {
     "nought by nought in float16": Row(
         to(MIXED, torch.float16), (ca.DeepLift(),), Cause.NOT_FINITE, ("float16",),
         inputs={"x": noise(2, 8).index_fill(0, torch.tensor([0]), 0).half()}),
-    "steps before rows, under DeepLIFT": Row(
-        TIME_FIRST, (ca.LayerDeepLift(layer="a"),), COUPLED, ("alone at 'a'",), inputs={"x": noise(3, 4, 8)}),
     "dropout left on": Row(
         net(lambda m, x: m.head(F.dropout(m.r(m.a(x)), 0.5, training=True)), r=nn.ReLU), lifted()[:1],
         Cause.RANDOM_FORWARD, (), INCONCLUSIVE),

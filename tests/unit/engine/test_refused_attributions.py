@@ -334,6 +334,9 @@ def doubly(each: nn.Module) -> nn.Module:
 
 PLAIN = net(lambda m, x: m.head(m.a(x)))
 TIME_FIRST = wired(lambda m, x: m.head(m.a(x.transpose(0, 1)).mean(0)), a=linear(), head=linear(8, 3))
+MERGED = wired(
+    lambda m, x: m.head(m.a(x.flatten(0, 1)).unflatten(0, (len(x), -1)).mean(1)), a=linear(), head=linear(8, 3)
+)
 TIMES: Any = {"x": noise(2, 6, 8)}
 DISTRIBUTION = {"x": samples(6, 8)}
 IN_PLACE = images(lambda m, x: m.head(m.r(m.b(m.r(m.a(x)))).mean((2, 3))), r=in_place)
@@ -366,11 +369,13 @@ LATE: dict[str, tuple[Build, dict[str, Tensor], Any, str, str]] = {
     "a recurrent layer": (
         wired(lambda m, x: m.head(m.a(x)[0].mean(1)), a=lambda: nn.LSTM(8, 8, batch_first=True), head=linear(8, 3)),
         TIMES, ca.LayerDeepLift(layer="a"), UNFIT, "the layer 'a' returns tensors inside of a tuple"),
-    "draws at a layer whose rows lie elsewhere": (
-        TIME_FIRST, TIMES, ca.LayerGradientShap(layer="a", baselines=DISTRIBUTION, n_samples=3), UNFIT,
+    "steps before rows": (
+        TIME_FIRST, TIMES, ca.LayerDeepLift(layer="a"), UNFIT, "is not the batch, but axis 1 is"),
+    "draws at a layer without rows": (
+        MERGED, TIMES, ca.LayerGradientShap(layer="a", baselines=DISTRIBUTION, n_samples=3), UNFIT,
         "axis 0 is not the batch of 2"),
     "the sensitivity of a layer without rows": (
-        TIME_FIRST, TIMES, ca.LayerActivation(layer="a", metrics=(SensitivityMax(),)), UNFIT,
+        MERGED, TIMES, ca.LayerActivation(layer="a", metrics=(SensitivityMax(),)), UNFIT,
         "axis 0 is not the batch of 2"),
     "draws, in coarse floats": (
         lambda: PLAIN().half(), HALF, drawn(baselines=zeros(2, 8, dtype=np.float16)), UNFIT, "float16"),
@@ -455,6 +460,7 @@ BOXES: dict[str, Any] = {
     "list": lambda each: [each],
     "ints": lambda each: (each > 0).long(),
     "rows behind": lambda each: each.T,
+    "merged": lambda each: each.reshape(-1, 2),
     "large": lambda each: each.repeat(1, 1 + MAX_EVALUATIONS // 8),
 }
 
@@ -477,7 +483,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "none": (UNFIT, "returns something besides a tensor"),
     "list": (UNFIT, "by a bare tensor, on which the model fails"),
     "ints": (UNFIT, "returns a tensor of int64"),
-    "rows behind": (UNFIT, "axis 0 is not the batch of 4"),
+    "merged": (UNFIT, "axis 0 is not the batch of 4"),
     "r": (UNFIT, "called 2 times and returns the shapes [4, 8], [4, 5]"),
     "large": (VALUE, f"units, and a forward pass is run for each, at most {MAX_EVALUATIONS}"),
 }

@@ -66,7 +66,7 @@ class AxisReduction(Reduction):
     """A reduction over axes, which the result does not have.
 
     Args:
-        axes: at least one; never 0, the batch, but in a parameter's gradient; negative ones count from the last.
+        axes: at least one; never the axis of the batch, which is mostly 0; negative ones count from the last.
     """
 
     axes: Annotated[tuple[int, ...], given("name at least one axis")]

@@ -235,6 +235,8 @@ class InspectResult:
             are empty.
         feature_names: by input name, the names of the elements of its last axis; of inputs that have them, and that
             gradients or attributions are about.
+        example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
+            in ``[time, batch, ...]``; None where no axis has an element for each example.
     """
 
     predictions: Mapping[str, Array] = field(metadata=named("output", "output"))
@@ -255,6 +257,7 @@ class InspectResult:
     explained_rows: Array | None = field(default=None, metadata=numbers("explained_rows", np.bool_))
     estimate: Estimate | None = None
     feature_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    example_axes: Mapping[str, int | None] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return summarise(self)

@@ -74,7 +74,7 @@ class ArrayField(NamedTuple):
     Attributes:
         kind: the first part of the names of its arrays.
         of: what names its arrays: ``output``, ``input`` (or layer), ``parameter``.
-        by_row: whether axis 0 is the batch.
+        by_row: whether it has an element for each example, along axis 0 but for `InspectResult.example_axes`.
         number: the element type of an array that is sent as numbers; None for one that is sent as a tensor.
         named: whether it holds arrays by name.
     """
@@ -100,12 +100,14 @@ class Entry(NamedTuple):
         field: the field that holds it.
         key: the output, input, layer, parameter or metric that it is of, or its place; None where its kind tells it.
         attribution: the attribution that it belongs to.
+        example_axis: the axis of the examples; None where no axis has an element for each example.
     """
 
     array: Array
     field: ArrayField
     key: str | Place | None = None
     attribution: NamedAttribution | None = None
+    example_axis: int | None = 0
 
     @property
     def name(self) -> str:
@@ -159,12 +161,25 @@ def entries(result: InspectResult) -> list[Entry]:
     """Returns every array of ``result``: the predicted classes as arrays, then those of `with_arrays`, in its order."""
     arrays = list(_classes(result))
 
-    def collect(array: Array, *rest: Any) -> Array:
-        arrays.append(Entry(array, *rest))
+    def collect(array: Array, field: ArrayField, *rest: Any) -> Array:
+        arrays.append(Entry(array, field, *rest)._replace(example_axis=0 if field.by_row and array.ndim else None))
         return array
 
     with_arrays(result, collect)
+    if axes := result.example_axes:
+        return [entry._replace(example_axis=axes.get(entry.name, entry.example_axis)) for entry in arrays]
     return arrays
+
+
+def examples_first(result: InspectResult) -> InspectResult:
+    """Returns ``result`` with the examples of every array on axis 0, but for arrays that have no axis of examples."""
+    axes = {name: axis for name, axis in result.example_axes.items() if axis}
+
+    def moved(array: Array, *where: Any) -> Array:
+        return np.moveaxis(array, axes.get(Entry(array, *where).name, 0), 0) if array.ndim else array
+
+    without = {name: axis for name, axis in result.example_axes.items() if axis is None}
+    return with_arrays(changed(result, example_axes=without), moved) if axes else result
 
 
 def tensors(result: InspectResult) -> list[Entry]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cutaway.contract.requests import Point
-from cutaway.contract.results.arrays import Place, captures, entries, tensors
+from cutaway.contract.results.arrays import Place, captures, entries, examples_first, tensors
 from cutaway.contract.tensors import Array
 
 if TYPE_CHECKING:
@@ -139,8 +139,9 @@ def describe_model(detail: ModelDetail) -> str:
 
 def batch_size(result: InspectResult) -> int:
     """Returns the number of examples, as the parts that have one for each example tell it; 0 if there is none."""
-    known = sorted(entries(result), key=lambda entry: entry.is_tensor)  # numbers first: they are never without rows
-    return next((len(entry.array) for entry in known if entry.field.by_row and entry.array.ndim), 0)
+    # Numbers first: they are never without rows.
+    known = sorted(entries(examples_first(result)), key=lambda entry: entry.is_tensor)
+    return next((len(entry.array) for entry in known if entry.example_axis == 0), 0)
 
 
 def tensor_bytes(result: InspectResult) -> int:

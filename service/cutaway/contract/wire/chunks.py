@@ -259,6 +259,7 @@ def _estimate(result: InspectResult) -> InspectResult:
         {},
         warnings=result.warnings,
         feature_names=result.feature_names,
+        example_axes=result.example_axes,
         provenance=result.provenance,
         timings=result.timings,
         estimate=Estimate(size, outlines, result.estimate.passes if result.estimate else 0),

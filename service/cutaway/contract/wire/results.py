@@ -135,6 +135,15 @@ def _read_feature_names(container: Any) -> dict[str, tuple[str, ...]]:
     return {message.input: tuple(message.names) for message in container}
 
 
+def _write_example_axes(axes: Mapping[str, int | None], container: Any) -> None:
+    for name, axis in axes.items():
+        container.add(tensor=name, axis=axis)
+
+
+def _read_example_axes(container: Any) -> dict[str, int | None]:
+    return {message.tensor: message.axis if message.HasField("axis") else None for message in container}
+
+
 NAMED_TENSORS = _named(Codec(scalars.write, scalars.read))
 
 PROVENANCE = record(plain.Provenance, model_pb2.Provenance)
@@ -185,6 +194,7 @@ def _codec(form: str) -> Codec:
             "timings": FieldRule(codec=record(plain.Timings, inspection_pb2.Timings)),
             "estimate": FieldRule(codec=_ESTIMATE),
             "feature_names": FieldRule(codec=Codec(_write_feature_names, _read_feature_names)),
+            "example_axes": FieldRule(codec=Codec(_write_example_axes, _read_example_axes)),
         },
     )
 

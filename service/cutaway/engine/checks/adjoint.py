@@ -122,7 +122,7 @@ def _at_output(problem: AttributionProblem, name: str, change: _Change, call: in
         return change(tensor) if tensor.is_floating_point() else tensor
 
     edits = {name: [(0, Override(change=only_floating, call=call))]}
-    with observing(problem.model.tree, {}, edits, batch=problem.rows) as seen, seen.forward():
+    with observing(problem.model.tree, {}, edits) as seen, seen.forward():
         return problem.read(problem.inputs)
 
 

@@ -354,8 +354,7 @@ def _differentiated(problem: AttributionProblem, recorded: Pass) -> Iterator[tup
 
 def _shows_rows(problem: AttributionProblem, recorded: Pass, tensor: Tensor) -> bool:
     """Returns whether axis 0 of a tensor is surely the batch: in a layer it may be that of a sequence."""
-    rows = recorded.rows
-    elsewhere = bool(problem.layer) and not problem.is_batch_first and tensor.ndim == 3 and tensor.shape[1] == rows
+    rows, elsewhere = recorded.rows, bool(problem.layer) and not problem.is_batch_first
     return tensor.shape[:1] == (rows,) and rows % problem.rows == 0 and not elsewhere
 
 

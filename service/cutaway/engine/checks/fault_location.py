@@ -13,9 +13,10 @@ from cutaway.contract import requests
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.requests import Point
 from cutaway.contract.results import Cause
-from cutaway.engine.hooks.hook_site import Override
+from cutaway.engine.hooks.hook_site import Batch, Override
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import RecordedCall, watching
+from cutaway.engine.hooks.recording import CapturedValues, RecordedCall, watching
+from cutaway.engine.hooks.row_axes import row_axes
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients, graph_nodes
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
@@ -24,49 +25,52 @@ from cutaway.engine.runtime.numerics import equal
 CallsBySite = Mapping[str, Sequence[RecordedCall]]
 
 
-def first_difference(model: InspectedModel, one: Inputs, other: Inputs, rows: slice = slice(None)) -> str:
-    """Compares passes on two inputs, and returns where they begin to differ in ``rows``.
+def first_difference(model: InspectedModel, one: Inputs, other: Inputs, row: int | None = None) -> str:
+    """Compares passes on two inputs, and returns where they begin to differ: in one ``row``, or anywhere.
 
     That is the first operator's address, or module's name, that returns different values for equal inputs; ``""`` if
     there is none.
     """
     names = list(model.tree.modules)
-    differing = _differing(_calls(model, one, names), _calls(model, other, names), rows)
+    differing = _differing(_calls(model, one, names), _calls(model, other, names), row)
     for name in differing:
         if any(inner != name and inner.startswith(f"{name}." if name else "") for inner in differing):
             continue  # an inner module differs too
         operators = [f"{name}:*#*"]
-        addresses = _differing(_calls(model, one, operators), _calls(model, other, operators), rows)
+        addresses = _differing(_calls(model, one, operators), _calls(model, other, operators), row)
         return addresses[0] if addresses else name
     return ""
 
 
 def _calls(model: InspectedModel, inputs: Inputs, names: Sequence[str]) -> CallsBySite:
     sites = {name: watching(Point.INPUT, Point.OUTPUT) for name in names}
-    with torch.no_grad(), observing(model.tree, sites) as seen, seen.forward():
+    batch = Batch(len(next(iter(inputs.values()))), row_axes(model, inputs, names))
+    with torch.no_grad(), observing(model.tree, sites, batch=batch) as seen, seen.forward():
         model.run(inputs)
     return seen.calls
 
 
-def _differing(one: CallsBySite, other: CallsBySite, rows: slice) -> list[str]:
+def _differing(one: CallsBySite, other: CallsBySite, row: int | None) -> list[str]:
     return [
         name
         for name in one
         if any(
-            _same(call, counterpart, Point.INPUT, rows) and not _same(call, counterpart, Point.OUTPUT, rows)
+            _same(call, counterpart, Point.INPUT, row) and not _same(call, counterpart, Point.OUTPUT, row)
             for call, counterpart in zip(one[name], other.get(name, ()))
         )
     ]
 
 
-def _same(one: RecordedCall, other: RecordedCall, point: Point, rows: slice) -> bool:
-    ours, theirs = one.at(point), other.at(point)
-    return ours.keys() == theirs.keys() and all(_equal(ours[path], theirs[path], rows) for path in ours)
+def _same(one: RecordedCall, other: RecordedCall, point: Point, row: int | None) -> bool:
+    ours, theirs = one.captured(point), other.captured(point)
+    return ours.keys() == theirs.keys() and all(_equal(ours[path], theirs[path], row) for path in ours)
 
 
-def _equal(one: Tensor, other: Tensor, rows: slice) -> bool:
-    has_rows = one.ndim > 0 and len(one[rows]) > 0  # else it is of no row: a scalar, a last row, a mean
-    return one.shape == other.shape and (equal(one[rows], other[rows]) if has_rows else equal(one, other))
+def _equal(one: CapturedValues, other: CapturedValues, row: int | None) -> bool:
+    axis = one.row_axis
+    if row is None or axis is None or axis != other.row_axis:
+        return one.values.shape == other.values.shape and equal(one.values, other.values)
+    return equal(one.values.select(axis, row), other.values.select(axis, row))
 
 
 def _visit_outputs(problem: AttributionProblem, visit: Callable[[str, Tensor], Tensor]) -> Tensor:
@@ -79,7 +83,7 @@ def _visit_outputs(problem: AttributionProblem, visit: Callable[[str, Tensor], T
     edits = {name: [(0, Override(change=partial(visit, name)))] for name in tree.modules}
     floating = [name for name in problem.explained if problem.inputs[name].is_floating_point()]
     leaves = {name: problem.inputs[name].detach().clone().requires_grad_() for name in floating}
-    with torch.enable_grad(), observing(tree, {}, edits, batch=problem.rows) as seen, seen.forward():
+    with torch.enable_grad(), observing(tree, {}, edits) as seen, seen.forward():
         return problem.read({**problem.inputs, **leaves})
 
 

@@ -24,6 +24,7 @@ from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, target_mismatc
 from cutaway.engine.checks.fault_location import custom_functions, first_difference
 from cutaway.engine.checks.forward_mode import ForwardModeRefused
 from cutaway.engine.checks.row_independence import distant_rows, other_rows
+from cutaway.engine.hooks.row_axes import row_axes
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.model.session import is_out_of_memory
@@ -246,7 +247,8 @@ def _changed_rows(
 ) -> Finding | None:
     """Returns whether the outputs of ``rows`` change with ``inputs``, in which only other rows differ."""
     after = _run(problem, inputs)
-    by_row = [name for name, output in before.items() if output.ndim and len(output) == problem.rows]
+    axes = row_axes(problem.model, problem.inputs)
+    by_row = [name for name, output in before.items() if axes.of_output(name, output, problem.rows) == 0]
     here = list(rows)
     shorter = {name for name in by_row if len(after[name]) < problem.rows}
     differing = [name for name in by_row if name in shorter or not torch.equal(before[name][here], after[name][here])]
@@ -254,7 +256,7 @@ def _changed_rows(
     row = next(changed, None)
     if row is None:
         return None
-    where = first_difference(problem.model, problem.inputs, inputs, slice(row, row + 1))
+    where = first_difference(problem.model, problem.inputs, inputs, row)
     return Finding(
         Cause.ROWS_COUPLED,
         f"a row's output depends on the other rows of its batch{where and f', from {where!r} on'} (a batch norm in "

@@ -1,7 +1,7 @@
 """Proves, before requests share a batch, that rows are independent: once for each kind of inputs and each hook point.
 
 Rows are independent if a row's outputs and gradients do not depend on the other rows. They must also lie at the row's
-number on axis 0. The proof runs four small batches of four rows, of which the first is real and the others are
+number on one axis. The proof runs four small batches of four rows, of which the first is real and the others are
 derived from it:
 
     first    first, second    second, third, fourth    third
@@ -12,9 +12,9 @@ by the largest element of its batch, or truncates the batch to its longest row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,8 +22,10 @@ from torch import Tensor
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import POINTS, Point
 from cutaway.contract.results import Warning, WarningCode
+from cutaway.engine.hooks.hook_site import VALUE_POINTS, RowAxes
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import Recording, watching
+from cutaway.engine.hooks.row_axes import row_axes
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.pass_recorder import concatenated
 from cutaway.engine.runtime.numerics import PART_OF_BATCH, close
@@ -36,7 +38,17 @@ class _Key(NamedTuple):
     """One tensor of a pass: at a hook point, or, without one, an input, an output or a gradient of the model."""
 
     hook_point: HookPoint | None
-    which: Hashable
+    which: tuple[Any, ...]
+
+    def row_axis(self, axes: RowAxes, tensor: Tensor, rows: int) -> int | None:
+        """Returns the axis of ``tensor``, which is at this place, that has the ``rows`` of its batch, or None."""
+        if self.hook_point is not None:
+            (name, point), (call, path) = self.hook_point, self.which
+            return axes.of(name, (VALUE_POINTS[point], path, call), tensor.shape, rows)
+        kind, name = self.which
+        if kind == "output":
+            return axes.of_output(name, tensor, rows)
+        return 0 if tensor.shape[:1] == (rows,) else None
 
 
 _Tensors: TypeAlias = dict[_Key, Tensor]
@@ -116,17 +128,21 @@ def _compare_batches(
             one, two, three, other = (_run(model, concatenated(batch), hook_points, source) for batch in batches)
     except CutawayError:
         return {}  # a model that cannot run on these rows proves nothing
+    axes = row_axes(model, inputs, {name for name, _ in hook_points})
     pairs = [(one, 0, two, 0), (two, 1, three, 0), (three, 1, other, 0)]
-    return {key: all(_same_row(key, *pair) for pair in pairs) for key in {**one, **two, **three, **other}}
+    return {key: all(_same_row(axes, key, *pair) for pair in pairs) for key in {**one, **two, **three, **other}}
 
 
-def _same_row(key: _Key, one: _Tensors, row: int, other: _Tensors, other_row: int) -> bool:
+def _same_row(axes: RowAxes, key: _Key, one: _Tensors, row: int, other: _Tensors, other_row: int) -> bool:
     """Returns whether ``row`` of one batch and ``other_row`` of another have the same values at ``key``."""
-    for batch in (one, other):
+
+    def row_of(batch: _Tensors, number: int) -> Tensor | None:
         rows = len(next(iter(batch.values())))  # an input comes first
-        if key not in batch or batch[key].shape[:1] != (rows,):
-            return False
-    return close(one[key][row], other[key][other_row], PART_OF_BATCH)
+        axis = key.row_axis(axes, batch[key], rows) if key in batch else None
+        return None if axis is None else batch[key].select(axis, number)
+
+    here, there = row_of(one, row), row_of(other, other_row)
+    return here is not None and there is not None and close(here, there, PART_OF_BATCH)
 
 
 def _run(model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str) -> _Tensors:

@@ -20,10 +20,17 @@ from cutaway.engine.checks.completeness import compared_sums
 from cutaway.engine.cost import pass_count
 from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.collect import arrays, collect_result, qualifying_rows
-from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems, token_attribution
-from cutaway.engine.execution.main_pass import MainPass, check_forward, run_forward
+from cutaway.engine.execution.inspect import (
+    attribution_result,
+    each_attribution,
+    in_own_axes,
+    problems,
+    token_attribution,
+)
+from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
+from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import CaptureSpec, Gradients, Recording, stack_gradients
+from cutaway.engine.hooks.recording import CaptureSpec, Gradients, Recording, ShapeSpec, stack_gradients
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, neuron_output
@@ -47,7 +54,7 @@ def attribution_sites(plan: RequestPlan) -> CaptureSites:
         for name in (*attribution.modules, *neurons):
             is_embedding = isinstance(tree.modules[name], nn.Embedding)
             ids = {requests.Point.INPUT: CaptureSpec()} if is_embedding else {}
-            sites[name] = {requests.Point.OUTPUT: pass_count.ValueShape(), **ids}
+            sites[name] = {requests.Point.OUTPUT: ShapeSpec(), **ids}
     return sites
 
 
@@ -68,7 +75,8 @@ def estimate_attributions(main: MainPass, recording: Recording) -> tuple[Attribu
         return neuron_output(pass_count.with_zeros(parts[0]).values if parts else None, module)
 
     def compute(index: int) -> Iterator[AttributionResult]:
-        return (_estimate(problem, main, recording, rows) for problem in problems(main, index, read_neuron))
+        for problem in problems(main, index, read_neuron):
+            yield in_own_axes(_estimate(problem, main, recording, rows), problem, main.batch)
 
     return each_attribution(main, compute)
 
@@ -88,7 +96,7 @@ def _estimate(
         attribution_result(problem, values, sums, by_row if method.differentiates else None),
         checks=tuple(_checks(problem, main.plan.request.check.mode)),
         standard_errors=_standard_errors(problem, main),
-        tokens=token_attribution(problem, values, next(iter(recording.calls.get(problem.layer, ())), None)),
+        tokens=token_attribution(problem, values, main.batch, next(iter(recording.calls.get(problem.layer, ())), None)),
         metrics=tuple(MetricResult(requests.field_name(type(metric)), to_numpy(by_row)) for metric in metrics),
     )
 
@@ -116,7 +124,9 @@ def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -
     shapes: Values = {}
     for layer in problem.layers:
         at_layer = recording.calls[layer][-1].at(requests.Point.OUTPUT)  # of several calls Captum keeps the last
-        for index, tensor in enumerate(at_layer.values()):
+        axes = main.batch.axes.at_output(layer)
+        for index, (path, own) in enumerate(at_layer.items()):
+            tensor = own.movedim(axes.get(path) or 0, 0)
             name = layer_value_name(layer, "" if list(at_layer) == [""] else f"[{index}]")
             sums_channels = isinstance(problem.request, requests.LayerGradCam)
             shapes[name] = zeros((*tensor.shape[:1], 1, *tensor.shape[2:]) if sums_channels else tensor.shape, tensor)
@@ -146,9 +156,6 @@ def _checks(problem: AttributionProblem, mode: requests.CheckMode) -> Iterator[C
             yield Check(compared_sums(method), *agreement)
 
 
-_VALUES = {requests.Point.GRAD_INPUT: requests.Point.INPUT, requests.Point.GRAD_OUTPUT: requests.Point.OUTPUT}
-
-
 def estimate(plan: RequestPlan) -> InspectResult:
     """Returns the result that the request of ``plan`` would have, in data types and shapes.
 
@@ -162,15 +169,16 @@ def estimate(plan: RequestPlan) -> InspectResult:
     timings = Timings()
     model.passes.reset()
     with model.session(plan.cancellation, plan.request.arguments), torch.no_grad():
+        batch = batch_of(plan)
         values, gradients = _value_sites(plan.hook_sites), _gradient_sites(plan.hook_sites)
         with (
-            observing(model.tree, values, plan.edits, batch=plan.rows, keep_output_of=plan.neuron) as recording,
-            observing(model.tree, gradients) as at_gradients,
+            observing(model.tree, values, plan.edits, batch=batch, keep_output_of=plan.neuron) as recording,
+            observing(model.tree, gradients, batch=batch) as at_gradients,
             observing(model.tree, attribution_sites(plan)) as at_attributions,
         ):
             with at_gradients.forward(), at_attributions.forward():
                 outputs = run_forward(plan, plan.inputs, recording, timings)
-            main = check_forward(plan, outputs, recording, timings)._replace(
+            main = check_forward(plan, outputs, recording, timings, batch)._replace(
                 # Whether the edit of a gradient changes anything, only a backward pass shows.
                 plan=replace(plan, edits=plan.value_edits),
                 input_gradients=_input_gradients(plan),
@@ -190,16 +198,15 @@ def estimate(plan: RequestPlan) -> InspectResult:
 
 def _value_sites(sites: CaptureSites) -> CaptureSites:
     """Returns ``sites`` with specs that keep only shapes; those of gradients record nothing in a forward pass."""
-    return {
-        name: {point: pass_count.ValueShape(**vars(spec)) for point, spec in specs.items()}
-        for name, specs in sites.items()
-    }
+    return {name: {point: ShapeSpec(**vars(spec)) for point, spec in specs.items()} for name, specs in sites.items()}
 
 
 def _gradient_sites(sites: CaptureSites) -> CaptureSites:
     """Returns the gradients of ``sites``, at the points of their values, with specs that keep only shapes."""
     return {
-        name: {_VALUES[point]: pass_count.GradientShape(**vars(specs[point])) for point in specs if point.is_gradient}
+        name: {
+            VALUE_POINTS[point]: pass_count.GradientShape(**vars(specs[point])) for point in specs if point.is_gradient
+        }
         for name, specs in sites.items()
         if any(point.is_gradient for point in specs)
     }
@@ -211,7 +218,7 @@ def _fill(main: MainPass, at_gradients: Recording) -> None:
         for call, shapes in zip(main.recording.calls[name], at_gradients.calls.get(name, [])):
             gradients: Gradients = {}
             for point in (point for point in specs if point.is_gradient):
-                parts = shapes.captured(_VALUES[point]).items()
+                parts = shapes.captured(VALUE_POINTS[point]).items()
                 gradients[point] = {path: part for path, part in parts if pass_count.has_gradient(part.values)}
             axis = _class_axis(main.plan)
             call.put_gradients(stack_gradients([gradients] * axis[0]) if axis else gradients)
@@ -237,8 +244,8 @@ def _input_gradients(plan: RequestPlan) -> Values:
 def _parameter_gradients(plan: RequestPlan) -> Values:
     zeros: Values = {}
     for name, spec in plan.parameters.items():
-        part, _ = pass_count.GradientShape(**vars(spec)).apply(plan.model.module.get_parameter(name), name)
-        zeros[name] = pass_count.expanded_zeros((*_class_axis(plan), *part.shape), part)
+        part = pass_count.GradientShape(**vars(spec)).apply(plan.model.module.get_parameter(name), name, None)
+        zeros[name] = pass_count.expanded_zeros((*_class_axis(plan), *part.values.shape), part.values)
     return zeros
 
 

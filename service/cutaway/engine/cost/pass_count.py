@@ -16,7 +16,7 @@ from torch import Tensor
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
-from cutaway.engine.hooks.recording import CapturedValues, CaptureSpec
+from cutaway.engine.hooks.recording import CapturedValues, CaptureSpec, ShapeSpec
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.methods.paths import max_steps, steps_to_try
 from cutaway.engine.model.inspected_model import arguments_kind
@@ -40,25 +40,17 @@ def expanded_zeros(shape: Sequence[int], like: Tensor, data_type: str = "") -> T
     return torch.zeros((), dtype=dtype).expand(tuple(shape))
 
 
-class ValueShape(CaptureSpec):
-    """A capture of an activation that is applied, so that its errors show, but keeps the shape only."""
-
-    def apply(self, tensor: Tensor, result_field: str) -> CapturedValues:
-        """Returns the captured part as meta tensors."""
-        return super().apply(tensor, result_field).map(_to_meta)
-
-
 class GradientShape(CaptureSpec):
     """A capture of a gradient, applied to its activation, which has the same shape."""
 
-    def apply(self, tensor: Tensor, result_field: str) -> CapturedValues:
+    def apply(self, tensor: Tensor, result_field: str, row_axis: int | None) -> CapturedValues:
         """Returns the part captured of the gradient at ``tensor`` as meta tensors.
 
         Integers have no gradient: ``tensor`` itself is returned.
         """
         if not has_gradient(tensor):
-            return CapturedValues(_to_meta(tensor))
-        part = CaptureSpec(**{**vars(self), "data_type": ""}).apply(tensor.to("meta"), result_field)
+            return CapturedValues(tensor.to("meta"), row_axis=row_axis)
+        part = CaptureSpec(**{**vars(self), "data_type": ""}).apply(tensor.to("meta"), result_field, row_axis)
         typed = self.data_type and part.values.is_floating_point()
         return part._replace(values=part.values.to(getattr(torch, self.data_type))) if typed else part
 
@@ -71,10 +63,6 @@ def has_gradient(tensor: Tensor) -> bool:
 def with_zeros(part: CapturedValues) -> CapturedValues:
     """Returns ``part`` with zeros in place of meta tensors."""
     return part.map(lambda tensor: expanded_zeros(tensor.shape, tensor))
-
-
-def _to_meta(tensor: Tensor) -> Tensor:
-    return tensor.to("meta")
 
 
 _INVESTIGATION = 24
@@ -197,7 +185,7 @@ def _layer(plan: RequestPlan, attribution: ResolvedAttribution) -> _Layer:
 
 
 def _observed(plan: RequestPlan, attribution: ResolvedAttribution) -> _Layer:
-    model, sites = plan.model, {name: {requests.Point.OUTPUT: ValueShape()} for name in attribution.layers}
+    model, sites = plan.model, {name: {requests.Point.OUTPUT: ShapeSpec()} for name in attribution.layers}
     with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted():
         seen = observe_forward(attribution, sites)
     sizes = [

@@ -13,7 +13,7 @@ from torch import Tensor
 from cutaway.contract import results
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import POINTS, Point
-from cutaway.contract.results.arrays import with_arrays
+from cutaway.contract.results.arrays import CAPTURE, POSITIONS, Place, entries, with_arrays
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import dependence_warnings
@@ -124,6 +124,7 @@ def collect_result(
         ),
         provenance=changed(provenance(model), seed=plan.seed or 0),
         timings=main.timings,
+        example_axes=_example_axes(main, attributions, unedited),
         explained_rows=None if rows is None else np.isin(np.arange(plan.rows), rows),
     )
 
@@ -146,6 +147,30 @@ def _captured_call(call: RecordedCall, specs: Mapping[Point, CaptureSpec]) -> re
             if part.positions is not None:
                 positions.setdefault(point, {})[path] = to_numpy(part.positions)
     return results.CapturedCall(values, positions)
+
+
+def _example_axes(
+    main: MainPass, attributions: Sequence[results.AttributionResult], unedited: Outputs
+) -> dict[str, int | None]:
+    """Returns the axes of the rows by the names of arrays, where they are not 0."""
+    batch = main.batch
+    layers = {name for attribution in main.plan.attributions for name in attribution.layers}
+    by_value = {f"{name}{path}": axis for name in layers for path, axis in batch.axes.at_output(name).items()}
+    axes: dict[str, int | None] = {}
+    if any(by_value.values()) or None in by_value.values():
+        explained = entries(results.InspectResult({}, attributions=tuple(attributions)))
+        axes |= {entry.name: by_value[str(entry.key)] for entry in explained if str(entry.key) in by_value}
+    for prefix, outputs in (("", main.outputs), ("unedited:", unedited)):
+        axes |= {f"{prefix}{name}": batch.axes.of_output(name, output, batch.rows) for name, output in outputs.items()}
+    for name, specs in main.sites.items():
+        for number, call in enumerate(missing.captured_calls(main.recording.calls[name], specs)):
+            for point, path, part in call.entries():
+                if part is not None and part.row_axis != 0:
+                    place = Place(name, point, path, number)
+                    axes[f"{CAPTURE}:{place}"] = part.row_axis
+                    if part.positions is not None:
+                        axes[f"{POSITIONS}:{place}"] = part.row_axis
+    return {name: axis for name, axis in axes.items() if axis != 0}
 
 
 def provenance(model: InspectedModel) -> results.Provenance:

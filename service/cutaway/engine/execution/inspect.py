@@ -8,17 +8,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cutaway.contract import results
 from cutaway.contract.errors import CutawayError, DeadlineExceeded, Reason, at, error
 from cutaway.contract.requests import CheckMode, InspectRequest, NeuronAttribution, PathAttribution, Point, field_name
+from cutaway.contract.results.arrays import ArrayField, with_arrays
+from cutaway.contract.tensors import Array
 from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.execution.collect import arrays, collect_result, placed_rows, qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
+from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, StopForward, watching
+from cutaway.engine.hooks.row_axes import rows_first
 from cutaway.engine.methods.captum_call import explain, method_of, metrics
 from cutaway.engine.methods.paths import finer_steps
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text
@@ -36,25 +41,30 @@ from cutaway.engine.passes.pass_recorder import (
 from cutaway.engine.passes.reference_inputs import CompletenessSums, completeness_sums, target_at_inputs
 from cutaway.engine.passes.targets import ResolvedTarget, identity, resolve_target
 from cutaway.engine.planning.plan import RequestPlan, in_place, plan_request
-from cutaway.engine.runtime.numerics import to_numpy
+from cutaway.engine.runtime.numerics import Path, to_numpy
 
 
 def token_attribution(
-    problem: AttributionProblem, values: Values, call: RecordedCall | None = None
+    problem: AttributionProblem, values: Values, batch: Batch, call: RecordedCall | None = None
 ) -> results.TokenAttribution | None:
     """Returns the sums ``[batch, tokens]`` if ``values`` are of an embedding of token ids; else None.
 
-    ``call``: the embedding's first call; by default from a forward pass.
+    Args:
+        problem: the attribution.
+        values: its values, ``[batch, tokens, features]``.
+        batch: the rows, and where they are.
+        call: the embedding's first call; by default from a forward pass.
     """
     module = problem.model.tree.modules[problem.layer] if problem.layer else None
     if problem.further_layers or not isinstance(module, nn.Embedding):
         return None
     value, call = values.get(problem.layer), call or _first_call(problem)
     taken = [] if call is None else list(call.at(Point.INPUT).values())
-    if value is None or len(taken) != 1 or taken[0].is_floating_point():
+    if value is None or call is None or len(taken) != 1 or taken[0].is_floating_point():
         return None
-    ids = taken[0]
-    if value.shape[:-1] != ids.shape or ids.shape[:1] != (problem.rows,):
+    (path,), (ids,) = call.at(Point.INPUT), taken
+    axis = batch.axes.of(problem.layer, (Point.INPUT, path, 0), ids.shape, batch.rows)
+    if axis is None or value.shape[:-1] != (ids := ids.movedim(axis, 0)).shape:
         return None
     source = next((name for name, tensor in problem.inputs.items() if torch.equal(tensor.cpu(), ids)), "")
     return results.TokenAttribution(source, to_numpy(ids), to_numpy(value.sum(dim=-1)))
@@ -89,13 +99,14 @@ def run_attributions(main: MainPass) -> tuple[results.AttributionResult, ...]:
     rows = qualifying_rows(main) if plan.attributions else None
 
     def compute(index: int) -> Iterator[results.AttributionResult]:
-        return (_attribute_rows(rows, problem, main) for problem in problems(main, index))
+        for problem in problems(main, index):
+            yield in_own_axes(_attribute_rows(rows, problem, main), problem, main.batch)
 
     if not plan.attributions:
         return each_attribution(main, compute)
     with (
         plan.model.guard.removing_new_hooks(),
-        observing(plan.model.tree, {}, plan.edits, batch=plan.rows) as edited,
+        observing(plan.model.tree, {}, plan.edits, batch=main.batch) as edited,
         plan.model.passes_inside(edited.forward),
     ):
         computed = each_attribution(main, compute)
@@ -156,11 +167,46 @@ def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) 
         read_neuron: reads the activation of a neuron's module; by default from a forward pass.
     """
     attribution = main.plan.attributions[index]
+    _refuse_other_axes(attribution, main.batch)
+    axes = [axis for layer in attribution.layers for axis in main.batch.axes.at_output(layer).values()]
+    attribution = replace(attribution, is_batch_first=bool(axes) and None not in axes)
     run_neuron = torch.no_grad()(partial(run_to_neuron, attribution.model, attribution.inputs))
     for target in _targets(main, attribution, read_neuron or run_neuron):
         if attribution.layer and not any(tensor.is_floating_point() for tensor in attribution.inputs.values()):
             attribution.model.guard.enable_gradients()
         yield attribution.at_target(target)
+
+
+def _refuse_other_axes(attribution: ResolvedAttribution, batch: Batch) -> None:
+    """Refuses a layer whose rows are not on axis 0, for methods that read them there in modules inside the model."""
+    axes = batch.axes.at_output(attribution.layer) if method_of(attribution.request).applies_to_modules else {}
+    if axis := axes.get(""):
+        text = (
+            f"axis 0 of what the layer {attribution.layer!r} returns is not the batch, but axis {axis} is, and the "
+            "method reads rows on axis 0; name a layer before or behind it"
+        )
+        raise error(Reason.METHOD_INAPPLICABLE, text, f"{field_name(type(attribution.request))}.layer")
+
+
+def _other_axes(problem: AttributionProblem, batch: Batch) -> dict[str, dict[Path, int]]:
+    """Returns, by layer and by path, the axis of the rows in what it returns, where that is not axis 0."""
+    by_layer = {layer: batch.axes.at_output(layer) for layer in problem.layers}
+    others = {layer: {path: axis for path, axis in axes.items() if axis} for layer, axes in by_layer.items()}
+    return {layer: axes for layer, axes in others.items() if axes}
+
+
+def in_own_axes(
+    result: results.AttributionResult, problem: AttributionProblem, batch: Batch
+) -> results.AttributionResult:
+    """Returns ``result``, whose arrays have their rows on axis 0, with values in the axes of the layer's output."""
+    axes = {f"{layer}{path}": axis for layer, own in _other_axes(problem, batch).items() for path, axis in own.items()}
+    if not axes:
+        return result
+
+    def moved(array: Array, field: ArrayField, key: object, _: object) -> Array:
+        return np.moveaxis(array, 0, axes.get(str(key), 0)) if field.named else array
+
+    return with_arrays(result, moved)
 
 
 def _targets(main: MainPass, attribution: ResolvedAttribution, read_neuron: ReadNeuron) -> Sequence[ResolvedTarget]:
@@ -169,12 +215,12 @@ def _targets(main: MainPass, attribution: ResolvedAttribution, read_neuron: Read
         return (ResolvedTarget(next(iter(main.outputs)), identity),)
     if isinstance(request, NeuronAttribution):
         with at(field_name(type(request))):
-            neuron, _ = resolve_target(tree, request.neuron, main.outputs, attribution.rows, read_neuron)
+            neuron, _ = resolve_target(tree, request.neuron, main.outputs, main.batch, read_neuron)
         if method.explains_neuron:
             return neuron
     target = request.target or main.plan.request.target
     with at("target" if request.target else ""):
-        return resolve_target(tree, target, main.outputs, attribution.rows, read_neuron)[0]
+        return resolve_target(tree, target, main.outputs, main.batch, read_neuron)[0]
 
 
 def _attribute_rows(
@@ -193,8 +239,14 @@ def _attribute_rows(
     # Edits, the target, or what is drawn for the whole batch may have values of their own for each row.
     if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.metrics:
         return placed_rows(attribute(problem, main), rows, problem.rows, whole=True)
-    outputs = {name: output[list(rows)] if output.ndim else output for name, output in main.outputs.items()}
-    result = attribute(problem.of_rows(rows), main._replace(outputs=outputs))
+    batch, index = main.batch, torch.tensor(rows, device=problem.model.device)
+    axes = {name: batch.axes.of_output(name, output, batch.rows) for name, output in main.outputs.items()}
+    outputs = {
+        name: output if (axis := axes[name]) is None else output.index_select(axis, index)
+        for name, output in main.outputs.items()
+    }
+    own = main._replace(outputs=outputs, batch=batch._replace(rows=len(rows)))
+    result = attribute(problem.of_rows(rows), own)
     return placed_rows(result, rows, problem.rows, whole=False)
 
 
@@ -204,14 +256,23 @@ def attribute(problem: AttributionProblem, main: MainPass) -> results.Attributio
     Args:
         problem: the attribution and its target.
         main: the main pass of the same rows.
+
+    Returns:
+        The result, with the rows of every array on axis 0.
     """
+    with rows_first(problem.model.tree, _other_axes(problem, main.batch)):
+        result, values = _result_and_values(problem, main)
+    return replace(result, tokens=token_attribution(problem, values, main.batch))
+
+
+def _result_and_values(problem: AttributionProblem, main: MainPass) -> tuple[results.AttributionResult, Values]:
     while True:
         values, passes, failure = _values_and_passes(problem, main)
         has_sums = problem.baselines or method_of(problem.request).satisfies_conservation
         sums = completeness_sums(problem, values, main.outputs) if has_sums else None
         finer = None if sums is None else finer_steps(problem.request, sums)
         if finer is None:
-            return _checked_result(problem, main, values, passes, sums, failure)
+            return _checked_result(problem, main, values, passes, sums, failure), values
         problem = replace(problem, request=finer)
 
 
@@ -284,8 +345,7 @@ def _checked_result(
         measured = metrics(problem, values)
     at_input = target_at_inputs(problem, main.outputs) if method.differentiates else None
     result = attribution_result(problem, values, sums, at_input)
-    tokens = token_attribution(problem, values)
-    return replace(result, checks=verdicts, standard_errors=arrays(errors), tokens=tokens, metrics=measured)
+    return replace(result, checks=verdicts, standard_errors=arrays(errors), metrics=measured)
 
 
 def attribution_result(

@@ -7,6 +7,7 @@ not split. A dry run is the same forward pass with capture specs that keep shape
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -16,13 +17,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.module_globs import is_glob
 from cutaway.contract.requests import InspectRequest, Neuron, Point, TopK
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
+from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, StopForward, stack_gradients
+from cutaway.engine.hooks.row_axes import row_axes
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, gradients
 from cutaway.engine.model.session import timed
 from cutaway.engine.passes.pass_recorder import RowRange, Values, concatenated, consecutive, neuron_output
@@ -78,7 +81,7 @@ def recording_of(recording: Recording, plan: RequestPlan, joint: RequestPlan, ro
     """Returns what the request of ``plan`` would have recorded alone; it has the rows ``rows`` of the joint pass.
 
     Raises:
-        CannotShare: axis 0 of a captured tensor is not the batch.
+        CannotShare: no axis of a captured tensor is the batch.
     """
     if plan is joint:
         return recording
@@ -96,9 +99,10 @@ def _call_of(
     own.dtypes = call.dtypes
     for point, path, part in call.entries():
         if point in specs and specs[point].matches(call.number, path):
-            part = None if part is None else part.map(rows.of)
+            axis = None if part is None else part.row_axis
+            part = None if part is None else part.map(partial(rows.of, axis=axis))
             if part is not None and specs[point] != recorded[point]:
-                part = specs[point].apply(part.values, "a capture")  # an error shows when the request runs alone
+                part = specs[point].apply(part.values, "a capture", axis)  # an error shows when the request runs alone
             own.store(point, path, part)
     return own
 
@@ -112,6 +116,7 @@ class MainPass(NamedTuple):
         timings: how long each stage took so far.
         outputs: what the model returned, by name; empty where forward stopped early.
         sites: what is captured, by module name and operator address.
+        batch: the rows of the request, and where they are.
         targets: what is differentiated: one target, for a top-k target k of them; empty where none is needed.
         source: the output, or the activation of a neuron's module, that the targets are read from.
         input_gradients: by input, ``[batch, ...]``, for a top-k target ``[batch, k, ...]``.
@@ -123,6 +128,7 @@ class MainPass(NamedTuple):
     timings: Timings
     outputs: Outputs
     sites: CaptureSites
+    batch: Batch
     targets: Sequence[ResolvedTarget] = ()
     source: Tensor | None = None
     input_gradients: Mapping[str, Tensor] = MappingProxyType({})
@@ -176,15 +182,15 @@ def run_main_pass(plans: Sequence[RequestPlan]) -> list[MainPass]:
         CutawayError: one of the requests cannot be answered.
     """
     joint, rows, timings = joint_plan(plans), consecutive([plan.rows for plan in plans]), Timings()
-    model = joint.model
+    model, batch = joint.model, batch_of(joint)
     leaves = {name: joint.inputs[name].detach().requires_grad_() for name in joint.gradients_of}  # `run` copies them
     parameters = {name: model.module.get_parameter(name).requires_grad_() for name in joint.parameters}
     rng_state = torch.get_rng_state()
-    observed = observing(model.tree, joint.hook_sites, joint.edits, batch=joint.rows, keep_output_of=joint.neuron)
+    observed = observing(model.tree, joint.hook_sites, joint.edits, batch=batch, keep_output_of=joint.neuron)
     with observed as recording:
         outputs = run_forward(joint, {**joint.inputs, **leaves}, recording, timings)
         mains = [
-            check_forward(plan, {name: own.of(output) for name, output in outputs.items()}, recording, timings)
+            check_forward(plan, _own_outputs(outputs, batch, own), recording, timings, batch._replace(rows=plan.rows))
             for plan, own in zip(plans, rows)
         ]
         arrived = _run_backward(mains, {**leaves, **parameters}, recording, timings)
@@ -196,6 +202,21 @@ def run_main_pass(plans: Sequence[RequestPlan]) -> list[MainPass]:
         _collect(main, recording_of(recording, main.plan, joint, own), outputs, arrived, own)
         for main, own in zip(mains, rows)
     ]
+
+
+def batch_of(plan: RequestPlan) -> Batch:
+    """Returns the rows of a request, and where they are in outputs, captures and what is edited."""
+    sites = [*plan.hook_sites, *plan.edits]
+    for target in (plan.request.target, *(one.request.target for one in plan.attributions)):
+        with suppress(CutawayError):  # a module that does not exist is refused where the target is resolved
+            sites += [plan.model.tree.resolve(target.module)] if isinstance(target, Neuron) else []
+    return Batch(plan.rows, row_axes(plan.model, plan.inputs, sites))
+
+
+def _own_outputs(outputs: Outputs, batch: Batch, own: RowRange) -> Outputs:
+    """Returns the rows ``own`` of what the model returned for all rows of ``batch``."""
+    axes, rows = batch.axes, batch.rows
+    return {name: own.of(output, axes.of_output(name, output, rows)) for name, output in outputs.items()}
 
 
 def run_forward(plan: RequestPlan, inputs: Inputs, recording: Recording, timings: Timings) -> Outputs:
@@ -213,7 +234,9 @@ def run_forward(plan: RequestPlan, inputs: Inputs, recording: Recording, timings
         return {}
 
 
-def check_forward(plan: RequestPlan, outputs: Outputs, recording: Recording, timings: Timings) -> MainPass:
+def check_forward(
+    plan: RequestPlan, outputs: Outputs, recording: Recording, timings: Timings, batch: Batch
+) -> MainPass:
     """Checks that everything to capture and to edit exists, and resolves the target.
 
     Args:
@@ -221,19 +244,20 @@ def check_forward(plan: RequestPlan, outputs: Outputs, recording: Recording, tim
         outputs: its rows of what the model returned, by name.
         recording: what the hooks recorded in the forward pass.
         timings: how long the pass took.
+        batch: its rows.
 
     Raises:
         InvalidArgument: a capture, an edit or the target does not fit the model.
     """
     tree, target = plan.model.tree, plan.request.target
-    main = MainPass(plan, recording, timings, outputs, resolve_operators(plan, recording))
+    main = MainPass(plan, recording, timings, outputs, resolve_operators(plan, recording), batch)
     refuse_edits(plan, recording, tree)
     refuse_captures(main.sites, recording, tree)
     if not plan.needs_target:
         return main
     with at("target"):
         read_neuron = partial(neuron_output, recording.kept_output)
-        targets, source = resolve_target(tree, target, outputs, plan.rows, read_neuron)
+        targets, source = resolve_target(tree, target, outputs, batch, read_neuron)
     return main._replace(targets=targets, source=source)
 
 
@@ -282,11 +306,11 @@ def _collect(
 
     return main._replace(
         recording=recording,
-        outputs={name: rows.of(output) for name, output in outputs.items()},
+        outputs=_own_outputs(outputs, main.batch._replace(rows=rows.total), rows),
         source=None if main.source is None else main.source.detach().clone(),
         input_gradients={name: rows.of(joined(by_class(name), 1)) for name in plan.gradients_of if name in reached},
         parameter_gradients={
-            name: joined([spec.apply(gradient, f"parameter_gradient:{name}").values for gradient in by_class(name)], 0)
+            name: joined([spec.apply(each, f"parameter_gradient:{name}", None).values for each in by_class(name)], 0)
             for name, spec in plan.parameters.items()
             if name in reached
         },
@@ -303,7 +327,7 @@ def _refuse_diverged(plan: RequestPlan, outputs: Outputs, rng_state: Tensor) -> 
         FailedPrecondition: ``NOT_DIFFERENTIABLE``, where they differ by more than rounding.
     """
     model = plan.model
-    with model.kept_rng_state(), observing(model.tree, {}, plan.value_edits, batch=plan.rows) as recording:
+    with model.kept_rng_state(), observing(model.tree, {}, plan.value_edits, batch=batch_of(plan)) as recording:
         torch.set_rng_state(rng_state)
         with recording.forward():
             unhooked = model.run(plan.inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -30,15 +30,16 @@ class Override(Edit):
     change: SelectPart
 
 
-def _add(edit: Add, value: Tensor, select: SelectPart) -> Tensor:
+def _add(edit: Add, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
     part = select(value)
     return part + (edit.addend if isinstance(edit.addend, (int, float)) else _edit_tensor(edit.addend, part))
 
 
-def _mix(edit: Mix, value: Tensor, select: SelectPart) -> Tensor:
+def _mix(edit: Mix, value: Tensor, select: SelectPart, row_axis: int | None) -> Tensor:
     # In one expression: the order of the operations is the order in which gradients are added, to the last bit.
-    permutation = torch.tensor(edit.permutation, device=value.device)
-    return edit.weight * select(value) + (1 - edit.weight) * select(value[permutation])
+    index: list[slice | Tensor] = [slice(None)] * value.ndim
+    index[row_axis or 0] = torch.tensor(edit.permutation, device=value.device)
+    return edit.weight * select(value) + (1 - edit.weight) * select(value[tuple(index)])
 
 
 def _edit_tensor(array: Any, part: Tensor) -> Tensor:
@@ -58,13 +59,13 @@ def _edit_tensor(array: Any, part: Tensor) -> Tensor:
     return tensor.to(device=part.device, dtype=part.dtype)
 
 
-_EDIT_FUNCTIONS: dict[type[Edit], Callable[[Any, Tensor, SelectPart], Tensor]] = {
-    Scale: lambda edit, value, select: select(value) * edit.factor,
+_EDIT_FUNCTIONS: dict[type[Edit], Callable[[Any, Tensor, SelectPart, int | None], Tensor]] = {
+    Scale: lambda edit, value, select, _: select(value) * edit.factor,
     Add: _add,
-    Replace: lambda edit, value, select: _edit_tensor(edit.tensor, select(value)).expand_as(select(value)).clone(),
-    Zero: lambda edit, value, select: torch.zeros_like(select(value)),
-    Clamp: lambda edit, value, select: select(value).clamp(edit.minimum, edit.maximum),
-    Override: lambda edit, value, select: edit.change(select(value)),
+    Replace: lambda edit, value, select, _: _edit_tensor(edit.tensor, select(value)).expand_as(select(value)).clone(),
+    Zero: lambda edit, value, select, _: torch.zeros_like(select(value)),
+    Clamp: lambda edit, value, select, _: select(value).clamp(edit.minimum, edit.maximum),
+    Override: lambda edit, value, select, _: edit.change(select(value)),
     Mix: _mix,
 }
 """Each returns the new values of the selected part."""
@@ -73,29 +74,29 @@ _ANY_TYPE = (Replace, Zero)
 """Edits that apply to integers and booleans too."""
 
 
-def apply_edit(edit: Edit, value: Tensor, batch: int) -> Tensor:
+def apply_edit(edit: Edit, value: Tensor, row_axis: int | None) -> Tensor:
     """Returns an edited copy of ``value``, an activation or a gradient; elements outside the edit stay bit for bit.
 
     Args:
         edit: the edit.
-        value: any shape; axis 0 must be the batch if the edit names rows.
-        batch: the number of rows of the request.
+        value: any shape.
+        row_axis: the axis that has the rows of the batch, for edits that name rows; None for none.
 
     Raises:
         InvalidArgument: the edit does not fit ``value``.
     """
     if not value.is_floating_point() and not isinstance(edit, _ANY_TYPE):
         raise error(Reason.EDIT_DTYPE, f"{type(edit).__name__} needs floating numbers; the value is {value.dtype}")
-    if (edit.rows or isinstance(edit, Mix)) and (value.ndim == 0 or value.shape[0] != batch):
-        text = f"the value has shape {list(value.shape)}: axis 0 is not the batch of {batch}, so it has no rows"
+    if (edit.rows or isinstance(edit, Mix)) and row_axis is None:
+        text = f"the value has shape {list(value.shape)}: none of its axes is the batch, so it has no rows"
         raise error(Reason.ROW_RANGE, text, "rows" if edit.rows else "mix.permutation")
-    index = _index(edit, value)
+    index = _index(edit, value, row_axis)
 
     def select(tensor: Tensor) -> Tensor:
         return tensor if index is None else tensor[index]
 
     with at(field_name(type(edit))):
-        part = _EDIT_FUNCTIONS[type(edit)](edit, value, select)
+        part = _EDIT_FUNCTIONS[type(edit)](edit, value, select, row_axis)
     if index is None:
         return part.to(value.dtype)
     whole = value.clone()
@@ -103,14 +104,18 @@ def apply_edit(edit: Edit, value: Tensor, batch: int) -> Tensor:
     return whole
 
 
-def _index(edit: Edit, value: Tensor) -> tuple[slice | Tensor, ...] | None:
+def _index(edit: Edit, value: Tensor, row_axis: int | None) -> tuple[slice | Tensor, ...] | None:
     if not edit.rows and not edit.slices:
         return None
-    rows = torch.tensor(edit.rows, device=value.device)
-    shape = torch.Size([len(rows), *value.shape[1:]]) if edit.rows else value.shape
+    shape = list(value.shape)
+    if edit.rows and row_axis is not None:
+        shape[row_axis] = len(edit.rows)
+    index: list[slice | Tensor] = []
     with at("slices"):
-        index = slice_index(edit.slices, shape)
-    return (rows[index[0]], *index[1:]) if edit.rows else index
+        index += slice_index(edit.slices, torch.Size(shape))
+    if edit.rows and row_axis is not None:
+        index[row_axis] = torch.tensor(edit.rows, device=value.device)[index[row_axis]]
+    return tuple(index)
 
 
 def validate_edit(edit: Edit, batch: int) -> None:
@@ -127,12 +132,74 @@ def validate_edit(edit: Edit, batch: int) -> None:
         raise error(Reason.PERMUTATION_INVALID, text, "mix.permutation")
 
 
+# The batch: how many rows a request has, and where they are in the tensors of the model.
+
+PlaceInSite: TypeAlias = tuple[Point, Path, "int | None"]
+"""A point of values at a hook site, the tensor's path, and the number of the call."""
+
+
+@dataclass
+class RowAxes:
+    """The axes that have the rows of the batch; `cutaway.engine.hooks.row_axes` finds them.
+
+    Attributes:
+        sites: by hook site and by place, None where no axis has them.
+        outputs: the same by output of the model.
+        tested: the sites that the test has seen; None if it never ran.
+    """
+
+    sites: dict[str, dict[PlaceInSite, int | None]] = field(default_factory=dict)
+    outputs: dict[str, int | None] = field(default_factory=dict)
+    tested: set[str] | None = None
+
+    def of(self, site: str, place: PlaceInSite, shape: Sequence[int], rows: int) -> int | None:
+        """Returns the axis of a tensor of ``shape`` that has the ``rows``, or None.
+
+        At a place that the test did not see, such as in a model that takes one batch size only, it is the first axis of
+        that size.
+        """
+        known, (point, path, _) = self.sites.get(site, {}), place
+        return _with_rows(known.get(place, known.get((point, path, 0), _UNKNOWN)), shape, rows)
+
+    def of_output(self, name: str, output: Tensor, rows: int) -> int | None:
+        """Returns the axis of the model's ``output`` that has the ``rows``, as `of`."""
+        return _with_rows(self.outputs.get(name, _UNKNOWN), output.shape, rows)
+
+    def at_output(self, module: str) -> dict[Path, int | None]:
+        """Returns the axes of what a module returns, by path, as the test saw them in its first call."""
+        known = self.sites.get(module, {}).items()
+        return {path: axis for (point, path, call), axis in known if (point, call) == (Point.OUTPUT, 0)}
+
+
+_UNKNOWN = -1
+
+
+def _with_rows(axis: int | None, shape: Sequence[int], rows: int) -> int | None:
+    """Returns ``axis`` if it has the ``rows``, else None; for an unknown one the first that has them."""
+    if axis == _UNKNOWN:
+        return next((known for known, size in enumerate(shape) if size == rows), None)
+    return axis if axis is not None and axis < len(shape) and shape[axis] == rows else None
+
+
+class Batch(NamedTuple):
+    """The number of rows of a request, and where they are in tensors inside the model."""
+
+    rows: int
+    axes: RowAxes
+
+
 class Side(NamedTuple):
     """The input or the output side of a module: the points of its values and of its gradients."""
 
     value: Point
     gradient: Point
 
+
+VALUE_POINTS = {point: point for point in Point} | {
+    Point.GRAD_INPUT: Point.INPUT,
+    Point.GRAD_OUTPUT: Point.OUTPUT,
+}
+"""The point of the values, by the point of the values or of their gradients."""
 
 INCOMING = Side(Point.INPUT, Point.GRAD_INPUT)
 OUTGOING = Side(Point.OUTPUT, Point.GRAD_OUTPUT)
@@ -155,7 +222,7 @@ class HookSite:
         name: the module's name or the operator's address.
         specs: what to capture, by point.
         edits: all edits of this site, in order.
-        batch: the number of rows of the request.
+        batch: the rows of the request; None where nothing is about rows.
         copies: False hooks the tensors themselves where that shows the same.
         keeps_output: whether to keep the first output tensor of the first call in the graph.
     """
@@ -164,7 +231,7 @@ class HookSite:
     name: str
     specs: Mapping[Point, CaptureSpec]
     edits: Sequence[NumberedEdit] = ()
-    batch: int = 0
+    batch: Batch | None = None
     copies: bool = True
     keeps_output: bool = False
 
@@ -221,7 +288,8 @@ class HookSite:
         for path, tensor in plain.items():
             is_bare = any(tensor is other for other in bare)
             edits = self._matching_edits(call, side.value, path, tensor, floating)
-            new = self._edited(edits, tensor.clone() if is_bare else tensor) if edits else tensor
+            axis = self._row_axis(call, side.value, path, tensor) if edits else None
+            new = self._edited(edits, tensor.clone() if is_bare else tensor, axis) if edits else tensor
             if edits and is_bare:
                 new = tensor.copy_(new)
             self._record(call, side.value, path, new)
@@ -250,20 +318,28 @@ class HookSite:
             raise error(Reason.EDIT_INAPPLICABLE, text, f"edits[{of_one_call[0]}].call")
         return [(number, edit) for number, edit in edits if edit.call in (None, call.number)]
 
-    def _edited(self, edits: Sequence[NumberedEdit], tensor: Tensor) -> Tensor:
+    def _row_axis(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> int | None:
+        """Returns the axis of a tensor, or of its gradient, that has the rows of the request, or None."""
+        if self.batch is None:
+            return None
+        rows, axes = self.batch
+        return axes.of(self.name, (VALUE_POINTS[point], path, call.number), tensor.shape, rows)
+
+    def _edited(self, edits: Sequence[NumberedEdit], tensor: Tensor, row_axis: int | None) -> Tensor:
         """Applies ``edits`` in order, and records which of them changed a value."""
         effects = self.recording.edit_effects
         for number, edit in edits:
             before = tensor
             with at(f"edits[{number}]"):
-                tensor = apply_edit(edit, before, self.batch)
+                tensor = apply_edit(edit, before, row_axis)
             effects[number] = effects.get(number, False) or not equal(tensor.detach(), before.detach())
         return tensor
 
     def _record(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> None:
         spec = self.specs.get(point)
         if spec is not None and spec.matches(call.number, path):
-            call.record(point, path, spec.apply(tensor.detach(), f"capture:{Place(self.name, point, path)}"))
+            axis = self._row_axis(call, point, path, tensor)
+            call.record(point, path, spec.apply(tensor.detach(), f"capture:{Place(self.name, point, path)}", axis))
 
     def _with_gradient_hook(
         self, call: RecordedCall, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool
@@ -296,7 +372,8 @@ class HookSite:
             if self.recording.in_forward:
                 return None
             with self.recording.hook_scope():
-                new = self._edited(edits, gradient)
+                axis = self._row_axis(call, point, path, gradient) if edits else None
+                new = self._edited(edits, gradient, axis)
                 self._record(call, point, path, new)
             return None if new is gradient else new
 

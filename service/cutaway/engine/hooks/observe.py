@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, shares_memory
+from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, Batch, HookSite, NumberedEdit, shares_memory
 from cutaway.engine.hooks.operators import Operators, is_address
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording
 from cutaway.engine.model.module_tree import ModuleTree
@@ -44,7 +44,7 @@ def observing(
     sites: SpecsBySite,
     edits: Mapping[str, Sequence[NumberedEdit]] | None = None,
     *,
-    batch: int = 0,
+    batch: Batch | None = None,
     keep_output_of: str | None = None,
     copies: bool = True,
     recording: Recording | None = None,
@@ -55,7 +55,7 @@ def observing(
         tree: the modules.
         sites: what to capture, by module name, operator address or glob of addresses.
         edits: the edits in their order, by module name or operator address.
-        batch: the number of rows of the request, for edits of single rows.
+        batch: the rows of the request, for captures of a request and for edits of single rows.
         keep_output_of: the module whose first output tensor is kept in the graph, as `Recording.kept_output`.
         copies: False hooks the tensors themselves where that shows the same, so that neither the model's values nor
             the gradients that other hooks see change in the last bit.

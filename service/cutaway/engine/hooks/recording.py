@@ -26,14 +26,19 @@ from cutaway.engine.runtime.numerics import Path
 
 
 class CapturedValues(NamedTuple):
-    """A captured tensor; for a top-k reduction also the indices of the elements along its axis."""
+    """A captured tensor; for a top-k reduction also the indices of the elements along its axis.
+
+    ``row_axis``: the axis that has the rows of the batch; None where none has them.
+    """
 
     values: Tensor
     positions: Tensor | None = None
+    row_axis: int | None = 0
 
     def map(self, change: Callable[[Tensor], Tensor]) -> CapturedValues:
-        """Returns both tensors after ``change``."""
-        return CapturedValues(change(self.values), None if self.positions is None else change(self.positions))
+        """Returns both tensors after ``change``, which keeps the axis of the rows."""
+        positions = None if self.positions is None else change(self.positions)
+        return CapturedValues(change(self.values), positions, self.row_axis)
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,6 @@ class CaptureSpec:
         field: the request field of the capture, for errors.
         type_field: the request field of the data type, for errors.
         exact: True for a name, False for a match of a glob. A capture by name that brings nothing is an error.
-        batched: whether axis 0 is the batch, which must not be reduced.
     """
 
     call: int | None = None
@@ -60,30 +64,40 @@ class CaptureSpec:
     field: str = dataclasses.field(default="", compare=False)
     type_field: str = dataclasses.field(default="", compare=False)
     exact: bool = dataclasses.field(default=False, compare=False)
-    batched: bool = True
 
     def matches(self, call: int | None, path: Path) -> bool:
         """Returns whether to capture the tensor at ``path`` of call number ``call``, ``None`` if that is unknown."""
         return self.call in (None, call) and self.path in ("", path)
 
-    def apply(self, tensor: Tensor, result_field: str) -> CapturedValues:
+    def apply(self, tensor: Tensor, result_field: str, row_axis: int | None) -> CapturedValues:
         """Slices, reduces and casts ``tensor``, which the result holds in ``result_field``.
+
+        ``row_axis``: the axis that has the rows of the batch, which must not be reduced; None for none.
 
         Raises:
             InvalidArgument: ``SLICE_RANGE``, ``AXIS_RANGE`` or ``INVALID_VALUE``.
         """
         if not (self.slices or self.reduce or self.data_type):
-            return CapturedValues(tensor)
+            return CapturedValues(tensor, row_axis=row_axis)
         with at(self.field):
             with at("slices"):
-                part = CapturedValues(tensor[slice_index(self.slices, tensor.shape)] if self.slices else tensor)
+                sliced = tensor[slice_index(self.slices, tensor.shape)] if self.slices else tensor
+            part = CapturedValues(sliced, row_axis=row_axis)
             if self.reduce is not None:
                 with at("reduction"):
-                    part = REDUCTIONS[type(self.reduce)](self.reduce, part.values, self.batched)
+                    part = REDUCTIONS[type(self.reduce)](self.reduce, sliced, row_axis)
         if not self.data_type or not part.values.is_floating_point():
             return part
         with at(self.type_field):
-            return CapturedValues(_cast(part.values, self.data_type, result_field), part.positions)
+            return part._replace(values=_cast(part.values, self.data_type, result_field))
+
+
+class ShapeSpec(CaptureSpec):
+    """A capture that is applied, so that its errors show, but keeps the shape only."""
+
+    def apply(self, tensor: Tensor, result_field: str, row_axis: int | None) -> CapturedValues:
+        """Returns the captured part as meta tensors."""
+        return super().apply(tensor, result_field, row_axis).map(lambda part: part.to("meta"))
 
 
 def _cast(tensor: Tensor, data_type: str, result_field: str) -> Tensor:
@@ -148,45 +162,47 @@ def _normalized_axis(axis: int, shape: torch.Size, field: str = "axis") -> int:
     return axis % len(shape)
 
 
-def _reduced_axes(axes: Iterable[int], tensor: Tensor, batched: bool) -> tuple[int, ...]:
+def _reduced_axes(axes: Iterable[int], tensor: Tensor, row_axis: int | None) -> tuple[int, ...]:
     normalized = tuple(_normalized_axis(axis, tensor.shape, "axes") for axis in axes)
     if len(set(normalized)) < len(normalized):
         raise error(Reason.AXIS_RANGE, f"an axis is named twice: {list(normalized)}", "axes")
-    if batched and 0 in normalized:
-        raise error(Reason.AXIS_RANGE, "axis 0 is the batch, which must not be reduced", "axes")
+    if row_axis in normalized:
+        raise error(Reason.AXIS_RANGE, f"axis {row_axis} is the batch, which must not be reduced", "axes")
     return normalized
 
 
 def _axis_reduction(field: str, floats: bool, function: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Any:
     """Returns a reduction by ``function(tensor, axes)``, for floating tensors only if ``floats``."""
 
-    def reduce(reduction: Any, tensor: Tensor, batched: bool) -> CapturedValues:
+    def reduce(reduction: Any, tensor: Tensor, row_axis: int | None) -> CapturedValues:
         with at(field):
-            axes = _reduced_axes(reduction.axes, tensor, batched)
+            axes = _reduced_axes(reduction.axes, tensor, row_axis)
             if floats and not tensor.is_floating_point():
                 raise error(Reason.INVALID_VALUE, f"a {field} needs a floating tensor, not {tensor.dtype}")
             if not floats and tensor.is_complex():
                 raise error(Reason.INVALID_VALUE, "complex numbers have no maximum")
             if not math.prod(tensor.shape[axis] for axis in axes):
                 raise error(Reason.AXIS_RANGE, f"the axes to be reduced are empty in {list(tensor.shape)}", "axes")
-            return CapturedValues(function(tensor, axes))
+            left = None if row_axis is None else row_axis - sum(axis < row_axis for axis in axes)
+            return CapturedValues(function(tensor, axes), row_axis=left)
 
     return reduce
 
 
-def _top_elements(reduction: TopElements, tensor: Tensor, batched: bool) -> CapturedValues:
+def _top_elements(reduction: TopElements, tensor: Tensor, row_axis: int | None) -> CapturedValues:
     with at("top_k"):
         axis = _normalized_axis(reduction.axis, tensor.shape)
-        if batched and axis == 0:
-            raise error(Reason.AXIS_RANGE, "axis 0 is the batch: rows are not compared with each other", "axis")
+        if axis == row_axis:
+            text = f"axis {axis} is the batch: rows are not compared with each other"
+            raise error(Reason.AXIS_RANGE, text, "axis")
         if tensor.dtype is torch.bool or tensor.is_complex():
             raise error(Reason.INVALID_VALUE, f"{tensor.dtype} has no largest elements")
         if not 1 <= reduction.k <= tensor.shape[axis]:
             raise error(Reason.AXIS_RANGE, f"axis {axis} has {tensor.shape[axis]} elements, not {reduction.k}", "k")
-        return CapturedValues(*tensor.topk(reduction.k, dim=axis))
+        return CapturedValues(*tensor.topk(reduction.k, dim=axis), row_axis=row_axis)
 
 
-REDUCTIONS: dict[type[Reduction], Callable[[Any, Tensor, bool], CapturedValues]] = {
+REDUCTIONS: dict[type[Reduction], Callable[[Any, Tensor, int | None], CapturedValues]] = {
     Mean: _axis_reduction("mean", True, lambda tensor, axes: tensor.mean(dim=axes)),
     Max: _axis_reduction("max", False, lambda tensor, axes: tensor.amax(dim=axes)),
     Norm: _axis_reduction("norm", True, lambda tensor, axes: torch.linalg.vector_norm(tensor, dim=axes)),
@@ -457,8 +473,10 @@ def _stack(parts: list[CapturedValues | None]) -> CapturedValues | None:
     if present is None:
         return None
     blank, axis = present.map(torch.zeros_like), min(1, present.values.ndim)
-    values, positions = zip(*(part or blank for part in parts))
-    return CapturedValues(torch.stack(values, axis), None if blank.positions is None else torch.stack(positions, axis))
+    values, positions, _ = zip(*(part or blank for part in parts))
+    row_axis = None if present.row_axis is None else present.row_axis + (present.row_axis >= axis)
+    stacked = None if blank.positions is None else torch.stack(positions, axis)
+    return CapturedValues(torch.stack(values, axis), stacked, row_axis)
 
 
 def in_backward() -> bool:

@@ -30,7 +30,7 @@ class CannotShare(Exception):
 
 
 class RowRange(NamedTuple):
-    """The rows of one request inside a batch of several requests, along axis 0.
+    """The rows of one request inside a batch of several requests.
 
     Attributes:
         start: the first row.
@@ -47,17 +47,17 @@ class RowRange(NamedTuple):
         """Whether these are all rows of the batch."""
         return self.stop - self.start == self.total
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """Returns these rows of ``tensor`` ``[total, ...]``; the tensor itself where they are the whole batch.
+    def of(self, tensor: Tensor, axis: int | None = 0) -> Tensor:
+        """Returns these rows of ``tensor``, along ``axis``; the tensor itself where they are the whole batch.
 
         Raises:
-            CannotShare: axis 0 is not the batch.
+            CannotShare: the axis does not have the rows of the batch.
         """
         if self.is_whole:
             return tensor
-        if tensor.shape[:1] != (self.total,):
+        if axis is None or tensor.shape[axis : axis + 1] != (self.total,):
             raise CannotShare
-        return tensor[self.start : self.stop]
+        return tensor.narrow(axis, self.start, self.stop - self.start)
 
     def of_copies(self, tensor: Tensor) -> Tensor:
         """Returns these rows of ``tensor`` ``[copies * total, ...]``, which holds the batch several times, one copy
@@ -128,7 +128,7 @@ class ResolvedAttribution:
         explained: names of the inputs that are attributed.
         layer: the layer's own name, or ``""``.
         further_layers: the own names of layers that are explained together with it.
-        is_batch_first: whether axis 0 of what the layer returns was proven to be the batch.
+        is_batch_first: whether axis 0 of what the layers return was seen to be the batch.
         baselines: by explained input, ``[batch, ...]``, or samples of a distribution, ``[samples, ...]``; empty for
             methods without.
         edits: what is changed in every pass.

@@ -82,9 +82,8 @@ class Evidence:
         rows = len(next(iter(record.points.values())))
         if rows == self.problem.rows:
             return tensor.unsqueeze(0)
-        sequence_first = not self.problem.is_batch_first and tensor.ndim == 3 and tensor.shape[1] == rows
-        if tensor.shape[:1] != (rows,) or sequence_first:
-            # Where rows are along another axis, or may be, only passes of one step each show the steps.
+        if tensor.shape[:1] != (rows,) or not self.problem.is_batch_first:
+            # Where rows may be along another axis, only passes of one step each show the steps.
             raise MissingObservation(f"the rows of the layer {self.problem.layer!r} cannot be identified")
         return tensor.reshape(rows // self.problem.rows, self.problem.rows, *tensor.shape[1:])
 

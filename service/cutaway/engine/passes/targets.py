@@ -14,6 +14,7 @@ from torch.nn import functional
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.tensors import Array, as_array
+from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.recording import slice_index
 from cutaway.engine.model.inspected_model import Outputs, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
@@ -77,7 +78,7 @@ class ResolvedTarget:
 
 
 def resolve_target(
-    tree: ModuleTree, target: requests.Target, outputs: Outputs, rows: int, read_neuron: Callable[[str], Tensor]
+    tree: ModuleTree, target: requests.Target, outputs: Outputs, batch: Batch, read_neuron: Callable[[str], Tensor]
 ) -> tuple[tuple[ResolvedTarget, ...], Tensor]:
     """Resolves ``target`` for one batch.
 
@@ -85,7 +86,7 @@ def resolve_target(
         tree: the modules.
         target: the target of a request or of an attribution.
         outputs: what the model returned, by name.
-        rows: the batch size.
+        batch: the rows, and where they are.
         read_neuron: returns, by a module's name, the first tensor that its first call returned.
 
     Returns:
@@ -98,13 +99,18 @@ def resolve_target(
         with at("neuron.module"):
             name = tree.resolve(target.module)
         source = read_neuron(name)
+        axis = next(iter(batch.axes.at_output(name).values()), 0)
     else:
         name = target.output or next(iter(outputs))
         if name not in outputs:
             returned = ", ".join(outputs)
             raise error(Reason.OUTPUT_NOT_FOUND, f"no output {name!r}; the model returns {returned}", "output")
         source = outputs[name]
-    return resolve_for_output(target, name, source, rows), source
+        axis = batch.axes.of_output(name, source, batch.rows)
+    if axis:
+        text = f"axis 0 is not the batch of {batch.rows}, but axis {axis} is; a target needs rows on axis 0"
+        raise error(Reason.TARGET_SHAPE, f"{name!r} has shape {list(source.shape)}: {text}")
+    return resolve_for_output(target, name, source, batch.rows), source
 
 
 def resolve_for_output(target: requests.Target, name: str, output: Tensor, rows: int) -> tuple[ResolvedTarget, ...]:

@@ -59,7 +59,6 @@ def _spec(request: requests.InspectRequest, capture: requests.Capture, field: st
         field=field,
         type_field=f"{field}.data_type" if capture.data_type else "options.reply_data_type",
         exact=bool(capture.parameter) or not is_glob(capture.op or capture.module),
-        batched=not capture.parameter,
     )
 
 

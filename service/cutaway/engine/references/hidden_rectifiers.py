@@ -37,7 +37,7 @@ RELU_OPERATORS = ("relu", "relu_")
 class _FirstElements(CaptureSpec):
     """Captures the first elements of each tensor, which are enough to know it again."""
 
-    def apply(self, tensor: Tensor, result_field: str) -> CapturedValues:
+    def apply(self, tensor: Tensor, result_field: str, row_axis: int | None) -> CapturedValues:
         """Returns at most `_ELEMENTS` of them, on one axis."""
         return CapturedValues(tensor.reshape(-1)[:_ELEMENTS].clone())
 

@@ -43,8 +43,10 @@ def _alphas(problem: AttributionProblem, further_points: int = 0) -> list[float]
 
 
 def rows_per_pass(problem: AttributionProblem) -> int:
-    """Returns how many rows Captum runs in one pass: those of one step, if each row needs its own row number."""
-    return problem.rows if problem.is_row_specific else max(_rows_in_budget(problem), problem.rows)
+    """Returns how many rows Captum runs in one pass: those of one step, if each row needs its own row number, or if
+    axis 0 of the layer may not be the batch."""
+    alone = problem.is_row_specific or (problem.layer and not problem.is_batch_first)
+    return problem.rows if alone else max(_rows_in_budget(problem), problem.rows)
 
 
 def steps_per_pass(problem: AttributionProblem) -> int:
@@ -121,7 +123,7 @@ def layer_path_passes(problem: AttributionProblem) -> Sequence[Pass]:
     ends = run_passes(problem, [x, baseline], differentiate=False)
     passes = list(ends)
     alphas = _alphas(problem)
-    together = _layer_steps_per_pass(problem, ends)
+    together = steps_per_pass(problem)
     for number, (at_x, at_baseline) in enumerate(zip(ends[0].layer, ends[1].layer)):
         for first in range(0, len(alphas), together):
             chunk = alphas[first : first + together]
@@ -169,14 +171,6 @@ def _edits_at(ends: LayerEnds, alpha: float) -> dict[str, list[NumberedEdit]]:
         edits = [edit for number, (start, end) in calls for edit in _layer_edits(number, start, end, [alpha])]
         by_layer[name] = list(enumerate(edits))
     return by_layer
-
-
-def _layer_steps_per_pass(problem: AttributionProblem, ends: Sequence[Pass]) -> int:
-    """Returns how many steps of the layer's output fit in one pass: one, if its axis 0 may not be the batch."""
-    outputs = [tensor for end in ends for call in end.layer for tensor in call.at(Point.OUTPUT).values()]
-    batch_first = all(tensor.shape[:1] == (problem.rows,) for tensor in outputs)
-    maybe_sequence_first = any(tensor.ndim == 3 and tensor.shape[1] == problem.rows for tensor in outputs)
-    return steps_per_pass(problem) if batch_first and not maybe_sequence_first else 1
 
 
 def _layer_edits(

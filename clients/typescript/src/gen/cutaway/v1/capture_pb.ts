@@ -207,8 +207,8 @@ export const ReductionSchema: GenMessage<Reduction> = /*@__PURE__*/
  */
 export type AxisReduction = Message<"cutaway.v1.AxisReduction"> & {
   /**
-   * The axes, at least one. Axis 0 is the batch and cannot be reduced, but in a parameter's gradient. A negative one
-   * counts from the last.
+   * The axes, at least one. The axis of the batch, mostly 0, cannot be reduced; a parameter's gradient has none. A
+   * negative one counts from the last.
    *
    * @generated from field: repeated int32 axes = 1;
    */

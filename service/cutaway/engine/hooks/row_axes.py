@@ -1,0 +1,130 @@
+"""Finds the axis of each tensor that has the rows of the batch.
+
+The same row runs in batches of two sizes, and the axis that grows with them is that of the rows. It need not be axis
+0: a recurrent network may run ``[time, batch]``, and its state is ``[layers, batch, ...]``. The shapes of one batch
+cannot tell where there are as many time steps as rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cutaway.contract.errors import DeadlineExceeded
+from cutaway.contract.requests import Point
+from cutaway.engine.hooks.hook_site import PlaceInSite, RowAxes
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import HookScope, ShapeSpec
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.runtime.numerics import Path, map_leaves
+
+_SIZES = ((1, 2), (2, 3))
+"""The batch sizes; the second where a model takes no single row, or drops the axes of size 1."""
+
+_VALUES = {Point.INPUT: ShapeSpec(), Point.OUTPUT: ShapeSpec()}
+
+
+def row_axes(model: InspectedModel, inputs: Inputs, sites: Collection[str] = ()) -> RowAxes:
+    """Returns which axes have the rows, in the model's outputs and at ``sites``.
+
+    The first call for a kind of inputs, or for a site, runs passes, which no request counts. Hooks of the caller must
+    not be registered meanwhile.
+
+    Args:
+        model: the model, in a session.
+        inputs: a batch; other inputs with the same names, data types and numbers of axes share the result.
+        sites: module names, operator addresses or globs of these.
+
+    Raises:
+        DeadlineExceeded: the caller no longer waits.
+    """
+    known = model.remembered(("row axes", model.kind_of(inputs)), RowAxes)
+    if known.tested is None or not known.tested.issuperset(sites):
+        untested = {*sites} - (known.tested or set())
+        first = {name: tensor[:1] for name, tensor in inputs.items()}
+        with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state():
+            _test(model, first, untested, known)
+        known.tested = (known.tested or set()) | untested
+    return known
+
+
+@contextmanager
+def rows_first(tree: ModuleTree, axes: Mapping[str, Mapping[Path, int]]) -> Iterator[None]:
+    """Shows the outputs of layers with their rows on axis 0 while the block runs: to Captum, and to our own hooks.
+
+    A module that returns what it gets stands in the tree for the layer. The layer's output runs through it, transposed,
+    and back: the model computes the same.
+
+    Args:
+        tree: the modules.
+        axes: by layer, the axis of the rows in each of its tensors where that is not 0, by path.
+    """
+    layers = {name: tree.modules[name] for name in axes}
+    handles = []
+    for name, layer in layers.items():
+        tree.modules[name] = nn.Identity()
+        handles.append(layer.register_forward_hook(partial(_transposed, tree.modules[name], axes[name])))
+    try:
+        yield
+    finally:
+        tree.modules.update(layers)
+        for handle in handles:
+            handle.remove()
+
+
+def _transposed(stand_in: nn.Module, axes: Mapping[Path, int], _layer: nn.Module, _args: object, output: Any) -> Any:
+    def moved(value: Any, *, back: bool) -> Any:
+        def move(path: Path, tensor: Tensor) -> Tensor:
+            axis = axes.get(path, 0)
+            return tensor.movedim(0, axis) if back else tensor.movedim(axis, 0)
+
+        with HookScope([]):  # these operators are not the model's
+            return map_leaves(value, move)
+
+    return moved(stand_in(moved(output, back=False)), back=True)
+
+
+def _test(model: InspectedModel, row: Inputs, sites: Collection[str], known: RowAxes) -> None:
+    """Adds what passes of two sizes show to what is ``known``."""
+    for sizes in _SIZES:
+        try:
+            small, large = (_shapes(model, row, size, sites) for size in sizes)
+        except DeadlineExceeded:
+            raise
+        except Exception:  # a model that takes other batch sizes only, or whose second row has no memory
+            continue
+        same = [place for place, shape in large.items() if place in small and len(small[place]) == len(shape)]
+        for site, place in same:
+            axes: dict[Any, int | None] = known.outputs if site is None else known.sites.setdefault(site, {})
+            axes.setdefault(place, _growing(small[site, place], large[site, place], sizes))
+        if len(same) == len(large):
+            break
+
+
+def _shapes(
+    model: InspectedModel, row: Inputs, size: int, sites: Collection[str]
+) -> dict[tuple[str | None, PlaceInSite | str], torch.Size]:
+    """Returns the shapes of tensors in a pass of ``size`` equal rows: by site and place, and by output of the model."""
+    with observing(model.tree, dict.fromkeys(sites, _VALUES)) as seen, seen.forward():
+        outputs = model.run({name: tensor.repeat(size, *[1] * (tensor.ndim - 1)) for name, tensor in row.items()})
+    shapes: dict[tuple[str | None, PlaceInSite | str], torch.Size] = {
+        (None, name): output.shape for name, output in outputs.items()
+    }
+    for site, calls in seen.calls.items():
+        for number, call in enumerate(calls):
+            parts = ((point, path, part) for point, path, part in call.entries() if part is not None)
+            shapes |= {(site, (point, path, number)): part.values.shape for point, path, part in parts}
+    return shapes
+
+
+def _growing(small: torch.Size, large: torch.Size, sizes: tuple[int, int]) -> int | None:
+    """Returns the one axis that differs, and has as many elements as the batch has rows; None without one."""
+    different = [axis for axis, pair in enumerate(zip(small, large)) if pair[0] != pair[1]]
+    alone = different[0] if len(different) == 1 else None
+    return alone if alone is None or (small[alone], large[alone]) == sizes else None
