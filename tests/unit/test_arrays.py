@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -10,10 +11,24 @@ import numpy as np
 import pytest
 
 import cutaway as ca
-from cutaway.contract.requests import Point
+from cutaway.contract.requests import InspectRequest, Point
 from cutaway.contract.results import AttributionResult, CapturedCall, InspectResult, MetricResult, ModuleCapture
-from cutaway.contract.results.arrays import ArrayField, Entry, by_name, entries, tensors, with_arrays, write_npz
+from cutaway.contract.results.arrays import (
+    ArrayField,
+    Entry,
+    by_name,
+    entries,
+    examples_first,
+    tensors,
+    with_arrays,
+    write_npz,
+)
+from cutaway.contract.results.summary import batch_size
 from cutaway.contract.tensors import Array
+from cutaway.contract.wire import results as wire_results
+from cutaway.jobs.columns import flattened
+from cutaway.jobs.spec import parse_request
+from cutaway.views.inspection import Inspection
 
 
 def attribution(method: str, layer: str = "", **fields: Any) -> AttributionResult:
@@ -89,3 +104,49 @@ def test_any_name_and_type_is_in_the_file() -> None:
         assert saved.files == ["file", "a/b", ""]
         assert saved["file"].tolist() == [0, 1]
         assert (saved["a/b"].dtype, saved["a/b"].tolist()) == (np.dtype("float32"), [0.5, -3.0])
+
+
+def behind() -> InspectResult:
+    """A result whose capture is `[time, batch, features]`, with three times and two examples."""
+    values = np.arange(24.0, dtype=np.float32).reshape(3, 2, 4)
+    return InspectResult(
+        {"output": np.zeros((2, 3), np.float32), "tokens": np.zeros((6, 4), np.float32)},
+        captures={"rnn": ModuleCapture((CapturedCall({Point.OUTPUT: {"[0]": values}}),))},
+        attributions=(AttributionResult("LayerActivation", "rnn", {"rnn": values}),),
+        example_axes={"capture:rnn@output:[0]": 1, "attribution:layer_activation:rnn": 1, "tokens": None},
+    )
+
+
+def test_the_axis_of_examples_goes_over_the_wire() -> None:
+    """It is 0 where it is not named, and none is told from 0."""
+    axes = wire_results.decode(wire_results.encode(behind())).example_axes
+    assert axes == behind().example_axes
+    assert [entry.example_axis for entry in entries(behind())] == [0, None, 1, 1]
+
+
+def test_examples_can_be_put_first() -> None:
+    """Every array but those without an axis of examples; one whose examples are first stays itself."""
+    first = examples_first(behind())
+    given = behind().captures["rnn"].calls[0].leaves[Point.OUTPUT]["[0]"]
+    shown = first.captures["rnn"].calls[0].leaves[Point.OUTPUT]["[0]"]
+    assert np.array_equal(shown, given.swapaxes(0, 1))
+    assert np.array_equal(first.attributions[0].values["rnn"], shown)
+    assert first.example_axes == {"tokens": None}
+    assert examples_first(first) is first
+    assert batch_size(behind()) == 2
+
+
+def test_tables_and_jobs_read_examples_where_they_are() -> None:
+    """A long table and the columns of a job have the rows of the examples; an array without such rows is refused."""
+    result = Inspection.of(behind(), InspectRequest("m"))
+    frame = result.to_pandas()
+    assert list(frame[(frame.example == 1) & (frame.position == 2)].value) == [20.0, 21.0, 22.0, 23.0]
+    template = parse_request({"attributions": [{"method": "layer_activation", "layer": "rnn"}]}, "predicted")
+    kept = replace(behind(), predictions={})
+    columns = {cells.name: cells.values for cells in flattened(kept, template, 2)}
+    assert columns["attribution:layer_activation:rnn"].shape == (2, 3, 4)  # type: ignore[union-attr]
+    with pytest.raises(ca.InvalidArgument, match="tokens#1 has no axis of rows"):
+        list(flattened(behind(), template, 2))
+    of_parameters = replace(kept, parameter_gradients={"w": np.zeros((2, 4))})
+    with pytest.raises(ca.InvalidArgument, match="parameter_gradient:w has no axis of rows"):
+        list(flattened(of_parameters, template, 2))

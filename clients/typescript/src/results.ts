@@ -1,11 +1,12 @@
 /** Replies as people use them. */
 
+import { clone } from "@bufbuild/protobuf";
 import { entries, nameOf, type Place } from "./arrays.js";
 import type { Attribution as AttributionMessage } from "./gen/cutaway/v1/attribution_pb.js";
 import { HookPoint } from "./gen/cutaway/v1/capture_pb.js";
 import { type Check, Verdict } from "./gen/cutaway/v1/check_pb.js";
-import type { ClassPrediction, InspectResponse } from "./gen/cutaway/v1/inspection_pb.js";
-import { byName, fromMessage, type Tensor } from "./tensors.js";
+import { type ClassPrediction, type InspectResponse, InspectResponseSchema } from "./gen/cutaway/v1/inspection_pb.js";
+import { byName, fromMessage, moveFirst, type Tensor } from "./tensors.js";
 
 /** One attribution, with the outcome of its checks. */
 export interface Attribution {
@@ -61,6 +62,16 @@ export function inspection(message: InspectResponse): Inspection {
     attributions: message.attributions.map(attribution),
     message,
   };
+}
+
+/** Returns a result with the examples of each tensor on axis 0, where it has an axis of them: see `exampleAxes`. */
+export function examplesFirst(result: Inspection): Inspection {
+  const axes = new Map(result.message.exampleAxes.map(({ tensor, axis = 0 }) => [tensor, axis]));
+  if (![...axes.values()].some(Boolean)) return result;
+  const message = clone(InspectResponseSchema, result.message);
+  for (const { name, message: tensor } of entries(message)) moveFirst(tensor, axes.get(name) ?? 0);
+  message.exampleAxes = message.exampleAxes.filter(({ axis }) => axis === undefined);
+  return inspection(message);
 }
 
 /** A captured tensor, and where it was. */

@@ -108,6 +108,21 @@ export function byName(tensors: readonly NamedTensor[]): Record<string, Tensor> 
   return Object.assign(Object.create(null) as Record<string, Tensor>, Object.fromEntries(named));
 }
 
+/** Moves an axis of the tensor in a message to the front. */
+export function moveFirst(message: Message, axis: number): void {
+  if (axis === 0) return;
+  const [size = 1] = message.shape.splice(axis, 1).map(Number);
+  const outer = elements(message.shape.slice(0, axis).map(Number));
+  const block = message.data.length / Math.max(1, outer * size);
+  const moved = new Uint8Array(message.data.length);
+  for (let from = 0; from < outer * size; from++) {
+    const to = (from % size) * outer + Math.floor(from / size);
+    moved.set(message.data.subarray(from * block, (from + 1) * block), to * block);
+  }
+  message.shape.unshift(BigInt(size));
+  message.data = moved;
+}
+
 function elements(shape: readonly number[]): number {
   return shape.reduce((product, size) => product * size, 1);
 }

@@ -8,7 +8,8 @@ import * as inspection from "../dist/gen/cutaway/v1/inspection_pb.js";
 import * as calls from "../dist/gen/cutaway/v1/inspection_service_pb.js";
 import { file_google_rpc_error_details as details } from "../dist/gen/google/rpc/error_details_pb.js";
 import { TensorSchema } from "../dist/gen/cutaway/v1/tensor_pb.js";
-import { DataType, fromMessage, tensor, toMessage } from "../dist/index.js";
+import { DataType, examplesFirst, fromMessage, HookPoint, tensor, toMessage } from "../dist/index.js";
+import { inspection as inspectionOf } from "../dist/results.js";
 import * as status from "../dist/gen/google/rpc/status_pb.js";
 
 const directory = process.env.CUTAWAY_GOLDEN ?? "../../protos/testdata";
@@ -29,6 +30,24 @@ for (const file of readdirSync(directory).filter((name) => name.endsWith(".binpb
     assert.equal(message.$unknown, undefined);
   });
 }
+
+test("the examples of a tensor are put first, wherever they were", () => {
+  const data = Int32Array.from({ length: 24 }, (_, index) => index);
+  const values = { path: "", tensor: toMessage(tensor(data, [3, 2, 4])) };
+  const message = create(inspection.InspectResponseSchema, {
+    captures: [{ module: "rnn", point: HookPoint.OUTPUT, calls: [{ leaves: [values] }] }],
+    exampleAxes: [{ tensor: "capture:rnn@output", axis: 1 }, { tensor: "output" }],
+  });
+  const result = examplesFirst(inspectionOf(message));
+  const moved = result.captures["rnn@output"];
+  assert.deepEqual(moved?.shape, [2, 3, 4]);
+  assert.deepEqual([...(moved?.data ?? [])].slice(8, 16), [16, 17, 18, 19, 4, 5, 6, 7]);
+  assert.deepEqual(
+    result.message.exampleAxes.map(({ tensor: name, axis }) => [name, axis]),
+    [["output", undefined]],
+  );
+  assert.equal(examplesFirst(result), result);
+});
 
 const places = Array.from({ length: 2 ** 16 }, (_, bits) => bits);
 

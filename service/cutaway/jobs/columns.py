@@ -11,7 +11,7 @@ import numpy as np
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import TopK
 from cutaway.contract.results import AttributionResult, InspectResult, WarningCode
-from cutaway.contract.results.arrays import Entry, by_name, entries, numbered
+from cutaway.contract.results.arrays import Entry, by_name, entries, examples_first, numbered
 from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.tensors import Array
 from cutaway.jobs.sources.source import Column, Source, Unreadable, check_columns
@@ -38,17 +38,17 @@ def flattened(result: InspectResult, template: RequestTemplate, batch: int) -> I
     """Yields the columns of ``result``, the answer to the request ``template`` for ``batch`` rows.
 
     Raises:
-        InvalidArgument: ``INVALID_VALUE``: axis 0 of a tensor is not the batch.
+        InvalidArgument: ``INVALID_VALUE``: no axis of a tensor is the batch.
     """
-    for cells in _columns(result, template, batch):
+    for cells in _columns(examples_first(result), template, batch):
         if len(cells.values) != batch:
-            raise error(
-                Reason.INVALID_VALUE,
-                f"{cells.name} has {len(cells.values)} values for {batch} rows, so its values do not belong to single "
-                "rows; leave it out of the request",
-                "request",
-            )
+            raise _not_of_rows(f"{cells.name} has {len(cells.values)} values for {batch} rows")
         yield cells
+
+
+def _not_of_rows(what: str) -> CutawayError:
+    text = f"{what}, so its values do not belong to single rows; leave it out of the request"
+    return error(Reason.INVALID_VALUE, text, "request")
 
 
 def _columns(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
@@ -56,6 +56,8 @@ def _columns(result: InspectResult, template: RequestTemplate, batch: int) -> It
     names = tuple(numbered(_attribution_names(template)))
     named = [_renamed(entry, names) for entry in entries(result)]
     for name, entry in by_name(named, _OWN).items():
+        if entry.example_axis is None:
+            raise _not_of_rows(f"{name} has no axis of rows in its shape {list(entry.array.shape)}")
         array = entry.array if entry.is_tensor else entry.array.astype(entry.field.number)
         yield Cells(name, _about(entry), array, None if entry.attribution is None else explained)
     if result.classes:

@@ -10,7 +10,7 @@ import numpy as np
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import InspectRequest, Point
 from cutaway.contract.results import AttributionResult, InspectResult
-from cutaway.contract.results.arrays import ArrayField, Entry, by_name, entries
+from cutaway.contract.results.arrays import ArrayField, Entry, by_name, entries, examples_first
 from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.results.summary import batch_size
 from cutaway.contract.tensors import Array
@@ -31,7 +31,7 @@ def frame(result: InspectResult, what: str, labels: Sequence[str]) -> pandas.Dat
     with importing("to_pandas()"):
         import pandas
     make, columns = _TABLES[what]
-    parts = [pandas.DataFrame(part) for part in make(result, labels)]
+    parts = [pandas.DataFrame(part) for part in make(examples_first(result), labels)]
     if not parts:
         return pandas.DataFrame(columns=columns)
     table = pandas.concat(parts, ignore_index=True)
@@ -158,6 +158,7 @@ def dataset(result: InspectResult, request: InspectRequest) -> xarray.Dataset:
     """Returns all arrays of ``result`` and the tensors sent; see `Inspection.to_xarray`."""
     with importing("to_xarray()"):
         import xarray
+    result = examples_first(result)
     dimensions = _Dimensions(batch_size(result), 0 if result.targets is None else result.targets[:1].size)
     sent = [Entry(array, _SENT, name) for name, array in sent_tensors(result, request).items()]
     found = by_name([*sent, *entries(result)], ("example", *_OF_EXAMPLES))
@@ -220,7 +221,7 @@ class _Dimensions:
 
     def _named(self, owner: str, entry: Entry) -> list[str]:
         array, leading = entry.array, []
-        if array.ndim and len(array) == self.rows and entry.field.by_row:
+        if entry.example_axis == 0 and len(array) == self.rows:
             leading.append("example")
         if leading and _is_of_target(entry) and self._targets > 1 and array.shape[1:2] == (self._targets,):
             leading.append("target")

@@ -13,7 +13,7 @@ import numpy as np
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import AttributionResult, InspectResult
-from cutaway.contract.results.arrays import CLASSES, by_name, entries
+from cutaway.contract.results.arrays import CLASSES, by_name, entries, examples_first
 from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.results.summary import batch_size, class_name, first, harmless, outline, summarise
 from cutaway.contract.tensors import Array
@@ -93,7 +93,8 @@ def page(result: InspectResult, request: InspectRequest, labels: Sequence[str]) 
     """
     rows, room = batch_size(result), _Room(CHARACTERS)
     pictures: dict[str, str] = {}
-    examples = [_example(result, request, labels, row, pictures, room) for row in range(min(rows, EXAMPLES))]
+    shown = examples_first(result)
+    examples = [_example(shown, request, labels, row, pictures, room) for row in range(min(rows, EXAMPLES))]
     grounds = "".join(f".cutaway .{style}{{background-image:url({url})}}" for style, url in pictures.items())
     return element(
         "div",

@@ -17,7 +17,7 @@ import numpy as np
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ClassPrediction, InspectResult, Verdict
-from cutaway.contract.results.arrays import captures
+from cutaway.contract.results.arrays import captures, examples_first
 from cutaway.contract.results.summary import batch_size
 from cutaway.contract.tensors import Array
 from cutaway.views.drawings import (
@@ -60,7 +60,7 @@ def figure(result: InspectResult, inputs: Mapping[str, Array] | None = None, row
     rows = batch_size(result) or 1
     if not 0 <= row < rows:
         raise error(Reason.INVALID_VALUE, f"the batch has the rows 0 to {rows - 1}, not {row}", "row")
-    example = _Example(result, row, rows)
+    example = _Example(examples_first(result), row, rows)
     return _draw(example, _sections(example, inputs or {}))
 
 

@@ -1,7 +1,7 @@
 /** Trying a change: each newer one ends the call before; when it rests, what it did downstream is asked for. */
 
 import { effect, signal } from "@preact/signals";
-import { byName, type Inspection, type Question } from "@cutaway/client";
+import { byName, examplesFirst, type Inspection, type Question } from "@cutaway/client";
 import { editOf, type EditTarget, unchanged, type EditDraft } from "./edit.js";
 import { changesBetween, layersBelow } from "./downstream.js";
 import type { Named } from "../pictures/Bars.js";
@@ -79,7 +79,7 @@ async function attempt(change: EditDraft, answer: Exchange, signal: AbortSignal)
     signal.throwIfAborted();
     const all = layersBelow(answer.model, rowsOf(answer));
     const layers = (question: Question, captures: string[], options = {}): Promise<Inspection> =>
-      client.value.inspect({ ...question, captures }, options);
+      client.value.inspect({ ...question, captures }, options).then(examplesFirst);
     if (unedited?.asked !== answer) {
       unedited = { asked: answer, reply: layers(bare, all) };
       unedited.reply.catch(() => (unedited = undefined)); // the next change asks again

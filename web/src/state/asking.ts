@@ -1,7 +1,7 @@
 /** Asking: the question, what is under way, and what came back. */
 
 import { computed, signal } from "@preact/signals";
-import { CutawayError, type ModelDetail, type Question } from "@cutaway/client";
+import { CutawayError, examplesFirst, type ModelDetail, type Question } from "@cutaway/client";
 import { type Exchange, bytesOf, rowsOf } from "./exchange.js";
 import { type Draft, emptyDraft } from "./draft.js";
 import { client, note } from "./server.js";
@@ -93,7 +93,7 @@ export async function ask(change: Partial<Question> = {}): Promise<Exchange | un
   return newest(async (signal) => {
     const began = performance.now();
     since.value = began;
-    const reply = await client.value.inspect(question, { signal });
+    const reply = examplesFirst(await client.value.inspect(question, { signal }));
     signal.throwIfAborted();
     const milliseconds = performance.now() - began;
     const weights = reply.message.provenance?.weightsSha256 ?? "";
