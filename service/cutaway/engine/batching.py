@@ -7,7 +7,7 @@ same are joined into one request, checks included. A request that cannot share, 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -305,10 +305,26 @@ def _run_together(group: Group) -> dict[int, Outcome]:
     with suppress(BaseException):
         parts = [*_bundles(group)]
         with first.model.session(cancellation, first.request.arguments):
-            mains = run_main_pass([joined([*part.values()]) for part in parts])
+            with _without_draws(group):
+                mains = run_main_pass([joined([*part.values()]) for part in parts])
             for part, main in zip(parts, mains):
                 outcomes |= _finished(part, main, companions)
     return outcomes
+
+
+@contextmanager
+def _without_draws(group: Group) -> Iterator[None]:
+    """Raises `CannotShare` if random numbers are drawn in the block, and a request has a seed: in a batch, its rows get
+    others than alone."""
+    if all(plan.seed is None for plan in group.values()):
+        yield
+        return
+    model = next(iter(group.values())).model
+    with model.kept_rng_state():
+        before = model.rng_fingerprint()
+        yield
+        if model.rng_fingerprint() != before:
+            raise CannotShare
 
 
 def _finished(part: Group, main: MainPass, companions: int) -> dict[int, Outcome]:
@@ -316,7 +332,8 @@ def _finished(part: Group, main: MainPass, companions: int) -> dict[int, Outcome
     nothing for those that cannot be split."""
     model = main.plan.model
     try:
-        with model.cancelled_by(main.plan.cancellation), model.passes.uncounted():
+        cancelled = model.cancelled_by(main.plan.cancellation)
+        with cancelled, model.passes.uncounted(), model.drawing_from(main.plan.seed):
             result = finish(main._replace(timings=replace(main.timings)))
             result = replace(result, provenance=replace(result.provenance, companions=companions))
             return dict(zip(part, split(result, [plan.rows for plan in part.values()])))

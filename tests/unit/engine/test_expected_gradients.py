@@ -123,20 +123,21 @@ def test_a_model_that_draws_from_numpy_does_not_disturb_captum() -> None:
         assert close(result.attributions[0].values["x"], expected, SMALL)
 
 
-def test_draws_aside_are_of_a_stream_of_their_own() -> None:
-    """What is drawn inside is as if nothing were drawn aside, and what is drawn aside as if nothing were inside."""
+def test_draws_aside_are_of_a_seed_of_their_own() -> None:
+    """What is drawn inside is as if nothing were drawn aside, and what is drawn aside is the same each time."""
 
     def draws(inside: bool, aside: bool) -> tuple[list[float], list[float]]:
         found: tuple[list[float], list[float]] = ([], [])
-        with seeded(SEED, torch.device("cpu")) as apart:
+        with seeded(SEED, torch.device("cpu")):
             for _ in range(3):
                 if inside:
                     found[0].extend((float(torch.rand(())), np.random.uniform()))
                 if aside:
-                    with apart():
+                    with seeded(SEED + 1, torch.device("cpu")):
                         found[1].extend((float(torch.rand(())), np.random.uniform()))
         return found
 
     both = draws(inside=True, aside=True)
     assert both == (draws(inside=True, aside=False)[0], draws(inside=False, aside=True)[1])
+    assert both[1] == both[1][:2] * 3
     assert not set(both[0]) & set(both[1])

@@ -223,6 +223,103 @@ def test_a_comparison_rolls_no_dice() -> None:
     assert not np.array_equal(compared.predictions["output"], compared.unedited["output"])
 
 
+OWN, OF_NUMPY, OF_PYTHON = torch.Generator(), np.random.default_rng(0), random.Random(0)
+
+SAMPLERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda h: h + torch.randn_like(h),
+    "one number for all rows": lambda h: h + torch.rand(()),
+    "bernoulli": lambda h: torch.bernoulli(h.sigmoid()),
+    "multinomial": lambda h: torch.multinomial(h.softmax(1), 2, replacement=True).double(),
+    "numpy": lambda h: h * float(np.random.uniform()),
+    "python": lambda h: h * random.random(),
+    "all": lambda h: h * (random.random() + np.random.uniform()) + torch.rand(()),
+    "a generator of its own": lambda h: h + torch.rand(h.shape, generator=OWN),
+    "one of numpy": lambda h: h * float(OF_NUMPY.uniform()),
+    "one of python": lambda h: h * OF_PYTHON.random(),
+}
+
+
+class Sampler(nn.Module):
+    """Draws random numbers in evaluation mode."""
+
+    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 5, dtype=torch.float64)
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.draw(self.a(x))
+
+
+def dice() -> list[object]:
+    """How all generators lie."""
+    own = (OWN.get_state().tolist(), OF_NUMPY.bit_generator.state, OF_PYTHON.getstate())
+    return [torch.get_rng_state().tolist(), repr(np.random.get_state()), random.getstate(), *own]
+
+
+def by_hand(model: nn.Module, x: Tensor, seed: int) -> Any:
+    """What the model returns once every generator is seeded."""
+    global OF_NUMPY
+    state = OF_NUMPY.bit_generator.state
+    OF_NUMPY.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+    for each in (torch.manual_seed, np.random.seed, random.seed, OWN.manual_seed, OF_PYTHON.seed):
+        each(seed)
+    returned = model(x).detach().numpy()
+    OF_NUMPY.bit_generator.state = state
+    return returned
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_seed_is_that_of_what_the_model_draws_too(name: str) -> None:
+    """The same seed gives what the model returns after that seed by hand, whatever was drawn before; the generators lie
+    as before, and the next one asks with another seed or with none."""
+    model = Sampler(SAMPLERS[name]).eval()
+    served, x = worker(model), {"x": X["x"].double()}
+    first, other = (by_hand(model, x["x"], seed) for seed in (7, 8))
+    assert not np.array_equal(first, other)
+    for seed, expected in ((7, first), (8, other), (7, first)):
+        before = dice()
+        asked = ask(served, x, seed=seed, captures=["."])
+        assert dice() == before
+        assert asked.provenance.seed == seed
+        assert np.array_equal(asked.predictions["output"], expected)
+        assert np.array_equal(asked.captures[""].output, expected)
+        free, again = (ask(served, x).predictions["output"] for _ in range(2))
+        assert not np.array_equal(free, again)
+        assert dice() != before
+
+
+def test_requests_with_seeds_are_answered_together_as_alone() -> None:
+    """Neighbours move no row's draws, not those of a model whose rows look independent either."""
+
+    def rarely(h: Tensor) -> Tensor:
+        return h * (1 if float(h.abs().max()) < 1e3 else torch.rand(h.shape[0], 1))
+
+    for draw in (*SAMPLERS.values(), rarely):
+        served = worker(Sampler(draw).eval())
+        assert len([*served.answer([row({"x": X["x"][[number]].double()}) for number in range(2)])]) == 2
+        rows = [(1e6 * X["x"][[number]].double(), seed) for number, seed in enumerate((7, 8, None))]
+        replies = served.answer([row({"x": x}, seed=seed) for x, seed in rows])
+        for reply, (x, seed) in zip(replies, rows):
+            if seed is not None:
+                alone = ask(served, {"x": x}, seed=seed)
+                assert np.array_equal(outcome(reply).predictions["output"], alone.predictions["output"])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mode", ["same_pass", "independent"])
+@pytest.mark.parametrize("name", ["normal", "one number for all rows", "numpy", "python", "a generator of its own"])
+def test_a_seed_hides_no_chance(name: str, mode: str) -> None:
+    """A model that draws is still found, though each pass of a request with a seed draws the same numbers; and a check
+    leaves the generators as they lay."""
+    served, before = worker(Sampler(SAMPLERS[name]).eval()), dice()
+    methods = [ca.Saliency(), ca.IntegratedGradients(n_steps=4), ca.FeatureAblation(), ca.ShapleyValueSampling()]
+    for number, asked in enumerate(methods):
+        got = ask(served, {"x": X["x"].double()}, seed=7, attributions=[asked], check=mode, target=1).attributions[0]
+        assert got.verdict == "INCONCLUSIVE", number
+        assert "RANDOM_FORWARD" in [check.cause for check in got.checks]
+        assert dice() == before
+
+
 # The hooks by themselves.
 
 

@@ -230,7 +230,7 @@ class _Comparison:
         return () if many or apart else self.passes
 
     def _one_more(self) -> Tensor:
-        with model_properties.unrecorded(self.problem), torch.no_grad():
+        with self.problem.model.unrecorded(), torch.no_grad():
             return self.problem.read(self.problem.inputs).detach()
 
     @cached_property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import wraps
@@ -113,19 +113,12 @@ def _foreign_hooks(problem: AttributionProblem) -> Sequence[Hashable]:
     return [(name, foreign) for name, foreign in numbers if foreign]
 
 
-@contextmanager
-def unrecorded(problem: AttributionProblem) -> Iterator[None]:
-    """Surrounds passes that belong to no request: they are not counted, and do not advance the random generators."""
-    with problem.model.passes.uncounted(), problem.model.kept_rng_state():
-        yield
-
-
 def _unrecorded_test(test: Callable[[AttributionProblem], T]) -> Callable[[AttributionProblem], T | None]:
     """Decorates a test whose passes belong to no request, and which finds nothing where the model cannot run."""
 
     @wraps(test)
     def unrecorded_test(problem: AttributionProblem) -> T | None:
-        with unrecorded(problem), suppress(InvalidArgument):  # the request's own pass reports such a model
+        with problem.model.unrecorded(), suppress(InvalidArgument):  # the request's own pass reports such a model
             return test(problem)
         return None
 

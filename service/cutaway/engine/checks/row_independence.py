@@ -124,7 +124,7 @@ def _compare_batches(
     first, second, third, fourth = rows
     batches = ([first], [first, second], [second, third, fourth], [third])
     try:
-        with model.passes.uncounted(), model.kept_rng_state():
+        with model.unrecorded():
             one, two, three, other = (_run(model, concatenated(batch), hook_points, source) for batch in batches)
     except CutawayError:
         return {}  # a model that cannot run on these rows proves nothing

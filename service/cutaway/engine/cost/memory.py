@@ -74,7 +74,7 @@ def _most_bytes(plan: RequestPlan, copies: int) -> int:
     """Returns the most bytes of all tensors at one time of a forward pass of ``copies`` of the first row."""
     model, backward = plan.model, _runs_backward(plan)
     kept = {name: {Point.OUTPUT: CaptureSpec()} for name in _captured(plan)}
-    with model.session(plan.cancellation, plan.request.arguments), model.passes.uncounted(), model.kept_rng_state():
+    with model.session(plan.cancellation, plan.request.arguments), model.unrecorded():
         inputs = concatenated([{name: tensor[:1] for name, tensor in plan.inputs.items()}] * copies)
         if backward:
             inputs = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}

@@ -388,7 +388,7 @@ def inspect(
 def run_plan(plan: RequestPlan) -> results.InspectResult:
     """Answers the request of ``plan``, as `inspect`."""
     plan.model.passes.reset()
-    with plan.model.session(plan.cancellation, plan.request.arguments):
+    with plan.model.session(plan.cancellation, plan.request.arguments), plan.model.drawing_from(plan.seed):
         unedited = _run_unedited(plan) if plan.request.compare else {}
         (main,) = run_main_pass([plan])  # hook, forward, backward
         return finish(main, unedited)

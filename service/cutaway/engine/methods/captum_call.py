@@ -32,7 +32,7 @@ from cutaway.engine.passes.reference_inputs import layer_value_name
 from cutaway.engine.passes.targets import neuron_selector
 from cutaway.engine.references.observation import module_calls
 from cutaway.engine.runtime.numerics import to_numpy
-from cutaway.engine.runtime.rng import ModelStream, seeded
+from cutaway.engine.runtime.rng import LARGEST_SEED, seeded
 
 # The table of attribution methods: a new method is a new row, in the file of its family.
 
@@ -79,10 +79,8 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
         _translated_errors(problem),
         method.model_context(problem),
         quicker_captum(),
-        seeded(problem.seed, problem.model.device) as model_stream,
+        _draws(problem),
     ):
-        if problem.seed is not None:
-            called = _with_own_stream(model_stream, called)
         if method.applies_to_modules:
             called = _Module(problem.model.module, called)
         captum = getattr(attr, type(problem.request).__name__)
@@ -100,14 +98,19 @@ def _neuron_selector(problem: AttributionProblem, request: requests.NeuronAttrib
     return request.neuron.index if output is None else neuron_selector(request.neuron, output)
 
 
-def _with_own_stream(model_stream: ModelStream, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Returns ``forward`` with random numbers from another stream than Captum's."""
+@contextmanager
+def _draws(problem: AttributionProblem) -> Iterator[None]:
+    """Seeds what Captum draws in the block, if it draws.
 
-    def wrapped(*tensors: Tensor) -> Tensor:
-        with model_stream():
-            return forward(*tensors)
-
-    return wrapped
+    It draws between the model's passes. Passes of a model that draws too do not advance the generators, and get numbers
+    of another seed: equal numbers would not be independent of Captum's.
+    """
+    if problem.seed is None:
+        yield
+        return
+    model, of_model = problem.model, (problem.seed + 1) & LARGEST_SEED
+    with seeded(problem.seed, model.device), model.drawing_from(of_model, beside_draws=True):
+        yield
 
 
 def _leaves(problem: AttributionProblem) -> tuple[Tensor, ...]:
@@ -209,7 +212,7 @@ def metrics(problem: AttributionProblem, values: Values) -> tuple[MetricResult, 
     """
     results = []
     for index, metric in enumerate(problem.request.metrics):
-        with at(f"metrics[{index}]"), seeded(problem.seed, problem.model.device):
+        with at(f"metrics[{index}]"), _draws(problem):
             result: Tensor = METRICS[type(metric)](metric, problem, values)
         results.append(MetricResult(requests.field_name(type(metric)), to_numpy(result.detach().cpu().double())))
     return tuple(results)

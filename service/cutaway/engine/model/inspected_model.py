@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -20,7 +21,7 @@ from cutaway.contract.results import InputSpec
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, ProcessSetting, StateGuard, is_out_of_memory
 from cutaway.engine.runtime.numerics import leaves
-from cutaway.engine.runtime.rng import kept_rng_state
+from cutaway.engine.runtime.rng import fingerprint, kept_rng_state, own_generators, seed_generators, seeded
 
 # The fast path of PyTorch's transformer layers hides modules from hooks and turns padded batches into nested tensors.
 # PyTorch takes it where no gradient is computed and no hook is registered.
@@ -156,6 +157,8 @@ class InspectedModel:
         self._pass_context: Callable[[], AbstractContextManager[None]] = nullcontext
         self._cancellation = NEVER_CANCELLED
         self._arguments: Mapping[str, Argument] = {}
+        self._seed: int | None = None
+        self._is_beside_draws = False
 
     def run(self, inputs: Inputs) -> Outputs:
         """Runs a forward pass on copies of ``inputs``, which the model may change in place.
@@ -172,15 +175,43 @@ class InspectedModel:
             shapes = [f"{name} {dtype_text(tensor)}{list(tensor.shape)}" for name, tensor in inputs.items()]
             return f" on {', '.join(shapes + [f'{name}={value!r:.40}' for name, value in self._arguments.items()])}"
 
-        with _failures_of("forward", what), self._pass_context(), self._kernels(), NO_FASTPATH.applied():
+        numbers = self._draws()
+        with _failures_of("forward", what), self._pass_context(), self._kernels(), NO_FASTPATH.applied(), numbers:
             returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
         outputs = _named(returned)
         self.passes.count_backwards(outputs)
         return outputs
 
     def kept_rng_state(self) -> AbstractContextManager[None]:
-        """Returns a context after which PyTorch's random number generators continue as before it."""
-        return kept_rng_state(self.device)
+        """Returns a context after which all generators, the model's own too, continue as before it."""
+        return kept_rng_state(self.device, self._generators)
+
+    def rng_fingerprint(self) -> Hashable:
+        """Returns what changes whenever the model draws random numbers."""
+        return fingerprint(self.device, self._generators)
+
+    @contextmanager
+    def drawing_from(self, seed: int | None, *, beside_draws: bool = False) -> Iterator[None]:
+        """Seeds all generators before each forward pass of the block, which therefore all draw the same numbers.
+
+        The generators continue as before the block after it.
+
+        Args:
+            seed: None leaves the generators as they are.
+            beside_draws: whether others draw between the passes, and must not notice them.
+        """
+        kept = nullcontext() if seed is None or beside_draws else self.kept_rng_state()
+        with kept, self._temporarily(_seed=seed, _is_beside_draws=beside_draws):
+            yield
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Surrounds passes that belong to no request: they are not counted, and have no seed.
+
+        The generators continue as before the block after it.
+        """
+        with self.passes.uncounted(), self.kept_rng_state(), self.drawing_from(None):
+            yield
 
     @contextmanager
     def session(
@@ -225,6 +256,19 @@ class InspectedModel:
         finally:
             for name, value in before.items():
                 setattr(self, name, value)
+
+    @cached_property
+    def _generators(self) -> list[object]:
+        return own_generators(self.module)
+
+    def _draws(self) -> AbstractContextManager[None]:
+        """Seeds the generators for a forward pass; they continue as before the returned context if others use them."""
+        if self._seed is None:
+            return nullcontext()
+        if self._is_beside_draws:
+            return seeded(self._seed, self.device, self._generators)
+        seed_generators(self._seed, self.device, self._generators)
+        return nullcontext()
 
     def _kernels(self) -> AbstractContextManager[None]:
         # cuDNN's RNNs refuse a backward pass in evaluation mode; PyTorch's own kernels do not. Other models run under

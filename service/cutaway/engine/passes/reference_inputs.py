@@ -147,7 +147,7 @@ def operator_dtypes(problem: AttributionProblem) -> set[torch.dtype]:
     model = problem.model
 
     def seen() -> set[torch.dtype]:
-        with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state(), _DataTypes() as types:
+        with torch.no_grad(), model.unrecorded(), _DataTypes() as types:
             model.run(problem.inputs)
         return cast("set[torch.dtype]", types.seen)
 

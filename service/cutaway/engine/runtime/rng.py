@@ -1,12 +1,12 @@
-"""Random numbers from a seed for one attribution; afterwards all generators continue as if nothing had been drawn."""
+"""Random numbers from a seed; afterwards all generators continue as if nothing had been drawn."""
 
 from __future__ import annotations
 
 import inspect
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -16,9 +16,6 @@ import torch
 from torch import Tensor, nn
 
 LARGEST_SEED = 2**63 - 1
-
-ModelStream: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Returns a context for a forward pass in which the model draws from a stream of its own."""
 
 
 def new_seed() -> int:
@@ -32,63 +29,49 @@ def numpy_seed(seed: int) -> int:
 
 
 @contextmanager
-def seeded(seed: int | None, device: torch.device) -> Iterator[ModelStream]:
-    """Seeds the generators while the block runs: the same seed gives the same numbers, whatever the model draws.
-
-    Captum draws between the model's passes, from PyTorch's generators and from NumPy's. A model that draws too (dropout
-    that ignores evaluation mode) would advance these, and Captum's numbers could not be repeated. Therefore the model
-    draws from streams of its own.
-
-    Args:
-        seed: None leaves all generators as they are.
-        device: the model's device.
-
-    Yields:
-        A function that returns a context manager. Run each forward pass of the model inside one: there the model draws
-        from its own streams, and Captum's generators do not advance.
-    """
-    if seed is None:
-        yield nullcontext
-        return
-    with ExitStack() as ends:
-        ends.enter_context(kept_rng_state(device))
-        ends.callback(np.random.set_state, np.random.get_state())
-        _seed((seed + 1) & LARGEST_SEED, device)
-        model_states = _states(device)
-
-        @contextmanager
-        def model_stream() -> Iterator[None]:
-            nonlocal model_states
-            captum_states = _states(device)
-            _restore(model_states, device)
-            try:
-                yield
-            finally:
-                model_states = _states(device)
-                _restore(captum_states, device)
-
-        _seed(seed, device)
-        yield model_stream
-
-
-def kept_rng_state(device: torch.device) -> AbstractContextManager[None]:
-    """Returns a context after which PyTorch's generators continue as before it."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+def seeded(seed: int, device: torch.device, own: Sequence[object] = ()) -> Iterator[None]:
+    """Seeds all generators while the block runs, as `seed_generators`; they continue as before it afterwards."""
+    with kept_rng_state(device, own):
+        seed_generators(seed, device, own)
+        yield
 
 
 @contextmanager
-def reseeded(device: torch.device) -> Iterator[None]:
-    """Gives the generators of PyTorch, NumPy and Python a new random seed while the block runs; they continue as before
-    it afterwards."""
-    states, python = _states(device), random.getstate()
-    seed = new_seed()
-    _seed(seed, device)
-    random.seed(seed)
+def kept_rng_state(device: torch.device, own: Sequence[object] = ()) -> Iterator[None]:
+    """Keeps the state of the generators of PyTorch, NumPy and Python, and of a model's ``own``, over a block."""
+    states, of_python, of_own = _states(device), random.getstate(), [*map(_state_of, own)]
     try:
         yield
     finally:
         _restore(states, device)
-        random.setstate(python)
+        random.setstate(of_python)
+        for generator, state in zip(own, of_own):
+            _set_state(generator, state)
+
+
+def seed_generators(seed: int, device: torch.device, own: Sequence[object] = ()) -> None:
+    """Seeds the generators of PyTorch, NumPy and Python, and a model's ``own``, as their own functions do.
+
+    Args:
+        seed: of 63 bits; NumPy's generators get 32 of them.
+        device: the model's device.
+        own: what `own_generators` returned.
+    """
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(numpy_seed(seed))
+    random.seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    for generator in own:
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(seed).state
+        elif isinstance(generator, np.random.RandomState):
+            generator.seed(numpy_seed(seed))
+        elif isinstance(generator, random.Random):
+            generator.seed(seed)
 
 
 _States: TypeAlias = tuple[Tensor, Any, "Tensor | None"]
@@ -104,7 +87,8 @@ def fingerprint(device: torch.device, own: Sequence[object] = ()) -> tuple[objec
     """Returns what changes whenever a model draws from a generator of PyTorch, NumPy or Python, or from its ``own``."""
     host, (_, keys, position, *_), cuda = _states(device)
     bytes_of = [bytes(state.numpy()) for state in (host, cuda) if state is not None]
-    return *bytes_of, keys.tobytes(), position, random.getstate(), *map(_state_of, own)
+    of_own = (bytes(state.numpy()) if isinstance(state, Tensor) else repr(state) for state in map(_state_of, own))
+    return *bytes_of, keys.tobytes(), position, random.getstate(), *of_own
 
 
 def own_generators(module: nn.Module) -> list[object]:
@@ -120,7 +104,7 @@ def own_generators(module: nn.Module) -> list[object]:
         known |= set(map(id, new))
         generators |= {id(value): value for value in new if isinstance(value, _GENERATORS)}
         waiting = [inner for value in new for inner in _held_by(value)]
-    return list(generators.values())
+    return [generator for generator in generators.values() if not isinstance(generator, random.SystemRandom)]
 
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -146,13 +130,23 @@ def _held_by(value: Any) -> Iterable[object]:
     return [*getattr(value, "__dict__", {}).values(), vars(type(value)).get("__call__")]
 
 
-def _state_of(generator: Any) -> object:
+def _state_of(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
-        return bytes(generator.get_state().numpy())
+        return generator.get_state()
     if isinstance(generator, random.Random):
         return generator.getstate()
-    bits = generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state()
-    return repr(bits)
+    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
 
 
 def _restore(states: _States, device: torch.device) -> None:
@@ -161,11 +155,3 @@ def _restore(states: _States, device: torch.device) -> None:
     np.random.set_state(numpy)
     if cuda is not None:
         torch.cuda.set_rng_state(cuda, device)
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(numpy_seed(seed))
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)

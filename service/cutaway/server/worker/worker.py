@@ -55,7 +55,7 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel, argumen
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, timed
 from cutaway.engine.planning.plan import RequestPlan, plan_request
 from cutaway.engine.runtime.numerics import from_numpy, to_numpy
-from cutaway.engine.runtime.rng import fingerprint, reseeded
+from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
 from cutaway.server.archive import reader
 from cutaway.server.archive.reader import ArchiveManifest
 from cutaway.server.settings import Settings
@@ -111,7 +111,7 @@ def _load_archived(manifest: ArchiveManifest, directory: Path, device: str) -> t
     build = partial(_build, find_adapter(manifest.adapter, directory), manifest, directory)
     adapter, model = build(device)
     if not (manifest.weights or manifest.random_weights) and fingerprint(torch.device(device)) != before:
-        with reseeded(torch.device(device)):
+        with seeded(new_seed(), torch.device(device)):
             _require_chosen_parameters(model, build)
     return adapter, model
 
