@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import InputSpec
-from cutaway.engine.model.input_validation import check_feature_names, specs_from_signature
+from cutaway.engine.model.input_validation import check_feature_names, specs_from_signature, takes_any_name
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 
 
@@ -259,7 +259,13 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
     for spec in inputs:
         check_feature_names(spec)
     module = module.eval().to(device)
-    return InspectedModel(module, lambda inputs: adapter.forward(module, inputs), inputs, adapter.labels)
+    return InspectedModel(
+        module,
+        lambda inputs: adapter.forward(module, inputs),
+        inputs,
+        adapter.labels,
+        takes_any_name=not adapter.inputs and takes_any_name(module),
+    )
 
 
 def create_adapter(kind: type[Adapter], options: Mapping[str, str], directory: Path, weights: Path | None) -> Adapter:

@@ -24,6 +24,7 @@ from cutaway.engine.cost.estimate import estimate
 from cutaway.engine.cost.pass_count import kept_elements
 from cutaway.engine.execution.inspect import finish, run_plan
 from cutaway.engine.execution.main_pass import MainPass, may_share, run_main_pass
+from cutaway.engine.execution.unread_inputs import untested_names
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.model.session import latest
@@ -218,7 +219,7 @@ def _groups(plans: Sequence[RequestPlan]) -> Iterator[Group]:
     """Yields groups of at least two requests; a request in none runs alone."""
     stacking: dict[Hashable, Group] = {}
     for number, plan in enumerate(plans):
-        if not plan.cancellation.is_cancelled and may_share(plan.request):
+        if not plan.cancellation.is_cancelled and may_share(plan.request) and not untested_names(plan):
             tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
             stacking.setdefault((tensors, arguments_kind(plan.request.arguments)), {})[number] = plan
     for group in (group for group in stacking.values() if len(group) > 1):

@@ -19,6 +19,8 @@ from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.planning.plan import plan_request
 from cutaway.gateway import serve
 from tests.support.checked_attributions import noise, wired
+from tests.support.worker_calls import ask as worker_ask
+from tests.support.worker_calls import outcome, row, worker
 
 X = {"x": noise(2, 3)}
 
@@ -151,3 +153,127 @@ def test_the_passes_that_are_counted_beforehand_get_them() -> None:
     )
     ((_, passes),) = costs(plan)
     assert passes >= 3 * len(X["x"])
+
+
+# Names that vanish in the ``**kwargs`` of a forward.
+
+
+class Masked(nn.Module):
+    """Takes names as transformers' models do, and reads one from its ``**kwargs``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(10, 4)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        assert input_ids is not None
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        h = (self.words(input_ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        return self.fc(h + kwargs.get("shift", 0)) * kwargs.get("scale", 1)
+
+
+class Wrapped(nn.Module):
+    """Gives whatever it gets to another model, on that one's device; ``noisy`` adds random numbers."""
+
+    def __init__(self, noisy: bool = False) -> None:
+        super().__init__()
+        self.inner = Masked()
+        self.noisy = noisy
+
+    def forward(self, **inputs: Any) -> Any:
+        inputs = {name: each.to("cpu") if isinstance(each, Tensor) else each for name, each in inputs.items()}
+        returned = self.inner(**inputs)
+        return {"logits": returned + torch.rand(()) if self.noisy else returned}
+
+
+TOKENS = {
+    "input_ids": torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0]]),
+    "attention_mask": torch.ones(2, 4, dtype=torch.int64),
+}
+SHORT = TOKENS["input_ids"].clamp(max=1)
+SHIFT = torch.tensor([[0.5], [0.25]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "arguments", "field", "words"),
+    [
+        ({"attention_mak": SHORT}, {}, "tensors.by_name.attention_mak", "did you mean 'attention_mask'"),
+        (
+            {"attention_mask": SHORT, "extra": SHIFT},
+            {},
+            "tensors.by_name.extra",
+            "the model takes input_ids, attention",
+        ),
+        ({"shift": SHIFT, "shfit": SHIFT}, {}, "tensors.by_name.shfit", "not 'shfit'"),
+        ({}, {"attention_msk": None}, "arguments.attention_msk", "did you mean 'attention_mask'"),
+        ({}, {"input_id": "a"}, "arguments.input_id", "did you mean 'input_ids'"),
+    ],
+)
+def test_a_name_that_vanishes_is_refused_by_the_named_ones(
+    inputs: dict[str, Tensor], arguments: dict[str, Any], field: str, words: str
+) -> None:
+    """As often as it is sent, in a batch with others too; and what ``**kwargs`` takes and reads is answered."""
+    served = worker(Masked())
+    for _ in range(2):
+        sent = {"input_ids": TOKENS["input_ids"], **inputs}
+        with pytest.raises(ca.InvalidArgument, match=words) as caught:
+            worker_ask(served, sent, arguments=arguments)
+        assert (caught.value.reason, caught.value.field) == ("INPUT_UNKNOWN", field)
+        replies = [outcome(reply) for reply in served.answer([row(sent, arguments=arguments), row(sent)])]
+        assert isinstance(replies[0], ca.InvalidArgument)
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"shift": SHIFT}, {"shift": 0 * SHIFT}, {"attention_mask": TOKENS["attention_mask"]}]
+)
+@pytest.mark.parametrize("arguments", [{}, {"scale": 2.0}, {"scale": 1}])
+@pytest.mark.parametrize("model", [Masked, Wrapped, lambda: Wrapped(noisy=True)])
+def test_what_is_read_is_answered(model: Any, inputs: dict[str, Tensor], arguments: dict[str, Any]) -> None:
+    """Also where its value makes no difference: no name is doubted that the model reads."""
+    sent = {"input_ids": TOKENS["input_ids"], **inputs}
+    got = worker_ask(worker(model()), sent, arguments=arguments, seed=3)
+    assert not got.warnings
+    torch.manual_seed(3)
+    expected = model().eval()
+    torch.manual_seed(3)
+    returned = expected(**sent, **arguments)
+    assert np.array_equal(
+        next(iter(got.predictions.values())),
+        (returned if isinstance(returned, Tensor) else returned["logits"]).detach(),
+    )
+    assert got.provenance.forwards == 1
+
+
+def test_an_argument_that_changes_nothing_is_warned_of() -> None:
+    """It may be a default; with every type of value."""
+    served = worker(Masked())
+    for value in (2, 0.5, True, "text", None):
+        got = worker_ask(served, {"input_ids": TOKENS["input_ids"]}, arguments={"scael": value, "scale": 2})
+        assert [(each.code, each.subject) for each in got.warnings] == [("INPUT_NOT_READ", "scael")]
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_a_wrapper_that_takes_any_name_is_warned_of(noisy: bool) -> None:
+    """With the name; every answer says so, and the others are answered without."""
+    served = worker(Wrapped(noisy))
+    for _ in range(2):
+        got = worker_ask(served, {"input_ids": TOKENS["input_ids"], "attention_mak": SHORT}, arguments={"scael": 2})
+        assert [(each.code, each.subject) for each in got.warnings] == [
+            ("INPUT_NOT_READ", "attention_mak"), ("INPUT_NOT_READ", "scael")
+        ]  # fmt: skip
+        assert "right name" in got.warnings[0].message
+        assert not worker_ask(served, TOKENS).warnings
+
+
+def test_an_unnamed_tensor_finds_its_place_beside_any_names() -> None:
+    """A forward's only input without a default, though it takes others by any name."""
+
+    class Open(nn.Module):
+        def forward(self, image: Tensor, *more: Tensor, **others: Tensor) -> Tensor:
+            return image * 2
+
+    assert worker_ask(worker(Open()), {"": torch.ones(1, 2)}).predictions["output"].tolist() == [[2, 2]]
+    with pytest.raises(ca.InvalidArgument, match="the model needs image"):
+        worker_ask(worker(Open()), {"imag": torch.ones(1, 2)})

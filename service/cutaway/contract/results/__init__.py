@@ -145,6 +145,7 @@ class WarningCode(StrEnum):
     NOT_A_TENSOR = "NOT_A_TENSOR"
     ROWS_NOT_INDEPENDENT = "ROWS_NOT_INDEPENDENT"
     NOT_EXPLAINED = "NOT_EXPLAINED"
+    INPUT_NOT_READ = "INPUT_NOT_READ"
 
 
 @dataclass(frozen=True)

@@ -173,21 +173,21 @@ def _captures(recording: Recording) -> Iterator[tuple[_Key, Tensor]]:
 def _four_rows(inputs: Inputs) -> tuple[Inputs, ...] | None:
     """Returns the first row and three others; None if nothing in it can be varied, so that nothing can be proven."""
     first = {name: tensor[:1] for name, tensor in inputs.items()}
-    others = {name: _variants(tensor) for name, tensor in first.items()}
-    if all(torch.equal(first[name], variant) for name, variants in others.items() for variant in variants):
+    others = {name: variants(tensor) for name, tensor in first.items()}
+    if all(torch.equal(first[name], variant) for name, several in others.items() for variant in several):
         return None
-    return first, *({name: variants[number] for name, variants in others.items()} for number in range(3))
+    return first, *({name: several[number] for name, several in others.items()} for number in range(3))
 
 
 def another_row(inputs: Inputs) -> Inputs:
     """Returns a row that is derived from the first one, and similar to it."""
-    return {name: _variants(tensor[:1])[0] for name, tensor in inputs.items()}
+    return {name: variants(tensor[:1])[0] for name, tensor in inputs.items()}
 
 
 def other_rows(inputs: Inputs) -> Inputs:
     """Returns three rows that are derived from the first one: smaller, of the other sign, and larger."""
-    rows = [_variants(tensor[:1]) for tensor in inputs.values()]
-    return {name: torch.cat(variants) for name, variants in zip(inputs, rows)}
+    rows = [variants(tensor[:1]) for tensor in inputs.values()]
+    return {name: torch.cat(several) for name, several in zip(inputs, rows)}
 
 
 def distant_rows(inputs: Inputs) -> Inputs:
@@ -203,7 +203,8 @@ def distant_rows(inputs: Inputs) -> Inputs:
     }
 
 
-def _variants(row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def variants(row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns other values than those of ``row`` that are like them: smaller, of the other sign, and larger."""
     flipped = row.reshape(-1).flip(0).reshape(row.shape)
     if row.is_floating_point():
         size = float(row.abs().max()) or 1.0

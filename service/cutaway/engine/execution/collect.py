@@ -19,6 +19,7 @@ from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import dependence_warnings
 from cutaway.engine.execution import missing
 from cutaway.engine.execution.main_pass import MainPass, predicted_classes
+from cutaway.engine.execution.unread_inputs import unread_warnings
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs
 from cutaway.engine.runtime.numerics import to_numpy
@@ -120,6 +121,7 @@ def collect_result(
             *missing.edit_warnings(plan, recording),
             *missing.comparison_warnings(plan, unedited, main.outputs),
             *unexplained_rows(main),
+            *unread_warnings(plan),
             *dependence_warnings(model, plan.inputs),
         ),
         provenance=changed(provenance(model), seed=plan.seed or 0),

@@ -20,6 +20,7 @@ from cutaway.contract.tensors import Array
 from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.execution.collect import arrays, collect_result, placed_rows, qualifying_rows
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
+from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, StopForward, watching
@@ -389,6 +390,7 @@ def run_plan(plan: RequestPlan) -> results.InspectResult:
     """Answers the request of ``plan``, as `inspect`."""
     plan.model.passes.reset()
     with plan.model.session(plan.cancellation, plan.request.arguments), plan.model.drawing_from(plan.seed):
+        plan = with_unread_inputs(plan)
         unedited = _run_unedited(plan) if plan.request.compare else {}
         (main,) = run_main_pass([plan])  # hook, forward, backward
         return finish(main, unedited)

@@ -17,15 +17,31 @@ from cutaway.engine.model.inspected_model import Inputs, dtype_text
 def specs_from_signature(module: nn.Module) -> list[InputSpec]:
     """Returns the names of the arguments of ``module.forward``, and which are optional.
 
-    There are none if it takes any names, or has no signature, as a compiled ScriptModule.
+    There are none if it has no signature, as a compiled ScriptModule, or takes an argument without its name.
     """
+    parameters = _parameters(module)
+    if any(
+        p.kind is p.POSITIONAL_ONLY or (p.kind is p.VAR_POSITIONAL and not _is_open(parameters)) for p in parameters
+    ):
+        return []
+    named = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    return [InputSpec(p.name, optional=p.default is not p.empty) for p in named]
+
+
+def takes_any_name(module: nn.Module) -> bool:
+    """Returns whether ``module.forward`` has ``**kwargs``, in which a misspelt name may vanish."""
+    return _is_open(_parameters(module))
+
+
+def _parameters(module: nn.Module) -> Sequence[inspect.Parameter]:
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        return tuple(inspect.signature(module.forward).parameters.values())
     except ValueError:
-        return []
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters):
-        return []
-    return [InputSpec(p.name, optional=p.default is not p.empty) for p in parameters]
+        return ()
+
+
+def _is_open(parameters: Sequence[inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def check_feature_names(spec: InputSpec) -> None:
@@ -58,18 +74,18 @@ def named(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> Mapping[
     return {names[0]: tensors[""]}
 
 
-def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> Inputs:
-    """Returns ``tensors`` in the order of ``specs``.
+def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor], *, any_name: bool = False) -> Inputs:
+    """Returns ``tensors`` in the order of ``specs``; with ``any_name``, others follow.
 
     Raises:
         InvalidArgument: ``INPUT_MISSING``, ``INPUT_UNKNOWN``, ``INPUT_EMPTY``, ``INPUT_DTYPE``, ``INPUT_SHAPE`` or
             ``BATCH_MISMATCH``, with the name of the tensor.
     """
-    _check_names(specs, tensors)
+    _check_names(specs, tensors, any_name)
     if not tensors:
         raise error(Reason.INPUT_EMPTY, "no input tensor was sent")
     by_name = {spec.name: spec for spec in specs}
-    ordered = {name: tensors[name] for name in by_name or sorted(tensors) if name in tensors}
+    ordered = {name: tensors[name] for name in (*by_name, *sorted(tensors.keys() - by_name)) if name in tensors}
     for name, tensor in ordered.items():
         with at(name):
             _check_tensor(by_name.get(name, InputSpec(name)), tensor)
@@ -81,7 +97,7 @@ def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -
 
 
 def validate_arguments(
-    specs: Sequence[InputSpec], tensors: Collection[str], arguments: Mapping[str, Argument]
+    specs: Sequence[InputSpec], tensors: Collection[str], arguments: Mapping[str, Argument], *, any_name: bool = False
 ) -> Sequence[InputSpec]:
     """Returns the ``specs`` of the inputs that are left when ``arguments`` take their places.
 
@@ -89,6 +105,7 @@ def validate_arguments(
         specs: what the model takes; empty if unknown.
         tensors: the names of the request's tensors.
         arguments: those of the request that are no tensors.
+        any_name: whether the model takes other names too.
 
     Raises:
         InvalidArgument: ``INPUT_UNKNOWN``, ``INPUT_DTYPE``, or ``INVALID_VALUE`` for a name that is a tensor's too.
@@ -99,26 +116,29 @@ def validate_arguments(
             if name in tensors:
                 raise error(Reason.INVALID_VALUE, "a tensor is sent for it too; leave one out")
             if specs and name not in by_name:
-                raise _unknown(name, list(by_name))
+                if any_name:
+                    continue
+                raise unknown_input(name, list(by_name))
             if specs and (by_name[name].data_type or by_name[name].shape):
                 raise error(Reason.INPUT_DTYPE, f"got {value!r:.40}, the model takes {_description(by_name[name])}")
     return [spec for spec in specs if spec.name not in arguments]
 
 
-def _unknown(name: str, known: Sequence[str]) -> CutawayError:
+def unknown_input(name: str, known: Sequence[str]) -> CutawayError:
+    """Returns the error for ``name``, which is none of the ``known`` inputs."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return error(Reason.INPUT_UNKNOWN, f"the model takes {', '.join(known)}, not {name!r}{hint}")
 
 
-def _check_names(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> None:
+def _check_names(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor], any_name: bool) -> None:
     if not specs:
         return
     known = [spec.name for spec in specs]
     for name in tensors:
-        if name not in known:
+        if name not in known and not any_name:
             with at(name):
-                raise _unknown(name, known)
+                raise unknown_input(name, known)
     for spec in specs:
         if not spec.optional and spec.name not in tensors:
             raise error(Reason.INPUT_MISSING, f"the model needs {_description(spec)}", spec.name)

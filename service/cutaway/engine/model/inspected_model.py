@@ -126,6 +126,7 @@ class InspectedModel:
         module: the model, on its device.
         call: runs the model on named inputs, and on the arguments of the request that are no tensors.
         inputs: its inputs in order; empty if unknown: then inputs are not validated.
+        takes_any_name: whether its forward takes others too, in ``**kwargs``.
         labels: the names of its classes; empty for a model without classes.
         tree: its modules by name.
         guard: protects its state.
@@ -143,9 +144,12 @@ class InspectedModel:
         call: Callable[[dict[str, Any]], Any],
         inputs: Sequence[InputSpec] = (),
         labels: Sequence[str] = (),
+        *,
+        takes_any_name: bool = False,
     ) -> None:
         require_inspectable(module)
         self.module, self.call, self.inputs, self.labels = module, call, inputs, labels
+        self.takes_any_name = takes_any_name
         self.tree, self.guard, self.passes = ModuleTree(module), StateGuard(module), PassCounter()
         state = [*module.parameters(), *module.buffers()]
         self.device = state[0].device if state else torch.device("cpu")
@@ -240,6 +244,10 @@ class InspectedModel:
     def cancelled_by(self, cancellation: Cancellation) -> AbstractContextManager[None]:
         """Begins no pass after ``cancellation`` while the block runs."""
         return self._temporarily(_cancellation=cancellation)
+
+    def with_arguments(self, arguments: Mapping[str, Argument]) -> AbstractContextManager[None]:
+        """Gives every pass of the block ``arguments`` besides its inputs."""
+        return self._temporarily(_arguments=arguments)
 
     def passes_inside(self, context: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
         """Runs every forward pass inside a new ``context()`` while the block runs."""

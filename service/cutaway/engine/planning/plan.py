@@ -196,6 +196,7 @@ class RequestPlan:
         seed: the seed of random numbers; None where none was sent and none are drawn.
         missing: the points to capture behind which forward may stop; None where it must run to its end.
         parts: the number of rows of each request, where several were joined.
+        unread: the inputs and arguments that the model does not read.
     """
 
     model: InspectedModel
@@ -213,6 +214,7 @@ class RequestPlan:
     seed: int | None
     missing: set[tuple[str, requests.Point]] | None = None
     parts: tuple[int, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:

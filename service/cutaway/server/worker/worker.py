@@ -368,9 +368,10 @@ class Worker:
     def _validated_names(self, request: InspectRequest, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
         """Returns the names of valid inputs in the model's order."""
         with at("arguments"):
-            specs = validate_arguments(self._model.inputs, tensors, request.arguments)
+            any_name = self._model.takes_any_name
+            specs = validate_arguments(self._model.inputs, tensors, request.arguments, any_name=any_name)
         with at("raw" if request.raw else "tensors.by_name"):
-            return tuple(validate_inputs(specs, tensors))
+            return tuple(validate_inputs(specs, tensors, any_name=any_name))
 
     def _decode_raw(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
         examples = []
