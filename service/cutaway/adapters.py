@@ -189,6 +189,8 @@ def _channels(values: Sequence[float]) -> Tensor:
 class TextAdapter(Adapter):
     """Decodes text with a transformers tokenizer in the archive (``tokenizer.json`` and related files).
 
+    Inputs that the tokenizer does not return come from a `preprocess` of the subclass, or are optional.
+
     Attributes:
         max_tokens: the longest text, in tokens; a longer one is an error, never cut.
     """
@@ -215,16 +217,27 @@ class TextAdapter(Adapter):
         tokens = encoded["input_ids"].shape[1]
         if tokens > self.max_tokens:
             raise error(Reason.TEXT_TOO_LONG, f"{tokens} tokens; the model reads at most {self.max_tokens}", "data")
-        return {spec.name: encoded[spec.name] for spec in self.inputs}
+        return {spec.name: encoded[spec.name] for spec in self.inputs if spec.name in encoded}
 
     def collate(self, examples: Sequence[Mapping[str, Tensor]]) -> Inputs:
-        """Returns texts as one batch, padded to the longest; the attention mask is 0 at the padding."""
-        longest = max(example["input_ids"].shape[1] for example in examples)
-        fill = {"input_ids": self.tokenizer.pad_token_id or 0}
-        return {
-            spec.name: torch.cat([_padded(example[spec.name], longest, fill.get(spec.name, 0)) for example in examples])
-            for spec in self.inputs
-        }
+        """Returns texts as one batch, padded to the longest on the tokenizer's side; the attention mask is 0 there.
+
+        Inputs with a number for each token are padded, others are not.
+        """
+        tokens = [example["input_ids"].shape[1] for example in examples]
+        fill = {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": self.tokenizer.pad_token_type_id}
+        batch = {}
+        for name in examples[0]:
+            rows = [example[name] for example in examples]
+            if [row.shape[1] if row.ndim > 1 else 0 for row in rows] == tokens:
+                rows = [self._padded(row, max(tokens), fill.get(name, 0)) for row in rows]
+            batch[name] = torch.cat(rows)
+        return batch
+
+    def _padded(self, row: Tensor, tokens: int, value: int) -> Tensor:
+        missing = tokens - row.shape[1]
+        sides = (missing, 0) if self.tokenizer.padding_side == "left" else (0, missing)
+        return nn.functional.pad(row, (*(0, 0) * (row.ndim - 2), *sides), value=value)
 
     def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
         """Returns the tokens as the tokenizer writes them: ``##ing``, ``[CLS]``."""
@@ -233,10 +246,6 @@ class TextAdapter(Adapter):
     def example(self) -> Inputs | None:
         """Returns a short sentence."""
         return dict(self.preprocess(b"A cutaway drawing shows a machine running.", "text/plain"))
-
-
-def _padded(tensor: Tensor, length: int, value: int) -> Tensor:
-    return nn.functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
 
 
 def load_model(adapter: Adapter, device: str) -> InspectedModel:

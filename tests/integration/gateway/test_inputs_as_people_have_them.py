@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.adapters import Adapter, ImageAdapter, TensorAdapter
+from cutaway.adapters import Adapter, ImageAdapter, TensorAdapter, TextAdapter
 from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
 
@@ -228,3 +229,69 @@ def test_feature_names_fit(names: tuple[str, ...], message: str) -> None:
     with pytest.raises(ca.InvalidArgument, match=message) as caught, serve({"net": adapter}):
         pass
     assert caught.value.reason == "ADAPTER_INVALID"
+
+
+# Texts, as a tokenizer of the model's owner decodes them.
+
+
+def tokenizer_files(directory: Path, **options: Any) -> Path:
+    """A folder with a tokenizer that knows four words."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    words = {"[PAD]": 3, "[UNK]": 0, "one": 1, "two": 2}
+    inside = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    inside.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inside, pad_token="[PAD]", **options)
+    fast.save_pretrained(directory)
+    return directory
+
+
+class LastWord(nn.Module):
+    """The logits at the last position, as a model reads them that was trained with padding on the left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(4, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, price: Tensor | None = None) -> Tensor:
+        h = self.words(input_ids) * attention_mask[..., None]
+        return h[:, -1] + h.mean(1) * (0 if price is None else price)
+
+
+class Words(TextAdapter):
+    def build(self) -> nn.Module:
+        return LastWord()
+
+
+class Priced(Words):
+    """Has an input of its own beside the text's; by token or by text."""
+
+    inputs = (*TextAdapter.inputs, InputSpec("price", "float32", (-1, 1)))
+
+    def preprocess(self, data: bytes, media_type: str) -> dict[str, Tensor]:
+        return {**super().preprocess(data, media_type), "price": torch.tensor([[float(len(data))]])}
+
+
+class Optional(Words):
+    inputs = (*TextAdapter.inputs, InputSpec("price", "float32", (-1, 1), optional=True))
+
+
+TEXTS = ["one", "two one two", "one two", "two"]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", [Words, Priced, Optional])
+def test_texts_are_padded_on_the_side_of_the_tokenizer(kind: type[Words], side: str, tmp_path: Path) -> None:
+    """Every text of a batch has the logits that the tokenizer's own padding gives it; on the left these are its logits
+    alone. An input of one's own beside a text's is neither lost nor padded."""
+    adapter = kind({}, tokenizer_files(tmp_path, padding_side=side))
+    with serve({"net": adapter}) as server, ca.Client(server.address) as client:
+        raw = [ca.Raw(text.encode(), "text/plain") for text in TEXTS]
+        together = client.inspect("net", raw).predictions["output"]
+        encoded = adapter.tokenizer(TEXTS, padding=True, return_tensors="pt")
+        price = torch.tensor([[float(len(text))] for text in TEXTS]) if kind is Priced else None
+        expected = LastWord()(encoded["input_ids"], encoded["attention_mask"], price).detach().numpy()
+        np.testing.assert_allclose(together, expected, rtol=1e-6)
+        if side == "left" and kind is not Priced:
+            alone = [client.inspect("net", [each]).predictions["output"][0] for each in raw]
+            np.testing.assert_allclose(together, alone, rtol=1e-6)
