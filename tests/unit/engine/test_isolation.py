@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -318,6 +321,222 @@ def test_a_seed_hides_no_chance(name: str, mode: str) -> None:
         assert got.verdict == "INCONCLUSIVE", number
         assert "RANDOM_FORWARD" in [check.cause for check in got.checks]
         assert dice() == before
+
+
+# State on the model's own attributes.
+
+
+@dataclass
+class Memory:
+    """What a model remembers, outside of any module."""
+
+    hidden: Any = None
+    steps: int = 0
+
+
+class Owned:
+    """The same, in a class that is nothing special."""
+
+    def __init__(self) -> None:
+        self.inside = {"memory": [Memory()]}
+
+
+Remember = Callable[[Any, Tensor], Tensor]
+"""Returns what a model makes of its state and of ``h``, and changes the state."""
+
+
+def rebound(m: Any, h: Tensor) -> Tensor:
+    m.state = h if m.state is None else h + m.state
+    return m.state
+
+
+def from_nothing(m: Any, h: Tensor) -> Tensor:
+    m.late = h + getattr(m, "late", 0)
+    return m.late
+
+
+def in_place(m: Any, h: Tensor) -> Tensor:
+    m.table += 0.5
+    return h + m.table
+
+
+def in_place_of_a_view(m: Any, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.state = m.table[:2]
+        m.state.add_(1)
+    return h + m.table
+
+
+def with_a_graph(m: Any, h: Tensor) -> Tensor:
+    m.other.mul_(m.gain)
+    return h + m.other
+
+
+def counted(m: Any, h: Tensor) -> Tensor:
+    m.calls += 1
+    return h * m.calls
+
+
+def counted_late(m: Any, h: Tensor) -> Tensor:
+    m.calls += 1
+    return h * (2 if m.calls > 3 else 1)
+
+
+def flagged(m: Any, h: Tensor) -> Tensor:
+    if m.first:
+        m.first, m.state = False, 0.5 * h
+    m.state = m.state + h
+    return h + m.state
+
+
+def listed(m: Any, h: Tensor) -> Tensor:
+    m.seen.append(h)
+    return sum(m.seen)  # type: ignore[return-value]
+
+
+def written(m: Any, h: Tensor) -> Tensor:
+    m.slots[0] = h + m.slots[0]
+    return h + m.slots[0]
+
+
+def queued(m: Any, h: Tensor) -> Tensor:
+    m.queue.append(h)
+    return h + sum(m.queue)
+
+
+def nested(m: Any, h: Tensor) -> Tensor:
+    m.cache.setdefault("layers", []).append({"h": h})
+    return h * len(m.cache["layers"])
+
+
+def in_a_set(m: Any, h: Tensor) -> Tensor:
+    m.known.add(len(m.known))
+    return h * len(m.known)
+
+
+def in_a_dataclass(m: Any, h: Tensor) -> Tensor:
+    m.memory.steps += 1
+    m.memory.hidden = h if m.memory.hidden is None else h + m.memory.hidden
+    return m.memory.hidden * m.memory.steps
+
+
+def in_an_object(m: Any, h: Tensor) -> Tensor:
+    return in_a_dataclass(SimpleNamespace(memory=m.owned.inside["memory"][0]), h)
+
+
+def in_a_namespace(m: Any, h: Tensor) -> Tensor:
+    m.space.h = h + getattr(m.space, "h", 0)
+    return m.space.h
+
+
+STATEFUL: tuple[Remember, ...] = (
+    rebound, from_nothing, in_place, in_place_of_a_view, with_a_graph, counted, counted_late, flagged, listed, written,
+    queued, nested, in_a_set, in_a_dataclass, in_an_object, in_a_namespace,
+)  # fmt: skip
+
+
+class Stateful(nn.Module):
+    """Keeps something on itself in each call."""
+
+    def __init__(self, remember: Remember) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+        self.inner = Inner(remember)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.inner(self.a(x))))
+
+
+class Inner(nn.Module):
+    def __init__(self, remember: Remember) -> None:
+        super().__init__()
+        self.remember, self.state, self.calls, self.first = remember, None, 0, True
+        self.gain = nn.Parameter(torch.full((5,), 1.5).double())
+        self.table, self.other = torch.zeros(5).double(), torch.ones(5).double()
+        self.seen: list[Tensor] = []
+        self.slots, self.queue = [torch.zeros(1).double()], deque([torch.zeros(()).double()], maxlen=3)
+        self.cache: dict[str, Any] = {}
+        self.known: set[int] = {5}
+        self.memory, self.owned, self.space = Memory(), Owned(), SimpleNamespace()
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.remember(self, h)
+
+
+@pytest.mark.parametrize("remember", STATEFUL, ids=lambda each: each.__name__)
+def test_a_model_that_keeps_state_answers_as_if_nobody_had_asked_before(remember: Remember) -> None:
+    """Whatever others ask between, alone or in a batch: prediction, activation and gradient are those of a model as it
+    was loaded, by hand; and so is what is explained, pass by pass."""
+    model, x = Stateful(remember).eval(), X["x"].double()
+    served = worker(model)
+    expected = Stateful(remember)(x).detach().numpy()
+    leaf = x.clone().requires_grad_()
+    Stateful(remember)(leaf)[:, 1].sum().backward()
+    before = {name: repr(value) for name, value in vars(model.inner).items() if not name.startswith("_")}
+    for _ in range(3):
+        got = ask(served, {"x": x}, target=1, input_gradients=True, captures=["inner"])
+        assert np.array_equal(got.predictions["output"], expected)
+        np.testing.assert_allclose(got.input_gradients["x"], leaf.grad, rtol=1e-12)
+        others = [row({"x": 3 * x[:1]}), row({"x": -x[1:2]}), row({"x": 3 * x[:1]}, captures=["a"])]
+        assert all(isinstance(outcome(reply), ca.InspectResult) for reply in served.answer(others))
+        assert {name: repr(value) for name, value in vars(model.inner).items() if not name.startswith("_")} == before
+    for mode in ("same_pass", "independent"):
+        asked = [ca.Saliency(absolute=False), ca.IntegratedGradients(n_steps=8), ca.FeatureAblation()]
+        results = ask(served, {"x": x[:1]}, target=1, attributions=asked, check=mode).attributions
+        assert [each.verdict for each in results] == ["AGREES"] * 3
+        one = x[:1].clone().requires_grad_()
+        Stateful(remember)(one)[:, 1].sum().backward()
+        np.testing.assert_allclose(results[0].values["x"], one.grad, rtol=1e-12)
+    assert {name: repr(value) for name, value in vars(model.inner).items() if not name.startswith("_")} == before
+
+
+def test_what_the_owner_changes_between_requests_stays() -> None:
+    """A new state, a tensor that is written to, a longer list, and a count that the model itself never reads."""
+    model, x = Stateful(lambda m, h: h * m.calls + m.table + len(m.seen)).eval(), {"x": X["x"].double()}
+    served = worker(model)
+    for change in (
+        lambda m: setattr(m, "calls", 3), lambda m: m.table.add_(1), lambda m: m.seen.append(m.table),
+        lambda m: setattr(m, "table", torch.arange(5.0).double()), lambda m: m.seen.clear(),
+    ):  # fmt: skip
+        change(model.inner)
+        assert np.array_equal(ask(served, x).predictions["output"], model(x["x"]).detach().numpy())
+
+    class Probed(Sound):
+        calls = 0
+        rows: list[int]
+
+        def end(self, h: Tensor) -> Tensor:
+            self.calls += 1
+            return super().end(h)
+
+    probed = Probed()
+    ask(worker(probed), X)
+    assert probed.calls == 1
+
+
+def test_a_model_that_initialises_itself_does_so_once() -> None:
+    """Its first pass adds a module and a hook, and notes that it did: then that stays, and nothing is added again."""
+
+    class Lazily(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ready, self.a = False, nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.ready:
+                self.a.register_forward_hook(lambda _, __, output: output + 1)
+                self.late, self.ready = nn.Linear(4, 2), True
+            return self.late(self.a(x))
+
+    model = Lazily().eval()
+    served = worker(model)
+    first, second, third = (ask(served, X).predictions["output"] for _ in range(3))
+    assert len(model.a._forward_hooks) == 1
+    assert np.array_equal(second, third)
+    assert np.array_equal(second, model(X["x"]).detach().numpy())
+    assert np.array_equal(first, second)
+    model.a._forward_hooks.clear()
 
 
 # The hooks by themselves.

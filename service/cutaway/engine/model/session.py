@@ -14,6 +14,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import Timings
+from cutaway.engine.model.plain_state import PlainState
 
 # Deadline and cancellation of a call: no further pass begins for a caller that no longer waits.
 
@@ -105,11 +106,13 @@ _HOOK_TABLES = [name for name in vars(nn.Module()) if name.startswith(("_forward
 
 
 class StateGuard:
-    """A guard of one model's state: flags, gradients, buffers, hooks.
+    """A guard of one model's state: flags, gradients, buffers, hooks, plain attributes.
 
     Tensors that a forward pass may write to are copied once, in the constructor. They are restored before each pass and
     after each request. These are buffers (a counter, a running statistic, a cache), and the weights of embeddings that
     renormalise themselves. No pass of the engine changes other parameters, so these are not copied.
+
+    Plain attributes are as they were when the request began: their owner may change them between requests.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -118,6 +121,8 @@ class StateGuard:
         self._bindings = [(owner, name, tensor) for owner in self._modules for name, tensor in owner._buffers.items()]
         self._written = [*module.buffers(), *_renormalised(self._modules)]
         self._pristine = [tensor.detach().clone() for tensor in self._written]
+        self._plain = PlainState(self._modules)
+        self._depth = 0
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
@@ -135,10 +140,16 @@ class StateGuard:
                 if module.training is not was_training:
                     module.training = was_training
 
+        if not self._depth:
+            self._plain.accept()
+        self._depth += 1
         with ExitStack() as ends:
             ends.callback(restore)
             ends.callback(self.reset)
-            yield
+            try:
+                yield
+            finally:
+                self._depth -= 1
 
     @contextmanager
     def removing_new_hooks(self) -> Iterator[None]:
@@ -158,7 +169,8 @@ class StateGuard:
                         del table[added]
 
     def reset(self) -> None:
-        """Prepares the model for a pass: evaluation mode, and every buffer as it was loaded."""
+        """Prepares the model for a pass: evaluation mode, buffers as they were loaded, no state of earlier passes."""
+        self._plain.restore()
         for module in self._modules:
             if module.training:
                 module.training = False

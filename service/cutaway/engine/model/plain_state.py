@@ -1,0 +1,287 @@
+"""Restores the plain attributes of a model: a hidden state, a cache, a counter that its forward keeps on ``self``.
+
+They are compared by identity between passes, and tensors by their version counters. Restored is what holds tensors, and
+what the model's own code reads. What that code only writes, such as a count of its calls for others, stays: no output
+can depend on it.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cached_property, partial
+from itertools import chain
+from operator import attrgetter, is_, itemgetter
+from types import CodeType, FunctionType, MethodType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+_INTERNAL = frozenset(vars(nn.Module()))
+"""The attributes of every module, which are no plain ones."""
+
+_LARGEST = 1 << 26
+"""The bytes of the largest tensor that is copied; in a larger one, a change in place is not undone."""
+
+_MOST_ELEMENTS = 4096
+"""Of a container with more elements, such as a vocabulary, only their number is compared."""
+
+_DEEPEST = 6
+"""How many containers may lie in each other."""
+
+
+class _Content(NamedTuple):
+    """What a container held: the attribute ``name`` of a module, or something inside it; ``""`` is the module."""
+
+    name: str
+    container: Any
+    keys: Sequence[Any]
+    values: Sequence[Any]
+    size: int
+
+    @classmethod
+    def of(cls, name: str, container: Any) -> _Content:
+        """Returns what a dict, a list, a set or a deque holds; of a module, the plain attributes."""
+        size = len(container)
+        if not isinstance(container, dict):
+            return cls(name, container, (), tuple(container) if size <= _MOST_ELEMENTS else (), size)
+        keys = [key for key in container if name or key not in _INTERNAL] if size <= _MOST_ELEMENTS else []
+        return cls(name, container, keys, [container[key] for key in keys], size)
+
+    def is_same(self) -> bool:
+        """Returns whether the container holds the same objects."""
+        now = map(self.container.get, self.keys) if self.keys else self.container if self.values else ()
+        return len(self.container) == self.size and all(map(is_, now, self.values))
+
+    def restore(self, is_read: frozenset[str]) -> None:
+        """Puts back what the container held, except for what is not state."""
+        if len(self.values) < self.size and not self.keys:
+            return  # it was too large to be kept
+        if isinstance(self.container, dict):
+            before = dict(zip(self.keys, self.values))
+            kept = {key for key in self.container if not self.name and key in _INTERNAL}
+            for key in {*before, *self.container} - kept:
+                old, new = before.get(key, self), self.container.get(key, self)
+                if old is new or not ((self.name or key) in is_read or _has_tensor(old) or _has_tensor(new)):
+                    continue
+                if old is self:
+                    del self.container[key]
+                else:
+                    self.container[key] = old
+        elif self.name in is_read or _has_tensor(self.values) or _has_tensor(self.container):
+            values = self.values
+            self.container.clear()
+            self.container.update(values) if isinstance(self.container, set) else self.container.extend(values)
+
+
+class _Kept(NamedTuple):
+    """A tensor, its version, and a copy; None of one that is too large."""
+
+    tensor: Tensor
+    version: int
+    copy: Tensor | None
+
+
+class _Record(NamedTuple):
+    """The plain attributes of one module, what lies inside them, and the tensors there."""
+
+    module: nn.Module
+    contents: Sequence[_Content]
+    tensors: Sequence[_Kept]
+
+    def is_same(self) -> bool:
+        """Returns whether everything is as it was."""
+        return all(content.is_same() for content in self.contents) and all(
+            kept.tensor._version == kept.version for kept in self.tensors
+        )
+
+
+class PlainState:
+    """The plain attributes of all modules of a model that are not PyTorch's own."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = [module for module in modules if not type(module).__module__.startswith("torch.nn.")]
+        self._packages = {type(module).__module__.partition(".")[0] for module in self._modules} - {"torch", "builtins"}
+        # Those that the guard restores, or that no pass writes to.
+        self._others = {
+            id(tensor) for module in modules for tensor in (*module.parameters(False), *module.buffers(False))
+        }
+        self._known: dict[int, Any] = {}
+        self._records = [self._record(module) for module in self._modules]
+        self._is_same = _comparison(self._records)
+        self._structure = self._parts()
+
+    def accept(self) -> None:
+        """Takes what changed between two requests for the owner's own change."""
+        if self._is_same():
+            return
+        for number, record in enumerate(self._records):
+            if not record.is_same():
+                for content in record.contents:
+                    self._known.pop(id(content.container), None)
+                self._records[number] = self._record(record.module, record.tensors)
+        self._is_same = _comparison(self._records)
+
+    def restore(self) -> None:
+        """Puts back all state as it was before a pass.
+
+        A pass in which modules or hooks were added initialised the model: then it stays.
+        """
+        if self._is_same():
+            return
+        changed = [record for record in self._records if not record.is_same()]
+        if (parts := self._parts()) != self._structure:
+            self._structure = parts
+            self.accept()
+            return
+        for record in changed:
+            for content in record.contents:
+                if not content.is_same():
+                    content.restore(self._read_names)
+            for tensor, version, copy in record.tensors:
+                if tensor._version != version and copy is not None:
+                    _write_back(tensor, copy)
+
+    def _record(self, module: nn.Module, before: Sequence[_Kept] = ()) -> _Record:
+        copies = {id(kept.tensor): kept for kept in before}
+        contents, tensors = [_Content.of("", vars(module))], []
+        waiting = [(name, value, 0) for name, value in zip(contents[0].keys, contents[0].values)]
+        while waiting:
+            name, value, depth = waiting.pop()
+            if isinstance(value, Tensor):
+                if id(value) not in self._others and not value.is_inference():
+                    known = copies.get(id(value))
+                    tensors.append(known if known and known.version == value._version else _kept(value))
+                continue
+            container = self._container(value)
+            if container is not None and id(container) not in self._known:
+                self._known[id(container)] = container
+                contents.append(_Content.of(name, container))
+                value = tuple(contents[-1].values)
+            if isinstance(value, tuple) and depth < _DEEPEST:
+                waiting += [(name, inner, depth + 1) for inner in value]
+        return _Record(module, contents, tensors)
+
+    def _container(self, value: Any) -> Any:
+        """Returns a mutable container, or the attributes of an object of the model's own; None for others."""
+        if isinstance(value, (dict, list, set, deque)):
+            return value
+        if isinstance(value, (nn.Module, type, FunctionType, MethodType)) or not hasattr(value, "__dict__"):
+            return None
+        is_own = type(value).__module__.partition(".")[0] in self._packages
+        return vars(value) if is_own or is_dataclass(value) or isinstance(value, SimpleNamespace) else None
+
+    def _parts(self) -> Sequence[int]:
+        """Returns the numbers of modules, parameters, buffers and foreign hooks in each module."""
+        tables = ("_modules", "_parameters", "_buffers")
+        registered = (sum(len(getattr(module, table)) for table in tables) for module in self._modules)
+        hooks = (
+            sum(not _is_of_a_pass(hook) for name, table in vars(module).items() if name.endswith("hooks") and table
+                for hook in table.values())
+            for parent in self._modules for module in (parent, *parent.children())
+        )  # fmt: skip
+        return [*registered, *hooks]
+
+    @cached_property
+    def _read_names(self) -> frozenset[str]:
+        """The names of attributes that the model's own code reads."""
+        own: list[Mapping[Any, Any]]
+        own = [vars(kind) for module in self._modules for kind in type(module).__mro__ if not _is_of_pytorch(kind)]
+        own += [dict(zip(content.keys, content.values)) for record in self._records for content in record.contents]
+        own += [vars(type(value)) for values in own for value in values.values() if self._container(value) is not None]
+        known: set[CodeType] = set()
+        return frozenset(name for values in own for value in values.values() for name in _names_read(value, known))
+
+
+def _comparison(records: Sequence[_Record]) -> Callable[[], bool]:
+    """Returns a function with the result of `_Record.is_same` for all ``records``, in a fifth of the time.
+
+    It runs before every pass, also of a model of thousands of modules.
+    """
+    contents = [content for record in records for content in record.contents]
+    containers, sizes = [content.container for content in contents], [content.size for content in contents]
+    mappings, others = ([one for one in contents if one.values and bool(one.keys) is keyed] for keyed in (True, False))
+    # With a single key, an itemgetter would return no tuple.
+    getters, dicts = [itemgetter(*one.keys, one.keys[0]) for one in mappings], [one.container for one in mappings]
+    values = [value for one in mappings for value in (*one.values, one.values[0])]
+    sequences, elements = [one.container for one in others], [value for one in others for value in one.values]
+    tensors = [kept.tensor for record in records for kept in record.tensors]
+    versions = [kept.version for record in records for kept in record.tensors]
+
+    def is_same() -> bool:
+        try:
+            return (
+                [*map(len, containers)] == sizes
+                and all(map(is_, chain.from_iterable(map(itemgetter.__call__, getters, dicts)), values))
+                and all(map(is_, chain.from_iterable(sequences), elements))
+                and [*map(_version_of, tensors)] == versions
+            )
+        except KeyError:  # an attribute has another name
+            return False
+
+    return is_same
+
+
+_version_of = attrgetter("_version")
+
+
+def _kept(tensor: Tensor) -> _Kept:
+    small = tensor.layout is torch.strided and tensor.nbytes <= _LARGEST
+    return _Kept(tensor, tensor._version, tensor.detach().clone() if small else None)
+
+
+def _write_back(tensor: Tensor, copy: Tensor) -> None:
+    with torch.no_grad(), _unsafe_preserve_version_counter((tensor,)):
+        if tensor.grad_fn is not None and not tensor._is_view():
+            tensor.detach_()
+        tensor.copy_(copy)
+
+
+def _has_tensor(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, Tensor):
+        return True
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, deque)) else ()
+    if is_dataclass(value) or isinstance(value, SimpleNamespace):
+        inner = vars(value).values()
+    return depth < _DEEPEST and any(_has_tensor(each, depth + 1) for each in inner)
+
+
+def _is_of_a_pass(hook: Any) -> bool:
+    function = hook.func if isinstance(hook, partial) else hook
+    return str(getattr(function, "__module__", "")).startswith(("cutaway.", "captum."))
+
+
+def _is_of_pytorch(kind: type) -> bool:
+    return kind is object or kind.__module__.partition(".")[0] == "torch"
+
+
+_ADDING = ("append", "appendleft", "extend", "add", "update")
+
+
+def _names_read(value: Any, known: set[CodeType]) -> Iterator[str]:
+    """Yields the names of attributes, and the texts, that a function reads, or another of its file that it calls.
+
+    ``self.calls += 1`` and ``self.seen.append(x)`` do not read: they only write.
+    """
+    value = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
+    if not isinstance(value, FunctionType) or value.__code__ in known:
+        return
+    known.add(value.__code__)
+    codes = [value.__code__]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        yield from (each for each in code.co_consts if isinstance(each, str) and each.isidentifier())
+        steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+        for before, step, after in zip(steps, steps[1:], steps[2:]):
+            written = before.opname in ("COPY", "DUP_TOP") or after.argval in _ADDING
+            if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and not written:
+                yield step.argval
+        called = (value.__globals__.get(name) for name in code.co_names)
+        for function in called:
+            if isinstance(function, FunctionType) and function.__module__ == value.__module__:
+                yield from _names_read(function, known)
