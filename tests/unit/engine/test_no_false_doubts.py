@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,17 @@ def test_a_row_whose_gradient_ends_behind_the_layer(mode: CheckMode) -> None:
     check = Served(RECTIFIED()).ask(asked, inputs=FIRST_IS_OFF, mode=mode)[0].checks[0]
     assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.NO_GRADIENT)
     assert "in row 0: near this input the target does not depend on the layer 'a'" in check.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_fit_to_a_row_that_no_mask_changes(dtype: torch.dtype) -> None:
+    """Captum fits in float32, which leaves rounding errors of the row's target: cancelled terms, and no difference."""
+    large = wired(lambda m, x: rectified(m, x) + 10, a=lambda: positive(8, 16), b=lambda: nn.Linear(16, 4),
+                  c=lambda: nn.Linear(4, 3))().to(dtype)  # fmt: skip
+    (result,) = Served(large).ask(ca.KernelShap(n_samples=20), inputs={"x": FIRST_IS_OFF["x"].to(dtype)}, seed=0)
+    verdicts = [(row.verdict, row.cause) for row in result.checks[0].rows]
+    assert verdicts == [(Verdict.INCONCLUSIVE, Cause.CANCELLATION), AGREES, AGREES]
+    assert np.abs(result.values["x"][0]).max() < 1e-6
 
 
 @pytest.mark.parametrize("mode", CHECKED)

@@ -101,16 +101,22 @@ class Reference(NamedTuple):
         terms: the same sums over the magnitudes of the terms: where terms cancel, the sum is only as exact as they are
             large.
         error: how much Captum's solver may err beyond the method's tolerance, relative to a row's largest magnitude.
+        rounding: the rounding error of Captum's sums, relative to the terms, where it is larger than the data type's.
     """
 
     values: Values
     terms: Values
     error: float = 0.0
+    rounding: float = 0.0
 
     def of_rows(self, rows: RowRange) -> Reference:
         """Returns the reference of some rows."""
         values, terms = ({name: rows.of(value) for name, value in side.items()} for side in (self.values, self.terms))
-        return Reference(values, terms, self.error)
+        return self._replace(values=values, terms=terms)
+
+    def rounding_in(self, dtype: torch.dtype) -> float:
+        """Returns the rounding error of sums, relative to the terms, of a model that computes in ``dtype``."""
+        return max(SUM.of(dtype), self.rounding)
 
 
 def exact(values: Values) -> Reference:
@@ -320,7 +326,7 @@ def distance(values: Values, reference: Reference, tolerance: float, dtype: torc
         absolute=max(_largest(pair.errors) for pair in pairs),
         relative=relative,
         cosine=cosine(*map(torch.cat, zip(*sides))),
-        rounding=agree or all(bool(pair.is_rounding(tolerance, SUM.of(dtype)).all()) for pair in pairs),
+        rounding=agree or all(bool(pair.is_rounding(tolerance, reference.rounding_in(dtype)).all()) for pair in pairs),
         undefined=not agree
         and any(not bool(pair.is_finite.all()) for pair in pairs)
         and all(bool(pair.agrees_where_finite(tolerance).all()) for pair in pairs),
@@ -336,7 +342,9 @@ def row_distances(values: Values, reference: Reference, tolerance: float, dtype:
     if len({len(pair.errors) for pair in pairs}) != 1:
         return []
     relative = torch.cat([pair.relative for pair in pairs], dim=1)
-    rounding = torch.stack([pair.is_rounding(tolerance, SUM.of(dtype)) for pair in pairs]).all(dim=0).tolist()
+    rounding = (
+        torch.stack([pair.is_rounding(tolerance, reference.rounding_in(dtype)) for pair in pairs]).all(dim=0).tolist()
+    )
     agree = torch.stack([pair.agrees_where_finite(tolerance) for pair in pairs]).all(dim=0).tolist()
     finite = torch.stack([pair.is_finite for pair in pairs]).all(dim=0).tolist()
     return [

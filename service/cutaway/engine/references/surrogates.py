@@ -46,7 +46,7 @@ class Fit(NamedTuple):
 
     Attributes:
         coefficients: one for each feature.
-        terms: the magnitude of the numbers whose rounding errors the coefficients contain.
+        terms: the magnitude of the numbers whose rounding errors, in float32, the coefficients contain.
         error: how much a solver in float32 may err, relative to the largest coefficient.
     """
 
@@ -164,7 +164,7 @@ def surrogate(evidence: Evidence) -> Reference:
         for vectors in ([row.fit.coefficients for row in rows], [row.fit.terms for row in rows])
     )
     values, sizes = (expand_features(evidence.problem, by_feature) for by_feature in (coefficients, terms))
-    return Reference(values, sizes, max(row.fit.error for row in rows))
+    return Reference(values, sizes, max(row.fit.error for row in rows), rounding=SUM.float32)
 
 
 @cached_per_problem
@@ -210,7 +210,8 @@ def least_squares(masks: Masks, targets: PerSample, weights: PerSample) -> Fit:
     # The conditioning of the fit multiplies the rounding of the data.
     error = _SOLVER_ROUNDINGS * float(np.finfo(np.float32).eps) * condition
     largest = float(np.abs(coefficients).max(initial=0))
-    terms = np.full_like(coefficients, largest * error / SUM.float32)
+    # A target that no mask changes leaves its own rounding errors.
+    terms = np.full_like(coefficients, largest * error / SUM.float32 + np.abs(targets).max())
     return Fit(coefficients, terms, min(error, _MOST_SOLVER_ERROR))
 
 
