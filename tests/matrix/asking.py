@@ -27,6 +27,7 @@ class Places(NamedTuple):
         neuron: an element of what a module returns.
         embedding: where token ids become numbers; empty for inputs that are numbers already.
         explained: the inputs that are explained; empty for all that are numbers.
+        exchanged: the inputs whose values perturbations exchange; empty for those that are explained.
         keeps: token ids that every row must keep, so that nothing can be exchanged between rows.
         passed: modules through which relevance passes unchanged, by a rule that is given.
         spread: modules through which it passes in proportion, by a rule that is given.
@@ -40,6 +41,7 @@ class Places(NamedTuple):
     keeps: tuple[int, ...] = ()
     passed: tuple[str, ...] = ()
     spread: tuple[str, ...] = ()
+    exchanged: tuple[str, ...] = ()
 
 
 PLACES: Mapping[str, Places] = {
@@ -74,7 +76,7 @@ def at_places(places: Places, inputs: Mapping[str, Tensor]) -> tuple[ca.Attribut
     """All that can be asked about ``inputs`` of a model that is looked into at ``places``."""
     floating = [each for each, tensor in inputs.items() if tensor.is_floating_point()]
     explained = list(places.explained) or floating or [next(iter(inputs))]
-    asked = [*perturbations(places, inputs, explained)]
+    asked = [*perturbations(places, inputs, list(places.exchanged) or explained)]
     if floating:
         asked += [*gradients(places), *paths(places, inputs, explained), *shap(places, inputs, explained)]
         asked += [*comparisons(places), *rectified(places, inputs, explained), *noisy(places)]
@@ -84,8 +86,9 @@ def at_places(places: Places, inputs: Mapping[str, Tensor]) -> tuple[ca.Attribut
 
 
 def _about(places: Places, asked: ca.Attribution) -> ca.Attribution:
-    """``asked`` of the inputs that are explained; methods of a layer alone explain none."""
-    if isinstance(asked, (ca.LayerLRP, ca.LayerGradCam)) or not places.explained:
+    """``asked`` of the inputs that are explained, unless it names some; methods of a layer alone explain none."""
+    alone = isinstance(asked, (ca.LayerLRP, ca.LayerGradCam, ca.LayerGradientXActivation))
+    if alone or not places.explained or asked.inputs:
         return asked
     return replace(asked, inputs=places.explained)
 

@@ -3,39 +3,52 @@
     python -m tests.matrix.healthy               all models
     python -m tests.matrix.healthy lstm unet     these
     python -m tests.matrix.healthy --seed 3      other weights, other rows
+    python -m tests.matrix.healthy --captum      compares every value with that of Captum, called by hand
 
-Exits with status 1 where an answer gets DISAGREES, or three percent of them or more get INCONCLUSIVE. An answer is one
-explanation under one mode of its check; its verdict is the worst of its checks.
+Exits with status 1 where an answer gets DISAGREES, three percent of them or more get INCONCLUSIVE, a refusal blames the
+model or the service, or a value is not Captum's. An answer is one explanation under one mode of its check; its verdict
+is the worst of its checks.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.errors import Reason
 from cutaway.contract.requests import CheckMode, CheckRequest, InspectRequest, PathAttribution
 from cutaway.contract.results import AttributionResult, Check, Verdict
+from cutaway.contract.tensors import Array
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.engine.runtime.numerics import to_numpy
 from tests.matrix.asking import at_places
-from tests.matrix.expected import Exempt
+from tests.matrix.byhand import plain
+from tests.matrix.expected import CLOSE, Exempt
+from tests.matrix.healthy_models.graphs import GRAPHS
 from tests.matrix.healthy_models.hard import HARD
 from tests.matrix.healthy_models.images import IMAGES
 from tests.matrix.healthy_models.model import Healthy
+from tests.matrix.healthy_models.recurrent import RECURRENT
 from tests.matrix.healthy_models.sequences import SEQUENCES
+from tests.matrix.healthy_models.siamese import SIAMESE
+from tests.matrix.healthy_models.tables import TABLES
 from tests.matrix.healthy_models.vectors import VECTORS
 from tests.matrix.healthy_models.wirings import WIRINGS
 from tests.matrix.matrix import words
 
-HEALTHY: tuple[Healthy, ...] = (*VECTORS, *WIRINGS, *IMAGES, *SEQUENCES, *HARD)
+HEALTHY: tuple[Healthy, ...] = (*VECTORS, *WIRINGS, *IMAGES, *SEQUENCES, *HARD, *TABLES, *RECURRENT, *SIAMESE, *GRAPHS)
 MODES = (CheckMode.SAME_PASS, CheckMode.INDEPENDENT)
 STEPS = 48
 MOST_INCONCLUSIVE = 0.03
@@ -53,12 +66,16 @@ EXEMPT = (
 
 @dataclass(frozen=True)
 class Answer:
-    """One explanation of a model under one mode of its check, and what came back."""
+    """One explanation of a model under one mode of its check, and what came back.
+
+    ``off`` is how far it is from Captum's, called by hand; NaN where not compared.
+    """
 
     model: str
     asked: ca.Attribution
     mode: CheckMode
     result: AttributionResult
+    off: float = math.nan
 
     @property
     def worst(self) -> Check | None:
@@ -78,6 +95,17 @@ class Answer:
         return words(check)
 
     @property
+    def is_blame(self) -> bool:
+        """Whether a healthy model, or the service, is blamed."""
+        error = self.result.error
+        return error is not None and error.reason in (Reason.MODEL_FAILED.value, Reason.INTERNAL.value)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether Captum gives something else by hand; in data types that tell."""
+        return self.off > CLOSE
+
+    @property
     def is_exempt(self) -> bool:
         """Whether it is known not to be plainly right."""
         return any(one.covers(self.model, self.asked) and self.verdict.startswith(one.begins) for one in EXEMPT)
@@ -88,6 +116,8 @@ class Answer:
         begin = f"{self.model} {type(self.asked).__name__}{noise} {self.mode.value}: {self.verdict}"
         if self.result.error is not None:
             return f"{begin}: {self.result.error.message}"
+        if self.is_off:
+            begin += f", {self.off:.3g} off Captum by hand"
         check = self.worst
         if check is None:
             return begin
@@ -105,12 +135,52 @@ def asked_of(healthy: Healthy, inputs: dict[str, Tensor]) -> tuple[ca.Attributio
 
 
 def _finely(asked: ca.Attribution) -> ca.Attribution:
-    """The same with as many steps as a path needs."""
-    return replace(asked, n_steps=STEPS) if isinstance(asked, PathAttribution) and asked.noise is None else asked
+    """The same with as many steps as a path needs: conductance sums differences, which come closer more slowly."""
+    if not isinstance(asked, PathAttribution) or asked.noise is not None:
+        return asked
+    return replace(asked, n_steps=4 * STEPS if isinstance(asked, ca.LayerConductance) else STEPS)
 
 
-def answers(healthy: Healthy, seed: int) -> Iterator[Answer]:
-    """Everything that is answered, or refused, about one model."""
+class _Called(nn.Module):
+    """A model that takes its inputs by name, and returns the output that is explained: [batch, classes]."""
+
+    def __init__(self, healthy: Healthy, model: nn.Module) -> None:
+        super().__init__()
+        self.healthy, self.model = healthy, model
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        output = self.healthy.read(self.model(*inputs.values()))
+        return output.unsqueeze(1) if output.ndim == 1 else output
+
+    def get_submodule(self, target: str) -> nn.Module:
+        return self.model.get_submodule(target)
+
+
+def distance(
+    healthy: Healthy,
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    asked: ca.Attribution,
+    values: Collection[Array],
+    seed: int,
+) -> float:
+    """How far values are from Captum's, called by hand; relative to its largest magnitude, NaN where it has none."""
+    called = _Called(healthy, copy.deepcopy(model))  # Captum's LRP leaves rules at the modules
+    output = called(**inputs)
+    if not isinstance(healthy.target, ca.PredictedClass) or output.ndim != 2:
+        return math.nan
+    try:
+        theirs = plain(asked, called, inputs, lambda returned: returned, output.argmax(1), seed)
+    except Exception:  # what Captum cannot do by itself is nothing to compare with
+        return math.nan
+    if [one.shape for one in values] != [tuple(other.shape) for other in theirs]:
+        return math.inf
+    apart = max(float(np.abs(one - to_numpy(other)).max()) for one, other in zip(values, theirs, strict=True))
+    return apart / max(1e-12, *(float(other.abs().max()) for other in theirs))
+
+
+def answers(healthy: Healthy, seed: int, *, captum: bool = False) -> Iterator[Answer]:
+    """Everything that is answered, or refused, about one model; with ``captum``, compared with Captum by hand."""
     model, inputs = healthy.build(seed), healthy.examples(seed)
     names = list(inputs)
     subject = InspectedModel(model, lambda tensors: model(*(tensors[name] for name in names)))
@@ -121,7 +191,9 @@ def answers(healthy: Healthy, seed: int) -> Iterator[Answer]:
             seed=seed,
         )  # fmt: skip
         for one, result in zip(asked, inspect(subject, request, dict(inputs)).attributions, strict=True):
-            yield Answer(healthy.name, one, mode, result)
+            values = list(result.values.values())
+            off = distance(healthy, model, inputs, one, values, seed) if captum and values else math.nan
+            yield Answer(healthy.name, one, mode, result, off)
 
 
 class Tally:
@@ -131,6 +203,7 @@ class Tally:
         self.verdicts: Counter[str] = Counter()
         self.exempt: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self.blames = self.compared = self.off = 0
         for answer in found:
             self.add(answer)
 
@@ -138,6 +211,9 @@ class Tally:
         """Counts one."""
         kind = self.exempt if answer.is_exempt else self.refused if answer.result.error else self.verdicts
         kind[answer.verdict] += 1
+        self.blames += answer.is_blame
+        self.compared += not math.isnan(answer.off)
+        self.off += answer.is_off and not answer.is_exempt
 
     def share(self, verdict: Verdict) -> float:
         """The share of a verdict among the answers that are neither exempt nor refused."""
@@ -148,20 +224,22 @@ class Tally:
         parts = [f"{self.verdicts.total()} answers"]
         for title, counts in (("", self.verdicts), ("exempt: ", self.exempt), ("", self.refused)):
             parts += [f"{title}{count} {verdict}" for verdict, count in counts.most_common()]
-        return ", ".join(parts)
+        return ", ".join(
+            parts + [f"{self.compared} compared with Captum by hand, {self.off} off"] * (self.compared > 0)
+        )
 
 
-def run(models: Iterable[Healthy], seed: int) -> Tally:
+def run(models: Iterable[Healthy], seed: int, *, captum: bool = False) -> Tally:
     """Asks everything of each, and prints what became of it."""
     total, trained, began, count = Tally(), 0, time.monotonic(), 0
     for healthy in models:
         start = time.monotonic()
-        found = list(answers(healthy, seed))
+        found = list(answers(healthy, seed, captum=captum))
         count, trained = count + 1, trained + (healthy.loss is not None)
         print(f"{healthy.name} ({time.monotonic() - start:.1f} s): {Tally(found)}", flush=True)
         for answer in found:
             total.add(answer)
-            if answer.verdict != Verdict.AGREES.value and not answer.is_exempt:
+            if (answer.verdict != Verdict.AGREES.value or answer.is_off) and not answer.is_exempt:
                 print(f"    {answer.describe()}", flush=True)
     print(f"{count} models, {trained} of them trained: {total}, in {time.monotonic() - began:.0f} s")
     return total
@@ -172,12 +250,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="healthy", description="Every method on models in which nothing is wrong.")
     parser.add_argument("models", nargs="*", help="only these")
     parser.add_argument("--seed", type=int, default=0, help="of weights, rows and draws")
+    parser.add_argument("--captum", action="store_true", help="compare every value with Captum's, called by hand")
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)  # tensors are tiny
-    total = run((healthy for healthy in HEALTHY if not asked.models or healthy.name in asked.models), asked.seed)
+    models = (healthy for healthy in HEALTHY if not asked.models or healthy.name in asked.models)
+    total = run(models, asked.seed, captum=asked.captum)
     wolf = total.share(Verdict.DISAGREES) > 0 or total.share(Verdict.INCONCLUSIVE) >= MOST_INCONCLUSIVE
-    return int(wolf)
+    return int(wolf or total.blames > 0 or total.off > 0)
 
 
 if __name__ == "__main__":

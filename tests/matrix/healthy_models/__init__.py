@@ -7,5 +7,9 @@ vectors    perceptrons on tables of numbers
 wirings    gates, experts, pairs, mixtures, functions of their own
 images     networks on images and volumes
 sequences  networks on signals and token ids
+tables     networks on categories and numbers
+recurrent  networks that run steps first, read packed sequences, or call a cell in a loop
+siamese    networks that read two or three inputs through the same layers
+graphs     networks on graphs
 hard       models that are hard on floating point
 """

@@ -151,3 +151,57 @@ def mixed() -> Data:
     """Flowers in two inputs: sepals and petals."""
     flowers = iris().inputs["x"]
     return Data({"sepal": flowers[:, :2], "petal": flowers[:, 2:]}, iris().aims)
+
+
+@cache
+def tables() -> Data:
+    """300 rows of 3 codes from 1 to 5 and 4 numbers; the class is told by both."""
+    codes = torch.randint(1, 6, (300, 3), generator=_drawn(9))
+    numbers = torch.randn(300, 4, generator=_drawn(10))
+    score = (codes[:, 0] + codes[:, 1] * 2 - codes[:, 2]).float() + 3 * numbers[:, 0] + 2 * numbers[:, 1]
+    return Data({"codes": codes, "numbers": numbers}, (score > 4).long() + (score > 8).long())
+
+
+@cache
+def single_codes() -> Data:
+    """The same with one code for each row, [batch], behind the numbers."""
+    return Data({"numbers": tables().inputs["numbers"], "code": tables().inputs["codes"][:, 0]}, tables().aims)
+
+
+@cache
+def only_codes() -> Data:
+    """The codes alone."""
+    return Data({"codes": tables().inputs["codes"]}, tables().aims)
+
+
+@cache
+def one_column() -> Data:
+    """A table of one column; the class is where the number lies."""
+    numbers = torch.randn(300, 1, generator=_drawn(11))
+    return Data({"x": numbers}, (numbers[:, 0] > -0.5).long() + (numbers[:, 0] > 0.5).long())
+
+
+@cache
+def short_series() -> Data:
+    """Series of as many steps as there are rows in a request."""
+    return Data({"x": series().inputs["x"][:, :3].contiguous()}, series().aims)
+
+
+@cache
+def triplets() -> Data:
+    """200 times three flowers; whether the second, rather than the third, is of the kind of the first."""
+    flowers, classes = iris().inputs["x"], iris().aims
+    drawn = [torch.randint(0, 150, (200,), generator=_drawn(seed)) for seed in (12, 13, 14)]
+    names = ("anchor", "one", "other")
+    aims = (classes[drawn[0]] == classes[drawn[1]]).float()
+    return Data({name: flowers[rows] for name, rows in zip(names, drawn, strict=True)}, aims)
+
+
+@cache
+def image_pairs() -> Data:
+    """200 pairs of digits as images; whether both are equal."""
+    image, classes = images().inputs["x"][:200], images().aims[:200]
+    by_class = classes.argsort(stable=True)
+    left, right = torch.arange(200), torch.randint(0, 200, (200,), generator=_drawn(15))
+    right[by_class[1::2]] = by_class[::2]
+    return Data({"left": image[left], "right": image[right]}, (classes[left] == classes[right]).float())

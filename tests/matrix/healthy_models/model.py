@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ class Healthy:
         lacks: methods that do not apply to it.
         loss: what training makes small; None where it is not trained.
         dtype: what it computes in when it is explained.
+        read: the output [batch, classes] or [batch] that the target is read from, out of what the model returns.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Healthy:
     rate: float = 0.01
     target: ca.Target = PREDICTED
     dtype: torch.dtype = torch.float32
+    read: Callable[[Any], Tensor] = lambda returned: returned
 
     def build(self, seed: int = 0) -> nn.Module:
         """The model in evaluation mode; the same weights for the same seed."""
