@@ -11,5 +11,8 @@ tables     networks on categories and numbers
 recurrent  networks that run steps first, read packed sequences, or call a cell in a loop
 siamese    networks that read two or three inputs through the same layers
 graphs     networks on graphs
+outputs    transformers of patches, detection, segmentation, outputs with structure
+functional networks called by torch.func, with computed weights, or of few bits
+operators  functions of one's own, complex numbers, experts for tokens
 hard       models that are hard on floating point
 """

@@ -66,7 +66,8 @@ class Healthy:
                 _shake(model)
             else:
                 _train(model, self.data(), self.loss, self.steps, self.rate)
-        return model.to(self.dtype).eval()
+        # Conversion to a real data type would make real numbers of complex ones.
+        return (model if self.dtype is torch.float32 else model.to(self.dtype)).eval()
 
     def examples(self, seed: int = 0) -> dict[str, Tensor]:
         """The rows that are explained."""
