@@ -3,11 +3,10 @@
     python -m tests.matrix.healthy               all models
     python -m tests.matrix.healthy lstm unet     these
     python -m tests.matrix.healthy --seed 3      other weights, other rows
-    python -m tests.matrix.healthy --captum      compares every value with that of Captum, called by hand
 
 Exits with status 1 where an answer gets DISAGREES, three percent of them or more get INCONCLUSIVE, a refusal blames the
-model or the service, or a value is not Captum's. An answer is one explanation under one mode of its check; its verdict
-is the worst of its checks.
+model or the service, or a value is not what Captum gives when it is called by hand. An answer is one explanation under
+one mode of its check; its verdict is the worst of its checks.
 """
 
 from __future__ import annotations
@@ -207,8 +206,8 @@ def distance(
     return apart / max(1e-12, *(float(other.abs().max()) for other in theirs))
 
 
-def answers(healthy: Healthy, seed: int, *, captum: bool = False) -> Iterator[Answer]:
-    """Everything that is answered, or refused, about one model; with ``captum``, compared with Captum by hand."""
+def answers(healthy: Healthy, seed: int) -> Iterator[Answer]:
+    """Everything that is answered, or refused, about one model, compared with Captum by hand."""
     model, inputs = healthy.build(seed), healthy.examples(seed)
     names = list(inputs)
     subject = InspectedModel(model, lambda tensors: model(*(tensors[name] for name in names)))
@@ -220,7 +219,7 @@ def answers(healthy: Healthy, seed: int, *, captum: bool = False) -> Iterator[An
         )  # fmt: skip
         for one, result in zip(asked, inspect(subject, request, dict(inputs)).attributions, strict=True):
             values = list(result.values.values())
-            off = distance(healthy, model, inputs, one, values, seed) if captum and values else math.nan
+            off = distance(healthy, model, inputs, one, values, seed) if values else math.nan
             yield Answer(healthy.name, one, mode, result, off)
 
 
@@ -257,12 +256,12 @@ class Tally:
         )
 
 
-def run(models: Iterable[Healthy], seed: int, *, captum: bool = False) -> Tally:
+def run(models: Iterable[Healthy], seed: int) -> Tally:
     """Asks everything of each, and prints what became of it."""
     total, trained, began, count = Tally(), 0, time.monotonic(), 0
     for healthy in models:
         start = time.monotonic()
-        found = list(answers(healthy, seed, captum=captum))
+        found = list(answers(healthy, seed))
         count, trained = count + 1, trained + (healthy.loss is not None)
         print(f"{healthy.name} ({time.monotonic() - start:.1f} s): {Tally(found)}", flush=True)
         for answer in found:
@@ -278,12 +277,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="healthy", description="Every method on models in which nothing is wrong.")
     parser.add_argument("models", nargs="*", help="only these")
     parser.add_argument("--seed", type=int, default=0, help="of weights, rows and draws")
-    parser.add_argument("--captum", action="store_true", help="compare every value with Captum's, called by hand")
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)  # tensors are tiny
     models = (healthy for healthy in HEALTHY if not asked.models or healthy.name in asked.models)
-    total = run(models, asked.seed, captum=asked.captum)
+    total = run(models, asked.seed)
     wolf = total.share(Verdict.DISAGREES) > 0 or total.share(Verdict.INCONCLUSIVE) >= MOST_INCONCLUSIVE
     return int(wolf or total.blames > 0 or total.off > 0)
 
