@@ -47,6 +47,8 @@ class _WarningCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningCo
     """Rows of this model influence each other."""
     WARNING_CODE_NOT_EXPLAINED: _WarningCode.ValueType  # 6
     """A row did not qualify for its explanation."""
+    WARNING_CODE_INPUT_NOT_READ: _WarningCode.ValueType  # 7
+    """The model takes any name, and does not read what was sent under this one."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """The subject of a warning."""
@@ -65,6 +67,8 @@ WARNING_CODE_ROWS_NOT_INDEPENDENT: WarningCode.ValueType  # 5
 """Rows of this model influence each other."""
 WARNING_CODE_NOT_EXPLAINED: WarningCode.ValueType  # 6
 """A row did not qualify for its explanation."""
+WARNING_CODE_INPUT_NOT_READ: WarningCode.ValueType  # 7
+"""The model takes any name, and does not read what was sent under this one."""
 Global___WarningCode: _TypeAlias = WarningCode  # noqa: Y015
 
 @_typing.final
