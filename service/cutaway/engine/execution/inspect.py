@@ -22,9 +22,8 @@ from cutaway.engine.execution.collect import arrays, collect_result, placed_rows
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.hook_site import Batch
-from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.observe import observing, rows_first
 from cutaway.engine.hooks.recording import RecordedCall, StopForward, watching
-from cutaway.engine.hooks.row_axes import rows_first
 from cutaway.engine.methods.captum_call import explain, method_of, metrics
 from cutaway.engine.methods.paths import finer_steps
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text

@@ -30,9 +30,9 @@ from torch.utils.hooks import RemovableHandle
 from cutaway.contract.requests import Point
 from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, Batch, HookSite, NumberedEdit, shares_memory
 from cutaway.engine.hooks.operators import Operators, is_address
-from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording
+from cutaway.engine.hooks.recording import CaptureSpec, HookScope, RecordedCall, Recording
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.runtime.numerics import argument_tensors, leaves, map_leaves, replace_arguments
+from cutaway.engine.runtime.numerics import Path, argument_tensors, leaves, map_leaves, replace_arguments
 
 SpecsBySite: TypeAlias = Mapping[str, Mapping[Point, CaptureSpec]]
 """Capture specs by module name or operator address, and by point."""
@@ -149,3 +149,39 @@ class _ModuleHooks:
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         return [*leaves(args).values(), *leaves(kwargs).values()] if self._needs_inputs else []
+
+
+@contextmanager
+def rows_first(tree: ModuleTree, axes: Mapping[str, Mapping[Path, int]]) -> Iterator[None]:
+    """Shows the outputs of layers with their rows on axis 0 while the block runs: to Captum, and to our own hooks.
+
+    A module that returns what it gets stands in the tree for the layer. The layer's output runs through it, transposed,
+    and back: the model computes the same.
+
+    Args:
+        tree: the modules.
+        axes: by layer, the axis of the rows in each of its tensors where that is not 0, by path.
+    """
+    layers = {name: tree.modules[name] for name in axes}
+    handles = []
+    for name, layer in layers.items():
+        tree.modules[name] = nn.Identity()
+        handles.append(layer.register_forward_hook(partial(_transposed, tree.modules[name], axes[name])))
+    try:
+        yield
+    finally:
+        tree.modules.update(layers)
+        for handle in handles:
+            handle.remove()
+
+
+def _transposed(stand_in: nn.Module, axes: Mapping[Path, int], _layer: nn.Module, _args: object, output: Any) -> Any:
+    def moved(value: Any, *, back: bool) -> Any:
+        def move(path: Path, tensor: Tensor) -> Tensor:
+            axis = axes.get(path, 0)
+            return tensor.movedim(0, axis) if back else tensor.movedim(axis, 0)
+
+        with HookScope([]):  # these operators are not the model's
+            return map_leaves(value, move)
+
+    return moved(stand_in(moved(output, back=False)), back=True)
