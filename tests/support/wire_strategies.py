@@ -164,6 +164,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
         names, st.none() | st.booleans() | SIGNED_64 | numbers | texts, max_size=1
     ),
     "InspectRequest.model": names,
+    "InspectResult.example_axes": st.dictionaries(texts, st.none() | UNSIGNED_32, max_size=3),
     "InspectRequest.seed": st.none() | st.integers(0, 2**63 - 1),
     "MetricResult.values": st.lists(numbers, max_size=3).map(lambda row: np.array(row, np.float64)),
     "ModuleInfo.calls": UNSIGNED_32,

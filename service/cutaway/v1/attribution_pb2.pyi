@@ -267,7 +267,9 @@ class AttributionRequest(_message.Message):
 
     @_builtins.property
     def inputs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The inputs explained, by name; the rest are passed on unchanged. Default: every floating input."""
+        """The inputs explained, by name; the rest are passed on unchanged. Default: every floating input, and every input of
+        ids of an embedding that the method can replace by a baseline.
+        """
 
     @_builtins.property
     def noise_tunnel(self) -> Global___NoiseTunnel:
@@ -1898,6 +1900,7 @@ class Attribution(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     STANDARD_ERRORS_FIELD_NUMBER: _builtins.int
+    INPUTS_LEFT_OUT_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """The method, by Captum's class name: `IntegratedGradients`."""
     layer: _builtins.str
@@ -1953,6 +1956,12 @@ class Attribution(_message.Message):
         fit.
         """
 
+    @_builtins.property
+    def inputs_left_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The inputs that are not explained, where the request names none: integers that no embedding takes (masks, lengths),
+        and those that the method cannot move. They have the request's own values in every pass.
+        """
+
     def __init__(
         self,
         *,
@@ -1969,10 +1978,11 @@ class Attribution(_message.Message):
         tokens: Global___TokenAttribution | None = ...,
         error: Global___AttributionError | None = ...,
         standard_errors: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
+        inputs_left_out: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "standard_errors", b"standard_errors", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "inputs_left_out", b"inputs_left_out", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "standard_errors", b"standard_errors", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,8 @@ class _WarningCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningCo
     """A row did not qualify for its explanation."""
     WARNING_CODE_INPUT_NOT_READ: _WarningCode.ValueType  # 7
     """The model takes any name, and does not read what was sent under this one."""
+    WARNING_CODE_INPUT_NOT_EXPLAINED: _WarningCode.ValueType  # 8
+    """An attribution leaves an input out, which the method cannot move by itself: see `inputs_left_out`."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """The subject of a warning."""
@@ -69,6 +71,8 @@ WARNING_CODE_NOT_EXPLAINED: WarningCode.ValueType  # 6
 """A row did not qualify for its explanation."""
 WARNING_CODE_INPUT_NOT_READ: WarningCode.ValueType  # 7
 """The model takes any name, and does not read what was sent under this one."""
+WARNING_CODE_INPUT_NOT_EXPLAINED: WarningCode.ValueType  # 8
+"""An attribution leaves an input out, which the method cannot move by itself: see `inputs_left_out`."""
 Global___WarningCode: _TypeAlias = WarningCode  # noqa: Y015
 
 @_typing.final

@@ -143,7 +143,8 @@ class Attribution:
 
     Args:
         target: the scalar explained; ``None`` takes the target of the request.
-        inputs: names of the inputs explained, the rest passed on unchanged; empty means every floating input.
+        inputs: names of the inputs explained, the rest passed on unchanged; empty means every floating input, and every
+            input of ids of an embedding that the method can replace by a baseline.
         noise: explain noisy copies of the inputs and combine them; ``None`` explains the inputs as they are.
         metrics: quality metrics of the attribution, returned with it.
     """
@@ -279,7 +280,7 @@ class InternalInfluence(LayerAttribution, PathAttribution):
 @dataclass(frozen=True, kw_only=True)
 class LayerIntegratedGradients(LayerAttribution, PathAttribution):
     """Gradients integrated from a layer's value at the baseline to its value at the input, after Sundararajan et al.
-    2017, arXiv:1703.01365. Integer inputs are included: a baseline for token ids is a tensor of ids.
+    2017, arXiv:1703.01365. Ids of embeddings are included: a baseline for token ids is a tensor of ids.
 
     Args:
         further_layers: layers that go from one value to the other at the same time, and are explained too.

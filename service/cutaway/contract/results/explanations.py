@@ -195,6 +195,8 @@ class AttributionResult:
         standard_errors: of KernelSHAP and LIME, where they are checked: by input name, float64 of the input's shape,
             the standard error of each attribution from the draws; infinite where fewer draws would not determine it.
         error: why there is no attribution, where the request takes errors in their places; then ``values`` is empty.
+        inputs_left_out: the inputs that are not explained, where the request names none: integers that no embedding
+            takes, such as masks, and those that the method cannot move.
     """
 
     method: str
@@ -210,6 +212,7 @@ class AttributionResult:
     metrics: tuple[MetricResult, ...] = field(default=(), metadata=parts("name"))
     standard_errors: Mapping[str, Array] = field(default_factory=dict, metadata=named("standard_error", "input"))
     error: AttributionError | None = None
+    inputs_left_out: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return describe_attribution(self)

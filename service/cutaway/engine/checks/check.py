@@ -14,7 +14,16 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from cutaway.contract.requests import POINTS, CheckMode, CheckRequest, Expectation, InternalInfluence, Point, Surrogate
+from cutaway.contract.requests import (
+    POINTS,
+    CheckMode,
+    CheckRequest,
+    Expectation,
+    ExpectedGradient,
+    InternalInfluence,
+    Point,
+    Surrogate,
+)
 from cutaway.contract.results import Cause, Check, Verdict
 from cutaway.engine.checks import completeness, model_properties
 from cutaway.engine.checks.fault_location import no_gradient
@@ -24,6 +33,7 @@ from cutaway.engine.passes import reference_inputs
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, Pass, RowRange, Values
 from cutaway.engine.passes.reference_inputs import CompletenessSums, Evidence, MissingObservation, Reference
+from cutaway.engine.planning.attribution_setup import moves_integers
 from cutaway.engine.references.observation import target_values
 from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, Path, close_unmasked
 
@@ -246,11 +256,12 @@ class _Comparison:
         rows, always = self.problem.rows, torch.ones(self.problem.rows, dtype=torch.bool)
         if not (self.problem.layer and self.problem.baselines) or isinstance(self.problem.request, InternalInfluence):
             return always
+        drawn = isinstance(self.problem.request, ExpectedGradient)  # whose own passes are in the order of the batch
         outputs: dict[Path, list[Tensor]] = {}
         for recorded in self.passes:
             for call in recorded.layer:
                 for path, output in call.at(Point.OUTPUT).items():
-                    outputs.setdefault(path, []).append(output)
+                    outputs.setdefault(path, []).append(output if drawn else self.problem.in_batch_order(output))
         moves = torch.full_like(always, not outputs)
         for first, *others in outputs.values():
             for output in (first, *others):
@@ -372,10 +383,10 @@ class _PartComparison:
 
     def _doubt_of_effects(self) -> Finding | None:
         whole, method, of = self.whole, self.whole.method, self.part.rows.of
-        if method.forward_only and not bool(of(whole.moves).any()):
-            return _UNCHANGED
-        if not bool(of(whole.layer_moves).any()):
-            return _unmoved(whole.problem)
+        if method.forward_only and not bool((moves := of(whole.moves)).all()):
+            return _unchanged(~moves)
+        if not bool((moves := of(whole.layer_moves)).all()):
+            return _unmoved(whole.problem, ~moves)
         of_copies = self.part.rows.of_copies
         if method.runs_backward and not any(bool(of_copies(gradient).any()) for gradient in whole.gradients):
             return no_gradient(self.part.problem)
@@ -418,11 +429,6 @@ _NO_RULE = Finding(
 _UNDEFINED = Finding(
     Cause.NOT_FINITE, "attribution and reference are not finite in the same places: no gradient exists there"
 )
-_UNCHANGED = Finding(
-    Cause.NOTHING_CHANGED,
-    "the target is exactly the same in every pass: it does not depend on the replaced features, or their replacement "
-    "equals them",
-)
 _NOT_FINITE = Finding(
     Cause.NOT_FINITE,
     "attribution or reference is not finite where the other is, or their shapes differ; do not rely on it",
@@ -450,13 +456,27 @@ def _is_at_input(problem: AttributionProblem, recorded: Pass) -> bool:
     return all(torch.equal(points[name], problem.inputs[name].detach().cpu()) for name in problem.explained)
 
 
-def _unmoved(problem: AttributionProblem) -> Finding:
-    others = [name for name in problem.inputs if name not in problem.explained]
-    also = f", such as {', '.join(map(repr, others[:3]))}" if others else ""
+def _unchanged(rows: Tensor) -> Finding:
     return Finding(
         Cause.NOTHING_CHANGED,
-        f"the layer {problem.layer!r} returns the same for the input and for the baseline: the explained inputs "
-        f"({', '.join(problem.explained)}) do not reach it; name in inputs those that do{also}",
+        f"the target of {completeness.row_list(rows)} is exactly the same in every pass: it does not depend on the "
+        "replaced features, or their replacement equals them",
+        completeness.row_numbers(rows),
+    )
+
+
+def _unmoved(problem: AttributionProblem, rows: Tensor) -> Finding:
+    others = [name for name in problem.inputs if name not in problem.explained]
+    also = f", such as {', '.join(map(repr, others[:3]))}" if others else ""
+    integers = not all(problem.inputs[name].is_floating_point() for name in others)
+    if integers and not moves_integers(problem.request):
+        also += "; of these, only LayerIntegratedGradients and LayerDeepLift move integers"
+    return Finding(
+        Cause.NOTHING_CHANGED,
+        f"the layer {problem.layer!r} returns the same for the input and for the baseline, in "
+        f"{completeness.row_list(rows)}: the explained inputs ({', '.join(problem.explained)}) do not reach it; name "
+        f"in inputs those that do{also}",
+        completeness.row_numbers(rows),
     )
 
 

@@ -104,6 +104,10 @@ def _judge(
         return Verdict.INCONCLUSIVE, Finding(Cause.NOT_FINITE, reason)
     if method.satisfies_conservation:
         return Verdict.NOT_APPLICABLE, Finding(Cause.NOT_MOVED, _absorbed(problem))
+    still = sums.mass == 0
+    if problem.layer and bool((still & (sums.change != 0)).any()) and bool(still.all()):
+        reason = f"the layer {problem.layer!r} does not change, and the target does: nothing of the change is explained"
+        return Verdict.INCONCLUSIVE, Finding(Cause.NOTHING_CHANGED, reason)
     if problem.layer and _bypassed(problem, sums):
         reason = f"paths from the input to the target lead around {problem.layer!r}, so its units need not sum to all"
         return Verdict.NOT_APPLICABLE, Finding(Cause.NOT_MOVED, reason)

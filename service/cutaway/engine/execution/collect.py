@@ -22,6 +22,7 @@ from cutaway.engine.execution.main_pass import MainPass, predicted_classes
 from cutaway.engine.execution.unread_inputs import unread_warnings
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs
+from cutaway.engine.planning.attribution_setup import left_out
 from cutaway.engine.runtime.numerics import to_numpy
 
 # Attributions of only those rows whose prediction meets the request's ``explain_if``.
@@ -53,6 +54,23 @@ def unexplained_rows(main: MainPass) -> Iterator[results.Warning]:
         what = f"rows do not qualify, and their attributions {'are zeros' if rows else 'were not computed'}"
         text = f"{len(others)} of {len(predictions)} {what}: {listed}{more}"
         yield results.Warning(results.WarningCode.NOT_EXPLAINED, "explain_if", text)
+
+
+def _unreached_inputs(main: MainPass) -> Iterator[results.Warning]:
+    """Yields a warning for each explained input that a target does not depend on."""
+    for name in main.recording.unreached_inputs:
+        text = f"a target that is explained does not depend on the input {name!r}: its attribution is zero"
+        yield results.Warning(results.WarningCode.NO_GRADIENT, name, text)
+
+
+def _left_out_inputs(main: MainPass) -> Iterator[results.Warning]:
+    """Yields a warning for each attribution that leaves inputs out."""
+    for number, attribution in zip(main.plan.numbers, main.plan.attributions):
+        if names := left_out(attribution):
+            explained = ", ".join(attribution.explained)
+            text = f"explained: {explained}; not explained, and the same in every pass: {', '.join(names)}"
+            text += "; to explain others, name all of them in inputs"
+            yield results.Warning(results.WarningCode.INPUT_NOT_EXPLAINED, f"attributions[{number}].inputs", text)
 
 
 _NOT_CHECKED = results.RowCheck(0.0, results.Verdict.NOT_APPLICABLE)
@@ -121,6 +139,8 @@ def collect_result(
             *missing.edit_warnings(plan, recording),
             *missing.comparison_warnings(plan, unedited, main.outputs),
             *unexplained_rows(main),
+            *_left_out_inputs(main),
+            *_unreached_inputs(main),
             *unread_warnings(plan),
             *dependence_warnings(model, plan.inputs),
         ),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.contract import results
-from cutaway.contract.errors import CutawayError, DeadlineExceeded, Reason, at, error
+from cutaway.contract.errors import CutawayError, DeadlineExceeded, FailedPrecondition, Reason, at, error
 from cutaway.contract.requests import CheckMode, InspectRequest, NeuronAttribution, PathAttribution, Point, field_name
 from cutaway.contract.results.arrays import ArrayField, with_arrays
 from cutaway.contract.tensors import Array
@@ -26,7 +26,7 @@ from cutaway.engine.hooks.observe import observing, rows_first
 from cutaway.engine.hooks.recording import RecordedCall, StopForward, watching
 from cutaway.engine.methods.captum_call import explain, method_of, metrics
 from cutaway.engine.methods.paths import finer_steps
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, timed
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
@@ -40,6 +40,7 @@ from cutaway.engine.passes.pass_recorder import (
 )
 from cutaway.engine.passes.reference_inputs import CompletenessSums, completeness_sums, target_at_inputs
 from cutaway.engine.passes.targets import ResolvedTarget, identity, resolve_target
+from cutaway.engine.planning.attribution_setup import left_out
 from cutaway.engine.planning.plan import RequestPlan, in_place, plan_request
 from cutaway.engine.runtime.numerics import Path, to_numpy
 
@@ -172,7 +173,8 @@ def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) 
     attribution = replace(attribution, is_batch_first=bool(axes) and None not in axes)
     run_neuron = torch.no_grad()(partial(run_to_neuron, attribution.model, attribution.inputs))
     for target in _targets(main, attribution, read_neuron or run_neuron):
-        if attribution.layer and not any(tensor.is_floating_point() for tensor in attribution.inputs.values()):
+        explained = (attribution.inputs[name] for name in attribution.explained)
+        if attribution.layer and not all(tensor.is_floating_point() for tensor in explained):
             attribution.model.guard.enable_gradients()
         yield attribution.at_target(target)
 
@@ -266,6 +268,30 @@ def attribute(problem: AttributionProblem, main: MainPass) -> results.Attributio
 
 
 def _result_and_values(problem: AttributionProblem, main: MainPass) -> tuple[results.AttributionResult, Values]:
+    """Returns the result without tokens, and its values; zeros at those inputs that the target does not depend on, if
+    it depends on others."""
+    try:
+        return _computed(problem, main)
+    except FailedPrecondition as failure:
+        unreached = _unreached(problem) if failure.reason == Reason.NOT_DIFFERENTIABLE else ()
+        if not 0 < len(unreached) < len(problem.explained):
+            raise
+    main.recording.unreached_inputs.update(dict.fromkeys(unreached))
+    return _computed(replace(problem, unreached=unreached), main)
+
+
+def _unreached(problem: AttributionProblem) -> tuple[str, ...]:
+    """Returns the explained inputs that no gradient of the target reaches, in a pass at the input."""
+    leaves = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in problem.arguments]
+    with problem.model.passes.uncounted(), problem.model.kept_rng_state():
+        scalars = problem.target.scalars(problem.forward(*leaves, *problem.additional_inputs))
+        roots = [leaf for leaf in leaves if leaf.requires_grad]
+        arrived = iter(gradients(scalars, roots) if scalars.requires_grad and roots else [None] * len(roots))
+    reached = [leaf.requires_grad and next(arrived) is not None for leaf in leaves]
+    return tuple(name for name, is_reached in zip(problem.explained, reached) if not is_reached)
+
+
+def _computed(problem: AttributionProblem, main: MainPass) -> tuple[results.AttributionResult, Values]:
     while True:
         values, passes, failure = _values_and_passes(problem, main)
         has_sums = problem.baselines or method_of(problem.request).satisfies_conservation
@@ -363,6 +389,7 @@ def attribution_result(
         value_at_baseline=None if sums is None or method.satisfies_conservation else to_numpy(sums.at_baseline),
         targets=None if classes is None else to_numpy(classes),
         n_steps=request.n_steps if isinstance(request, PathAttribution) else 0,
+        inputs_left_out=left_out(problem),
     )
 
 

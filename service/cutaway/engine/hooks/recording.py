@@ -356,6 +356,7 @@ class Recording:
             so that the backward pass reaches them.
         operators: the addresses of all operators that ran, in order, if operators are observed.
         edit_effects: by number of an edit that was applied, whether it changed a value.
+        unreached_inputs: the explained inputs that a target does not depend on.
         kept_output: the first output tensor, in the graph, of the module whose output is kept.
         pending: the captures after which forward may stop; ``None`` lets it run to its end.
         in_forward: whether a forward pass is running.
@@ -366,6 +367,7 @@ class Recording:
         self.gradient_roots: list[GradientEdge] = []
         self.operators: dict[str, None] = {}
         self.edit_effects: dict[int, bool] = {}
+        self.unreached_inputs: dict[str, None] = {}
         self.kept_output: Tensor | None = None
         self.pending: set[tuple[str, Point]] | None = None
         self.in_forward = False

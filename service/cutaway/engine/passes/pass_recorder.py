@@ -183,10 +183,12 @@ class AttributionProblem(ResolvedAttribution):
 
     Attributes:
         target: the scalar of each row.
+        unreached: explained inputs that the target does not depend on, and whose gradients are zeros.
         cache: results of `cached_per_problem` functions, and of tests of the model.
     """
 
     target: ResolvedTarget = field(kw_only=True)
+    unreached: tuple[str, ...] = ()
     cache: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
@@ -258,7 +260,10 @@ class AttributionProblem(ResolvedAttribution):
         """Runs the model as Captum calls it, with the explained inputs first; returns what `read` does."""
         additional = (name for name in self.inputs if name not in self.explained)
         by_name = dict(zip((*self.explained, *additional), tensors))
-        return self.read({name: by_name[name] for name in self.inputs})
+        output = self.read({name: by_name[name] for name in self.inputs})
+        for name in self.unreached:  # nothing of it is added, so that its gradient is zeros and not missing
+            output = output + by_name[name].reshape(-1)[:0].sum().to(output.dtype)
+        return output
 
     def read(self, inputs: Inputs) -> Tensor:
         """Runs the model, and returns what the target is read from: an output, or a neuron's module's activation."""

@@ -3,6 +3,8 @@ runs."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import nn
 
 from cutaway.contract import requests
@@ -16,7 +18,12 @@ from cutaway.engine.passes.pass_recorder import Changes, ResolvedAttribution
 
 
 def resolve_attribution(
-    model: InspectedModel, request: requests.Attribution, inputs: Inputs, edits: Changes, seed: int | None = None
+    model: InspectedModel,
+    request: requests.Attribution,
+    inputs: Inputs,
+    edits: Changes,
+    seed: int | None = None,
+    embedded: Collection[str] = (),
 ) -> ResolvedAttribution:
     """Validates all that can be known of an attribution before anything runs.
 
@@ -26,6 +33,7 @@ def resolve_attribution(
         inputs: everything that forward takes, ``[batch, ...]`` each.
         edits: what the request changes, by module name and operator address.
         seed: the request's seed; used where the method, or a metric, draws random numbers.
+        embedded: the integer inputs that an embedding takes.
 
     Raises:
         InvalidArgument: with the field at fault.
@@ -39,7 +47,7 @@ def resolve_attribution(
         raise error(Reason.INVALID_VALUE, "the neuron is what is explained: leave the target out", "target")
     if _explains_layer_only(request) and request.inputs:
         raise error(Reason.INVALID_VALUE, "a layer method explains the layer: leave the inputs out", "inputs")
-    explained = _explained_inputs(model, inputs, request)
+    explained = _explained_inputs(model, inputs, request, embedded)
     with at(field):
         starts = _baselines(request, inputs, explained)
         perturbed = features(request, inputs, explained) if isinstance(request, requests.Perturbation) else Features()
@@ -99,23 +107,43 @@ def _baselines(request: requests.Attribution, inputs: Inputs, explained: tuple[s
         return baselines(values, inputs, explained)
 
 
-def _explained_inputs(model: InspectedModel, inputs: Inputs, request: requests.Attribution) -> tuple[str, ...]:
+def moves_integers(request: requests.Attribution) -> bool:
+    """Returns whether the method replaces values by a baseline, integers too, and takes none between the two."""
+    at_both_ends = (requests.Perturbation, requests.LayerIntegratedGradients, requests.LayerDeepLift)
+    return isinstance(request, at_both_ends)
+
+
+def _explained_inputs(
+    model: InspectedModel, inputs: Inputs, request: requests.Attribution, embedded: Collection[str]
+) -> tuple[str, ...]:
     """Returns the inputs that are explained; of a layer method those of its path, or that Captum differentiates from.
+
+    By default that is every floating input, and those of ``embedded`` that the method can move.
 
     Raises:
         InvalidArgument: ``INPUT_UNKNOWN``; or an input is not floating, and the method needs gradients or a path.
     """
     _refuse_unknown(inputs, request.inputs)
-    floating = tuple(name for name, tensor in inputs.items() if tensor.is_floating_point())
+    windows = request.windows if isinstance(request, requests.Occlusion) else inputs
+    movable = [name for name in embedded if moves_integers(request) and name in windows]
+    default = tuple(name for name, tensor in inputs.items() if tensor.is_floating_point() or name in movable)
     if isinstance(request, requests.Perturbation):
-        if not (request.inputs or floating):
-            text = f"no input is a float: name those to explain, of {', '.join(inputs)}"
+        if not (request.inputs or default):
+            text = f"no input is a float or the ids of an embedding: name those to explain, of {', '.join(inputs)}"
             raise error(Reason.INVALID_VALUE, text, "inputs")
-        return request.inputs or floating
-    # Integrated gradients of a layer go from one value of the layer to another: integer inputs may be at both ends.
+        return request.inputs or default
     if _explains_layer_only(request) or isinstance(request, requests.LayerIntegratedGradients):
-        return request.inputs or floating or tuple(inputs)
+        return request.inputs or default or tuple(inputs)
+    if isinstance(request, requests.LayerDeepLift) and (request.inputs or movable):
+        return request.inputs or default
     return differentiable(model, inputs, request.inputs)
+
+
+def left_out(attribution: ResolvedAttribution) -> tuple[str, ...]:
+    """Returns the inputs that are not explained, where the request names none and the method is about inputs."""
+    if attribution.request.inputs or _explains_layer_only(attribution.request):
+        return ()
+    return tuple(name for name in attribution.inputs if name not in attribution.explained)
 
 
 def _refuse_unknown(inputs: Inputs, names: tuple[str, ...]) -> None:

@@ -23,7 +23,8 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
-from cutaway.engine.planning.attribution_setup import differentiable, resolve_attribution
+from cutaway.engine.planning.attribution_setup import differentiable, moves_integers, resolve_attribution
+from cutaway.engine.planning.embedded_inputs import embedded_inputs
 from cutaway.engine.runtime.rng import new_seed
 
 # Names, globs and operator addresses of captures and edits.
@@ -261,7 +262,7 @@ def plan_request(
     inputs: Inputs,
     cancellation: Cancellation = NEVER_CANCELLED,
 ) -> RequestPlan:
-    """Resolves and validates ``request`` without running the model.
+    """Resolves and validates ``request``; the model runs for no more than `embedded_inputs`.
 
     Args:
         model: the model.
@@ -286,10 +287,13 @@ def plan_request(
     draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)
     seed = new_seed() if draws and request.seed is None else request.seed
     attributions, failed = {}, {}
+    chosen = any(moves_integers(attribution) and not attribution.inputs for attribution in request.attributions)
+    embedded = embedded_inputs(model, inputs, cancellation, request.arguments) if chosen else frozenset()
     for number, attribution in enumerate(request.attributions):
         try:
             with at(f"attributions[{number}]"):
-                attributions[number] = resolve_attribution(model, _with_index(model, attribution), inputs, edits, seed)
+                asked = _with_index(model, attribution)
+                attributions[number] = resolve_attribution(model, asked, inputs, edits, seed, embedded)
         except CutawayError as failure:
             failed[number] = in_place(request, attribution, failure)
     if failed:
