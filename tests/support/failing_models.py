@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -151,20 +152,20 @@ class Sleeps(Sound):
     """Counts its passes, and falls asleep in one of them.
 
     Attributes:
-        begun: how many passes have begun.
+        begun: how many passes have begun, in an array, which is not restored behind a pass as numbers are.
         tired: in which one it falls asleep, from 1.
         sleep: lets the time pass.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.begun = 0
+        self.begun = array("q", [0])
         self.tired = 0
         self.sleep: Callable[[], None] = lambda: None
 
     def forward(self, x: Tensor) -> Tensor:
-        self.begun += 1
-        if self.begun == self.tired:
+        self.begun[0] += 1
+        if self.begun[0] == self.tired:
             self.sleep()
         return super().forward(x)
 
