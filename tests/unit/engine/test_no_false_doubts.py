@@ -159,3 +159,61 @@ def test_a_gradient_that_is_mostly_rounding_is_doubted() -> None:
     check = served.ask(ca.InputXGradient(), inputs={"x": noise(3, 8)})[0].checks[0]
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.cause in (Cause.CANCELLATION, Cause.WRONG_BACKWARD, Cause.ROWS_COUPLED)
+
+
+# What the target does not read.
+
+
+class TwoTowers(nn.Module):
+    """Similarities of all images and all texts, as CLIP returns them, both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.words = nn.Sequential(nn.Linear(4, 5), nn.Tanh()), nn.Embedding(9, 5)
+
+    def forward(self, pixels: Tensor, ids: Tensor) -> dict[str, Tensor]:
+        images, texts = self.image(pixels), self.words(ids).mean(1)
+        return {"logits_per_image": images @ texts.T, "logits_per_text": texts @ images.T}
+
+
+PAIRS = {"pixels": noise(3, 4), "ids": torch.tensor([[1, 2], [3, 4], [5, 6]])}
+PER_IMAGE, PER_TEXT = (ca.MultiIndex(((1,),), output=f"logits_per_{name}") for name in ("image", "text"))
+OF_IMAGES: tuple[Attribution, ...] = (
+    ca.Saliency(inputs=("pixels",)),
+    ca.IntegratedGradients(inputs=("pixels",), n_steps=8),
+    ca.DeepLift(inputs=("pixels",)),
+    ca.FeatureAblation(inputs=("pixels",)),
+    ca.LayerGradientXActivation(layer="image"),
+)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("asked", OF_IMAGES, ids=lambda asked: type(asked).__name__)
+def test_an_output_that_the_target_does_not_read_couples_no_rows(asked: Attribution, mode: CheckMode) -> None:
+    """A text's similarities change with other images, and their number with the batch; an image's similarity to text 1
+    does not."""
+    served = Served(TwoTowers())
+    assert outcome(served.ask(asked, inputs=PAIRS, target=PER_IMAGE, mode=mode)[0]) == AGREES
+    one = {name: rows[:1] for name, rows in PAIRS.items()}
+    first = ca.MultiIndex(((0,),), output="logits_per_image")
+    assert outcome(served.ask(asked, inputs=one, target=first, mode=mode)[0]) == AGREES
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("asked", OF_IMAGES[:4], ids=lambda asked: type(asked).__name__)
+def test_an_output_that_the_target_reads_couples_them(asked: Attribution, mode: CheckMode) -> None:
+    """Each text's similarity to image 1 depends on that row."""
+    got = Served(TwoTowers()).ask(asked, inputs=PAIRS, target=PER_TEXT, mode=mode)[0]
+    assert Cause.ROWS_COUPLED in [check.cause for check in got.checks]
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_copies_of_a_row_next_to_each_other_read_other_elements(mode: CheckMode) -> None:
+    """GradientShap and noise tunnels repeat each row: column 1 is then not text 1 any more."""
+    for asked in (
+        ca.GradientShap(inputs=("pixels",), baselines={"pixels": PAIRS["pixels"].numpy() * 0}, n_samples=4),
+        ca.Saliency(inputs=("pixels",), noise=ca.NoiseTunnel(n_samples=4, stdev=0.5)),
+    ):
+        got = Served(TwoTowers()).ask(asked, inputs=PAIRS, target=PER_IMAGE, mode=mode, seed=1)[0]
+        assert outcome(got) != AGREES

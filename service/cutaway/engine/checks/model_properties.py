@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as torch_modules
 
+from cutaway.contract import requests
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.results import Cause
 from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, target_mismatch
@@ -240,8 +241,11 @@ def _changed_rows(
 ) -> Finding | None:
     """Returns whether the outputs of ``rows`` change with ``inputs``, in which only other rows differ."""
     after = _run(problem, inputs)
-    axes = row_axes(problem.model, problem.inputs)
-    by_row = [name for name, output in before.items() if axes.of_output(name, output, problem.rows) == 0]
+    before, after = _elements_read(problem, before, after)
+    axes, read = row_axes(problem.model, problem.inputs), [problem.target.source]
+    if not method_of(problem.request).has_target:
+        read = [name for name, output in before.items() if axes.of_output(name, output, problem.rows) == 0]
+    by_row = [name for name in read if name in before and before[name].ndim and len(before[name]) == problem.rows]
     here = list(rows)
     shorter = {name for name in by_row if len(after[name]) < problem.rows}
     differing = [name for name in by_row if name in shorter or not torch.equal(before[name][here], after[name][here])]
@@ -255,6 +259,19 @@ def _changed_rows(
         f"a row's output depends on the other rows of its batch{where and f', from {where!r} on'} (a batch norm in "
         "training mode?), so gradients mix rows; send one row per request, or make rows of the model independent",
     )
+
+
+def _elements_read(problem: AttributionProblem, before: Outputs, after: Outputs) -> tuple[Outputs, Outputs]:
+    """Returns both as they are, or the elements that the target reads if their shape depends on the number of rows.
+
+    Such are similarities of all rows. Methods that put copies of a row next to each other read other elements there.
+    """
+    name, positions = problem.target.source, problem.target.positions
+    beside = isinstance(problem.request, requests.ExpectedGradient) or problem.request.noise is not None
+    if positions is None or beside or before[name].shape[1:] == after[name].shape[1:]:
+        return before, after
+    picked = (torch.arange(problem.rows), *positions.unbind(dim=1))
+    return {name: before[name][picked]}, {name: after[name][picked]}
 
 
 def _same_row(one: Tensor, other: Tensor, row: int, tolerances: Tolerances) -> bool:
