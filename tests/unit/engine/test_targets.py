@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from captum import attr
 from torch import Tensor, nn
+from transformers.modeling_outputs import ImageClassifierOutput
 
 import cutaway as ca
 import cutaway.engine.execution.inspect as execution
+from cutaway.adapters import TensorAdapter
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, LayerAttribution, Point, Target
 from cutaway.contract.results import AttributionResult, InspectResult, Verdict
 from cutaway.engine.execution.inspect import inspect
@@ -23,6 +27,8 @@ from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
 from cutaway.engine.passes.targets import resolve_for_output
 from tests.support.checked_attributions import CHECKED, noise
+from tests.support.worker_calls import ask as worker_ask
+from tests.support.worker_calls import worker
 
 ROWS = 3
 RELATIVE = 1e-5
@@ -508,3 +514,138 @@ def test_a_target_that_nothing_leads_to_is_refused_where_gradients_are_asked_for
         ask(model, target=ca.OutputSum(), captures=captures)
     assert (caught.value.reason, caught.value.field) == ("NOT_DIFFERENTIABLE", "target")
     assert close(ask(model, target=ca.OutputSum()).target_values, model(X["x"]).sum(1))
+
+
+# Outputs that lie in each other, and the one that is explained.
+
+
+class Pair(NamedTuple):
+    """A named tuple inside of what a model returns."""
+
+    left: Tensor
+    right: Tensor
+
+
+@dataclass
+class Head:
+    """A dataclass there."""
+
+    logits: Tensor
+    more: Any = None
+
+
+class Returning(nn.Module):
+    """Returns what ``wrap`` makes of its hidden values, its logits and its loss."""
+
+    def __init__(self, wrap: Callable[[Tensor, Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 6).double(), nn.Linear(6, 3).double()
+        self.wrap = wrap
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.tanh(self.a(x))
+        logits = self.b(h)
+        return self.wrap(h, logits, logits.logsumexp(1).mean())
+
+
+SENT = torch.randn(2, 4, generator=torch.Generator().manual_seed(3)).double()
+
+
+def returned(wrap: Callable[[Tensor, Tensor, Tensor], Any], labels: Sequence[str] = (), **asked: Any) -> InspectResult:
+    rows = asked.pop("rows", SENT)
+    return worker_ask(worker(TensorAdapter(Returning(wrap).eval(), labels=labels)), {"x": rows}, **asked)
+
+
+def gradient_of(x: Tensor) -> Any:
+    """What has arrived at ``x``."""
+    return x.grad
+
+
+NESTED: tuple[tuple[Callable[[Tensor, Tensor, Tensor], Any], dict[str, str]], ...] = (
+    (lambda h, y, _: {"logits": y, "hidden": (h, 2 * h)}, {"hidden[0]": "h", "hidden[1]": "2h"}),
+    (lambda h, y, _: {"logits": y, "deep": {"inner": {"h": h}}}, {'deep["inner"]["h"]': "h"}),
+    (lambda h, y, _: {"logits": y, "pair": Pair(h, 2 * h)}, {"pair[0]": "h", "pair[1]": "2h"}),
+    (lambda h, y, _: {"logits": y, "head": Head(y, [h])}, {"head.logits": "y", "head.more[0]": "h"}),
+    (lambda h, y, _: Head(y, {"h": h}), {"output.logits": "y", 'output.more["h"]': "h"}),
+    (lambda h, y, _: (y, {"h": [h, None, "text"]}), {"output[0]": "y", 'output[1]["h"][0]': "h"}),
+    (lambda h, y, _: ImageClassifierOutput(logits=y, hidden_states=(h, 2 * h)), {"hidden_states[1]": "2h"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrap", "names"), NESTED)
+def test_tensors_inside_of_outputs_have_names_and_are_targets(wrap: Any, names: dict[str, str]) -> None:
+    """Whatever container they lie in; each is returned, differentiated and explained as plain PyTorch does it."""
+    model = Returning(wrap).eval()
+    h = torch.tanh(model.a(SENT))
+    values = {"h": h, "2h": 2 * h, "y": model.b(h)}
+    for name, which in names.items():
+        target = ca.MultiIndex(((1,),), output=name)
+        got = returned(wrap, target=target, input_gradients=True, attributions=[ca.Saliency(absolute=False)])
+        assert np.array_equal(got.predictions[name], values[which].detach())
+        x = SENT.clone().requires_grad_()
+        inner = torch.tanh(model.a(x))
+        {"h": inner, "2h": 2 * inner, "y": model.b(inner)}[which][:, 1].sum().backward()
+        np.testing.assert_allclose(got.input_gradients["x"], gradient_of(x), rtol=1e-12)
+        np.testing.assert_allclose(got.attributions[0].values["x"], gradient_of(x), rtol=1e-12)
+        assert got.attributions[0].verdict == "AGREES"
+
+
+LABELS = ("one", "two", "three")
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    ("wrap", "labels"),
+    [
+        (lambda h, y, loss: {"loss": loss, "logits": y}, ()),
+        (lambda h, y, loss: {"loss": loss, "logits": y, "hidden_states": (h, h)}, ()),
+        (lambda h, y, loss: (loss, y), ()),
+        (lambda h, y, loss: {"total_loss": y.sum(1), "logits": y}, ()),
+        (lambda h, y, loss: {"loss": loss, "hidden": h, "logits": y}, LABELS),
+        (lambda h, y, loss: {"hidden": h, "logits": y}, LABELS),
+        (lambda h, y, loss: ImageClassifierOutput(loss=loss, logits=y, hidden_states=(h,)), ()),
+        (lambda h, y, loss: y, LABELS),
+    ],
+)
+def test_the_output_with_the_classes_is_explained_and_no_loss(wrap: Any, labels: Sequence[str], rows: int) -> None:
+    """For one row as for several: class, gradient and attribution are those of the logits."""
+    got = returned(wrap, labels, rows=SENT[:rows], input_gradients=True, attributions=[ca.Saliency(absolute=False)])
+    model = Returning(wrap).eval()
+    x = SENT[:rows].clone().requires_grad_()
+    logits = model.b(torch.tanh(model.a(x)))
+    best = logits.max(1)
+    best.values.sum().backward()
+    assert got.targets is not None
+    assert got.targets.tolist() == best.indices.tolist()
+    np.testing.assert_allclose(got.input_gradients["x"], gradient_of(x), rtol=1e-12)
+    np.testing.assert_allclose(got.attributions[0].values["x"], gradient_of(x), rtol=1e-12)
+    assert got.attributions[0].verdict == "AGREES"
+    assert [each.index for each in got.classes] == (best.indices.tolist() if labels else [])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    ("wrap", "labels", "names"),
+    [
+        (lambda h, y, loss: {"loss": loss, "logits": y, "pooled": h}, (), "'logits', 'pooled'"),
+        (lambda h, y, loss: (loss, y, h), (), "'output[1]', 'output[2]'"),
+        (lambda h, y, loss: {"hidden": h, "left": y, "right": 2 * y}, LABELS, "'left', 'right'"),
+    ],
+)
+def test_an_output_that_nothing_decides_must_be_named(wrap: Any, labels: Any, names: str, rows: int) -> None:
+    """The message has those between which to decide; a request that explains nothing is answered."""
+    assert len(returned(wrap, labels, rows=SENT[:rows]).predictions)
+    for asked in ({"input_gradients": True}, {"attributions": [ca.Saliency()]}):
+        with pytest.raises(ca.InvalidArgument, match=re.escape(names)) as caught:
+            returned(wrap, labels, rows=SENT[:rows], **asked)
+        assert (caught.value.reason, caught.value.field[-6:]) == ("OUTPUT_NOT_FOUND", "output")
+    named = names.split("'")[1]
+    target = ca.PredictedClass(output=named)
+    assert returned(wrap, labels, rows=SENT[:rows], target=target, input_gradients=True).input_gradients
+
+
+def test_a_loss_that_is_named_is_explained() -> None:
+    got = returned(lambda h, y, loss: {"loss": loss, "logits": y}, rows=SENT[:1], target=ca.OutputSum(output="loss"))
+    assert got.target_values is not None
+    assert got.target_values.tolist() == got.predictions["loss"].reshape(1).tolist()

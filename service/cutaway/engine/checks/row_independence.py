@@ -28,6 +28,7 @@ from cutaway.engine.hooks.recording import Recording, watching
 from cutaway.engine.hooks.row_axes import row_axes
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.pass_recorder import concatenated
+from cutaway.engine.passes.targets import explained_outputs
 from cutaway.engine.runtime.numerics import PART_OF_BATCH, close
 
 HookPoint: TypeAlias = tuple[str, Point]
@@ -154,7 +155,8 @@ def _run(model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoin
         with seen.forward():
             outputs = model.run({**inputs, **leaves})
         tensors |= {_Key(None, ("output", name)): output.detach().clone() for name, output in outputs.items()}
-        read = outputs.get(source, next(iter(outputs.values())))
+        rows = len(next(iter(inputs.values())))
+        read = outputs[source if source in outputs else explained_outputs(model, outputs, rows)[0]]
         followed = bool(leaves or seen.gradient_roots)  # else no input is floating, and nothing is captured
         if followed and read.is_floating_point() and read.requires_grad:
             arrived = zip(leaves, gradients(read.reshape(-1), [*leaves.values(), *seen.gradient_roots]))

@@ -132,7 +132,7 @@ def collect_result(
         parameter_gradients=arrays(main.parameter_gradients),
         attributions=tuple(attributions),
         unedited=arrays(unedited),
-        unedited_classes=predicted_classes(model, unedited),
+        unedited_classes=predicted_classes(plan, unedited),
         warnings=(
             *missing.gradient_warnings(plan, main.input_gradients, main.parameter_gradients),
             *missing.capture_warnings(main.sites, recording, model.tree),

@@ -212,17 +212,17 @@ def in_own_axes(
 
 
 def _targets(main: MainPass, attribution: ResolvedAttribution, read_neuron: ReadNeuron) -> Sequence[ResolvedTarget]:
-    request, tree, method = attribution.request, attribution.model.tree, method_of(attribution.request)
+    request, model, method = attribution.request, attribution.model, method_of(attribution.request)
     if not method.differentiates:
         return (ResolvedTarget(next(iter(main.outputs)), identity),)
     if isinstance(request, NeuronAttribution):
         with at(field_name(type(request))):
-            neuron, _ = resolve_target(tree, request.neuron, main.outputs, main.batch, read_neuron)
+            neuron, _ = resolve_target(model, request.neuron, main.outputs, main.batch, read_neuron)
         if method.explains_neuron:
             return neuron
     target = request.target or main.plan.request.target
     with at("target" if request.target else ""):
-        return resolve_target(tree, target, main.outputs, main.batch, read_neuron)[0]
+        return resolve_target(model, target, main.outputs, main.batch, read_neuron)[0]
 
 
 def _attribute_rows(

@@ -26,10 +26,10 @@ from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, StopForward, stack_gradients
 from cutaway.engine.hooks.row_axes import row_axes
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, gradients
+from cutaway.engine.model.inspected_model import Inputs, Outputs, gradients
 from cutaway.engine.model.session import timed
 from cutaway.engine.passes.pass_recorder import RowRange, Values, concatenated, consecutive, neuron_output
-from cutaway.engine.passes.targets import ResolvedTarget, resolve_target
+from cutaway.engine.passes.targets import ResolvedTarget, explained_outputs, resolve_target
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
 from cutaway.engine.runtime.numerics import WITHOUT_COPIES, close
 
@@ -153,14 +153,18 @@ class MainPass(NamedTuple):
     @property
     def predictions(self) -> tuple[ClassPrediction, ...]:
         """The predicted class of each row; empty for a model without classes."""
-        return predicted_classes(self.plan.model, self.outputs)
+        return predicted_classes(self.plan, self.outputs)
 
 
-def predicted_classes(model: InspectedModel, outputs: Outputs) -> tuple[ClassPrediction, ...]:
-    """Returns the predicted class of each row, from the first output ``[batch, classes]``; nothing for a model without
-    classes."""
-    logits = next(iter(outputs.values()), None)
-    if logits is None or not model.labels or logits.ndim != 2:
+def predicted_classes(plan: RequestPlan, outputs: Outputs) -> tuple[ClassPrediction, ...]:
+    """Returns the predicted class of each row, from the output ``[batch, classes]`` that is explained by default.
+
+    There is none for a model without classes.
+    """
+    model = plan.model
+    names = explained_outputs(model, outputs, plan.rows) if outputs and model.labels else ()
+    logits = outputs[names[0]] if len(names) == 1 else None
+    if logits is None or logits.ndim != 2:
         return ()
     scores = logits.double()
     indices = scores.argmax(dim=1)  # as the target; the largest of probabilities that are no numbers is the first
@@ -257,7 +261,7 @@ def check_forward(
         return main
     with at("target"):
         read_neuron = partial(neuron_output, recording.kept_output)
-        targets, source = resolve_target(tree, target, outputs, batch, read_neuron)
+        targets, source = resolve_target(plan.model, target, outputs, batch, read_neuron)
     return main._replace(targets=targets, source=source)
 
 

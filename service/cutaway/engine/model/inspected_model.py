@@ -80,7 +80,7 @@ Inputs = dict[str, Tensor]
 """Tensors by forward-argument name, in the order in which the model declares them; axis 0 is the batch."""
 
 Outputs = dict[str, Tensor]
-"""Tensors that a model returned, by name; the first is the default for targets."""
+"""Tensors that a model returned, by name: ``logits``, or the path of a nested one, ``hidden_states[0]``."""
 
 
 @dataclass
@@ -304,7 +304,7 @@ def _named(returned: Any) -> Outputs:
     if isinstance(returned, Tensor):
         return {"output": returned}
     if isinstance(returned, Mapping):
-        outputs = {str(key): value for key, value in returned.items() if isinstance(value, Tensor)}
+        outputs = {f"{key}{path}": tensor for key, value in returned.items() for path, tensor in leaves(value).items()}
     else:
         outputs = {f"output{path}": tensor for path, tensor in leaves(returned).items()}
     if not outputs:

@@ -16,8 +16,7 @@ from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.tensors import Array, as_array
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.recording import slice_index
-from cutaway.engine.model.inspected_model import Outputs, dtype_text
-from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.model.inspected_model import InspectedModel, Outputs, dtype_text
 from cutaway.engine.runtime.numerics import from_numpy
 
 ScalarFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -77,13 +76,35 @@ class ResolvedTarget:
         return self if self.positions is None else _element(self.source, self.positions[rows])
 
 
+def explained_outputs(model: InspectedModel, outputs: Outputs, rows: int) -> list[str]:
+    """Returns the outputs that are explained where a target names none: one, or several between which nothing decides.
+
+    That is the one ``[rows, classes]`` of a model with classes, else the first. A loss before others does not count:
+    transformers' models return it first if they get labels. Of the others, the least nested ones with rows remain.
+    """
+    by_row = [name for name, output in outputs.items() if output.is_floating_point() and output.shape[:1] == (rows,)]
+    classes = [name for name in by_row if model.labels and outputs[name].shape[1:] == (len(model.labels),)]
+    first, *others = outputs
+    if first in classes or not others:
+        return [first]
+    if classes or not _is_loss(first, outputs[first]):
+        return classes or [first]
+    left = [name for name in by_row if not _is_loss(name, outputs[name])]
+    depths = [name.count("[") + name.count(".") for name in left]
+    return [name for name, depth in zip(left, depths) if depth == min(depths)] or [first]
+
+
+def _is_loss(name: str, output: Tensor) -> bool:
+    return output.ndim == 0 or name.lower().endswith("loss")
+
+
 def resolve_target(
-    tree: ModuleTree, target: requests.Target, outputs: Outputs, batch: Batch, read_neuron: Callable[[str], Tensor]
+    model: InspectedModel, target: requests.Target, outputs: Outputs, batch: Batch, read_neuron: Callable[[str], Tensor]
 ) -> tuple[tuple[ResolvedTarget, ...], Tensor]:
     """Resolves ``target`` for one batch.
 
     Args:
-        tree: the modules.
+        model: the model.
         target: the target of a request or of an attribution.
         outputs: what the model returned, by name.
         batch: the rows, and where they are.
@@ -97,11 +118,14 @@ def resolve_target(
     """
     if isinstance(target, requests.Neuron):
         with at("neuron.module"):
-            name = tree.resolve(target.module)
+            name = model.tree.resolve(target.module)
         source = read_neuron(name)
         axis = next(iter(batch.axes.at_output(name).values()), 0)
     else:
-        name = target.output or next(iter(outputs))
+        name, *others = [target.output] if target.output else explained_outputs(model, outputs, batch.rows)
+        if others:
+            several = ", ".join(map(repr, (name, *others)))
+            raise error(Reason.OUTPUT_NOT_FOUND, f"name the output to explain, which may be {several}", "output")
         if name not in outputs:
             returned = ", ".join(outputs)
             raise error(Reason.OUTPUT_NOT_FOUND, f"no output {name!r}; the model returns {returned}", "output")
