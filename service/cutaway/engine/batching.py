@@ -334,7 +334,8 @@ def _finished(part: Group, main: MainPass, companions: int) -> dict[int, Outcome
     model = main.plan.model
     try:
         cancelled = model.cancelled_by(main.plan.cancellation)
-        with cancelled, model.passes.uncounted(), model.drawing_from(main.plan.seed):
+        seed = main.plan.seed if main.plan.attributions else None  # keeping the generators takes a while
+        with cancelled, model.passes.uncounted(), model.drawing_from(seed):
             result = finish(main._replace(timings=replace(main.timings)))
             result = replace(result, provenance=replace(result.provenance, companions=companions))
             return dict(zip(part, split(result, [plan.rows for plan in part.values()])))

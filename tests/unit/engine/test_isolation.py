@@ -494,6 +494,28 @@ def test_a_model_that_keeps_state_answers_as_if_nobody_had_asked_before(remember
     assert {name: repr(value) for name, value in vars(model.inner).items() if not name.startswith("_")} == before
 
 
+class OwnLinear(nn.Linear):
+    """A module of the model's own that Captum's LRP writes to."""
+
+
+def test_what_captum_keeps_on_modules_stays_while_it_runs() -> None:
+    """LRP gives each module its rule and its activations, also those of classes of one's own: its values are those of
+    PyTorch's own classes, and nothing of it is left."""
+
+    def explained(kind: type[nn.Linear]) -> tuple[nn.Sequential, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(kind(4, 6), nn.ReLU(), kind(6, 3)).eval()
+        rules = {"0": ca.Epsilon(), "2": ca.Gamma()}
+        got = ask(worker(model), {"input": X["x"]}, target=1, attributions=[ca.LRP(rules=rules)]).attributions[0]
+        assert got.verdict == "AGREES"
+        return model, got.values["input"]
+
+    _, expected = explained(nn.Linear)
+    model, values = explained(OwnLinear)
+    assert np.array_equal(values, expected)
+    assert set(vars(model[0])) == set(vars(OwnLinear(4, 6)))
+
+
 def test_what_the_owner_changes_between_requests_stays() -> None:
     """A new state, a tensor that is written to, a longer list, and a count that the model itself never reads."""
     model, x = Stateful(lambda m, h: h * m.calls + m.table + len(m.seen)).eval(), {"x": X["x"].double()}

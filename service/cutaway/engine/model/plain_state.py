@@ -58,8 +58,8 @@ class _Content(NamedTuple):
         now = map(self.container.get, self.keys) if self.keys else self.container if self.values else ()
         return len(self.container) == self.size and all(map(is_, now, self.values))
 
-    def restore(self, is_read: frozenset[str]) -> None:
-        """Puts back what the container held, except for what is not state."""
+    def restore(self, is_read: frozenset[str], added: frozenset[str]) -> None:
+        """Puts back what the container held, except for what is not state; ``added`` attributes may be new."""
         if len(self.values) < self.size and not self.keys:
             return  # it was too large to be kept
         if isinstance(self.container, dict):
@@ -68,6 +68,8 @@ class _Content(NamedTuple):
             for key in {*before, *self.container} - kept:
                 old, new = before.get(key, self), self.container.get(key, self)
                 if old is new or not ((self.name or key) in is_read or _has_tensor(old) or _has_tensor(new)):
+                    continue
+                if old is self and self.name == "" and key in added:
                     continue
                 if old is self:
                     del self.container[key]
@@ -127,8 +129,8 @@ class PlainState:
                 self._records[number] = self._record(record.module, record.tensors)
         self._is_same = _comparison(self._records)
 
-    def restore(self) -> None:
-        """Puts back all state as it was before a pass.
+    def restore(self, added: frozenset[str] = frozenset()) -> None:
+        """Puts back all state as it was before a pass; attributes that others ``added`` to modules stay.
 
         A pass in which modules or hooks were added initialised the model: then it stays.
         """
@@ -142,7 +144,7 @@ class PlainState:
         for record in changed:
             for content in record.contents:
                 if not content.is_same():
-                    content.restore(self._read_names)
+                    content.restore(self._read_names, added)
             for tensor, version, copy in record.tensors:
                 if tensor._version != version and copy is not None:
                     _write_back(tensor, copy)

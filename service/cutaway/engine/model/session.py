@@ -105,6 +105,10 @@ _HOOK_TABLES = [name for name in vars(nn.Module()) if name.startswith(("_forward
 """The attributes of a module that hold its hooks of the forward and of the backward pass."""
 
 
+_CAPTUM_ATTRIBUTES = frozenset({"rule", "activations", "input", "input_ref", "output", "output_ref"})
+"""The attributes that Captum's LRP and DeepLIFT add to modules, and remove when they end."""
+
+
 class StateGuard:
     """A guard of one model's state: flags, gradients, buffers, hooks, plain attributes.
 
@@ -123,6 +127,7 @@ class StateGuard:
         self._pristine = [tensor.detach().clone() for tensor in self._written]
         self._plain = PlainState(self._modules)
         self._depth = 0
+        self._added: frozenset[str] = frozenset()
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
@@ -156,12 +161,15 @@ class StateGuard:
         """Removes, after the block, every hook that was registered in it.
 
         Our own hooks remove themselves; Captum leaves its hooks behind if the model raises. Hooks that a model
-        registers in its first pass exist before the block, and stay.
+        registers in its first pass exist before the block, and stay. Attributes that Captum adds to modules stay in the
+        block from pass to pass.
         """
+        self._added = _CAPTUM_ATTRIBUTES
         before = [[set(getattr(module, table)) for table in _HOOK_TABLES] for module in self._modules]
         try:
             yield
         finally:
+            self._added = frozenset()
             for module, known in zip(self._modules, before):
                 for name, ids in zip(_HOOK_TABLES, known):
                     table = getattr(module, name)
@@ -170,7 +178,7 @@ class StateGuard:
 
     def reset(self) -> None:
         """Prepares the model for a pass: evaluation mode, buffers as they were loaded, no state of earlier passes."""
-        self._plain.restore()
+        self._plain.restore(self._added)
         for module in self._modules:
             if module.training:
                 module.training = False
