@@ -177,7 +177,8 @@ def dtype_name(array: Array) -> str:
     """
     name = _name(array.dtype)
     if name not in DTYPES:
-        raise error(Reason.INPUT_DTYPE, f"{name} cannot be sent; the contract has {', '.join(DTYPES)}")
+        parts = "; send its real and imaginary parts, as torch.view_as_real has them" if "complex" in name else ""
+        raise error(Reason.INPUT_DTYPE, f"{name} cannot be sent; the contract has {', '.join(DTYPES)}{parts}")
     return name
 
 

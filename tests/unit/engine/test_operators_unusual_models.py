@@ -190,7 +190,6 @@ def test_no_mode_is_left_behind() -> None:
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
-@pytest.mark.xfail(reason="a gap: the warning names another reason")
 def test_an_edit_of_what_stands_for_single_examples_says_why_it_changed_nothing() -> None:
     """It is no matter of gradients."""
     model = Wired(lambda m, x: m.head(torch.func.vmap(lambda row: torch.relu(m.a(row)))(x)))
@@ -198,7 +197,6 @@ def test_an_edit_of_what_stands_for_single_examples_says_why_it_changed_nothing(
     assert "gradient" not in warning.message
 
 
-@pytest.mark.xfail(reason="a gap: the gradient is missing, with a warning")
 def test_a_module_that_writes_into_a_tensor_subclass_has_its_gradient() -> None:
     """A copy of such a tensor is a view, whose own gradient ends where it is written to."""
 

@@ -31,6 +31,7 @@ from cutaway.engine.model.session import timed
 from cutaway.engine.passes.pass_recorder import RowRange, Values, concatenated, consecutive, neuron_output
 from cutaway.engine.passes.targets import ResolvedTarget, explained_outputs, resolve_target
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
+from cutaway.engine.runtime.layouts import dense
 from cutaway.engine.runtime.numerics import WITHOUT_COPIES, close
 
 # A main pass for several requests: the conditions, their joint plan, and the parts of its record.
@@ -303,7 +304,7 @@ def _collect(
     def by_class(name: str) -> list[Tensor]:
         like = next(gradients[name] for gradients in arrived if name in gradients)
         several = [gradients.get(name, torch.zeros_like(like)) for gradients in arrived]
-        return [gradient.to_dense() if gradient.is_sparse else gradient for gradient in several]  # of an embedding
+        return [dense(gradient) for gradient in several]  # that of an embedding may be sparse
 
     def joined(by_class: Sequence[Tensor], dim: int) -> Tensor:
         return torch.stack(list(by_class), dim=dim) if plan.is_top_k else by_class[0]

@@ -114,10 +114,24 @@ def capture_warnings(sites: CaptureSites, recording: Recording, tree: ModuleTree
         for point in (point for point in POINTS if point in specs):
             numbers = ", ".join(str(call.number) for call in calls if not call.captured(point))
             which = f"the {point.value} of call {numbers} of {name!r}"
-            if numbers and point.is_gradient:
+            left_out = [path for call in calls for path in _without_array(call, point, specs[point])]
+            if left_out:
+                paths = ", ".join(dict.fromkeys(left_out))
+                text = f"the {point.value} {paths} of {name!r} {_NO_ARRAY}" if paths else f"{which} {_NO_ARRAY}"
+                yield Warning(WarningCode.NOT_A_TENSOR, name, text)
+            elif numbers and point.is_gradient:
                 yield Warning(WarningCode.NO_GRADIENT, name, f"the target's gradient does not reach {which}")
             elif numbers:
                 yield Warning(WarningCode.NOT_A_TENSOR, name, f"there is no tensor at {which}")
+
+
+_NO_ARRAY = "is nested or inside torch.vmap, and no array has its values: name a module before or behind it"
+
+
+def _without_array(call: RecordedCall, point: Point, spec: CaptureSpec) -> list[str]:
+    """Returns the paths of the values at ``point`` that could not be recorded."""
+    paths = [path for path in call.dtypes.get(point, {}) if spec.matches(call.number, path)]
+    return [path for path in paths if path not in call.captured(point)]
 
 
 def _why_not_called(name: str, tree: ModuleTree) -> str:
@@ -143,7 +157,9 @@ def edit_warnings(plan: RequestPlan, recording: Recording) -> Iterator[Warning]:
                 why = f"forward stopped before {name!r}, behind the last capture"
             elif not recording.calls[name]:
                 why = f"the model never called {name!r} for this input"
-            elif edit.point.is_gradient and not plan.differentiates:
+            elif not edit.point.is_gradient:
+                why = f"the {edit.point.value} of {name!r} {_NO_ARRAY}"
+            elif not plan.differentiates:
                 why = "the request needs no backward pass"
             else:
                 why = f"no gradient reached the {edit.point.value} of {name!r}"

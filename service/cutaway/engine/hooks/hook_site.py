@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract.errors import Reason, at, error
@@ -15,6 +15,7 @@ from cutaway.contract.requests import Add, Clamp, Edit, Mix, Point, Replace, Sca
 from cutaway.contract.results.arrays import Place
 from cutaway.contract.tensors import as_array
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, in_backward, slice_index
+from cutaway.engine.runtime.layouts import arrays_of, dense, has_array, in_layout_of
 from cutaway.engine.runtime.numerics import Path, equal, from_numpy
 
 # Edits of activations and gradients.
@@ -85,10 +86,12 @@ def apply_edit(edit: Edit, value: Tensor, row_axis: int | None) -> Tensor:
     Raises:
         InvalidArgument: the edit does not fit ``value``.
     """
-    if not value.is_floating_point() and not isinstance(edit, _ANY_TYPE):
+    if not value.is_floating_point() and (value.is_quantized or not isinstance(edit, _ANY_TYPE)):
         raise error(Reason.EDIT_DTYPE, f"{type(edit).__name__} needs floating numbers; the value is {value.dtype}")
-    if (edit.rows or isinstance(edit, Mix)) and row_axis is None:
-        text = f"the value has shape {list(value.shape)}: none of its axes is the batch, so it has no rows"
+    if value.layout is not torch.strided:
+        return in_layout_of(value, apply_edit(edit, dense(value), batch))
+    if (edit.rows or isinstance(edit, Mix)) and (value.ndim == 0 or value.shape[0] != batch):
+        text = f"the value has shape {list(value.shape)}: axis 0 is not the batch of {batch}, so it has no rows"
         raise error(Reason.ROW_RANGE, text, "rows" if edit.rows else "mix.permutation")
     index = _index(edit, value, row_axis)
 
@@ -259,7 +262,7 @@ class HookSite:
         if side.value not in self.specs:
             return
         for path, tensor in tensors.items():
-            if _is_plain(tensor):
+            if has_array(tensor):
                 self._record(call, side.value, path, tensor)
         self._finish(call, side)
 
@@ -281,7 +284,7 @@ class HookSite:
             bare: tensors that must stay the same objects because the model continues with these: they are edited in
                 place, and hooked without a copy.
         """
-        plain = {path: tensor for path, tensor in tensors.items() if _is_plain(tensor)}
+        plain = {path: tensor for path, tensor in tensors.items() if has_array(tensor)}
         call.dtypes[side.value] = {path: tensor.dtype for path, tensor in tensors.items()}
         floating = any(tensor.is_floating_point() for tensor in plain.values())
         results = dict(tensors)
@@ -331,15 +334,14 @@ class HookSite:
         for number, edit in edits:
             before = tensor
             with at(f"edits[{number}]"):
-                tensor = apply_edit(edit, before, row_axis)
-            effects[number] = effects.get(number, False) or not equal(tensor.detach(), before.detach())
+                tensor = apply_edit(edit, before, self.batch)
+            effects[number] = effects.get(number, False) or not equal(dense(tensor.detach()), dense(before.detach()))
         return tensor
 
     def _record(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> None:
         spec = self.specs.get(point)
         if spec is not None and spec.matches(call.number, path):
-            axis = self._row_axis(call, point, path, tensor)
-            call.record(point, path, spec.apply(tensor.detach(), f"capture:{Place(self.name, point, path)}", axis))
+            call.record(point, path, spec.apply(dense(tensor.detach()), f"capture:{Place(self.name, point, path)}"))
 
     def _with_gradient_hook(
         self, call: RecordedCall, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool
@@ -363,7 +365,7 @@ class HookSite:
                 # An in-place operation moves the tensor to another place of the graph, but not the edge.
                 self.recording.gradient_roots.append(get_gradient_edge(node))
             self._hook_gradient(node, call, side.gradient, path, edits)
-        return node
+        return node if node is tensor else _in_class_of(tensor, node)
 
     def _hook_gradient(
         self, node: Tensor, call: RecordedCall, point: Point, path: Path, edits: Sequence[NumberedEdit]
@@ -388,13 +390,16 @@ class HookSite:
 def _copy_in_graph(tensor: Tensor) -> Tensor:
     """Returns a copy that is a node of the graph, also if ``tensor`` is not part of one yet (behind an embedding of
     token ids with frozen weights)."""
-    source = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
-    return source.clone()
+    # A copy in a class of its own would be a view, whose gradient ends where it is written to.
+    with torch._C.DisableTorchFunctionSubclass():
+        source = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        return source.clone()
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    # Tensors inside torch.vmap and nested tensors have no array that could be copied.
-    return not (tensor.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+def _in_class_of(tensor: Tensor, copy: Tensor) -> Tensor:
+    """Returns ``copy`` in the class of ``tensor``, where that is a class of its own."""
+    kind = type(tensor)
+    return copy if kind in (Tensor, nn.Parameter, type(copy)) else copy.as_subclass(kind)
 
 
 def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:
@@ -405,6 +410,7 @@ def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:
 def _share_memory(one: Tensor, other: Tensor) -> bool:
     if one is other:
         return True
-    if not (_is_plain(one) and _is_plain(other)):
+    if not (has_array(one) and has_array(other)):
         return False
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    pointers = [{part.untyped_storage().data_ptr() for part in arrays_of(tensor)} for tensor in (one, other)]
+    return not pointers[0].isdisjoint(pointers[1])

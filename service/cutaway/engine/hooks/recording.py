@@ -20,6 +20,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Max, Mean, Norm, Point, Reduction, Slice, TopElements
 from cutaway.contract.tensors import too_large
 from cutaway.engine.model.session import is_out_of_memory
+from cutaway.engine.runtime.layouts import dense
 from cutaway.engine.runtime.numerics import Path
 
 # Capture specs: selection of tensors, slices and reductions.
@@ -250,10 +251,10 @@ class PendingCopies:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Returns the values without a graph and without lazy conjugation or negation."""
+    """Returns the values with strides, without a graph and without lazy conjugation or negation."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.detach()
+    return dense(tensor.detach())
 
 
 Gradients: TypeAlias = dict[Point, dict[Path, "CapturedValues | None"]]

@@ -31,6 +31,7 @@ from cutaway.engine.passes.pass_recorder import (
 from cutaway.engine.passes.reference_inputs import layer_value_name
 from cutaway.engine.passes.targets import neuron_selector
 from cutaway.engine.references.observation import module_calls
+from cutaway.engine.runtime.layouts import dense, has_array
 from cutaway.engine.runtime.numerics import to_numpy
 from cutaway.engine.runtime.rng import LARGEST_SEED, seeded
 
@@ -141,12 +142,19 @@ def _named(problem: AttributionProblem, result: Any) -> Values:
                 for name, of_layer in zip(problem.layers, result))  # fmt: skip
         return {name: tensor for values in by_layer for name, tensor in values.items()}
     several = isinstance(result, (tuple, list))
-    tensors = [tensor.detach() for tensor in (result if several else (result,))]
+    tensors = [_array(problem, tensor.detach()) for tensor in (result if several else (result,))]
     if not isinstance(problem.request, requests.LayerAttribution):
         _refuse_empty(problem, tensors)
         return dict(zip(problem.explained, tensors))
     paths = [f"[{index}]" for index in range(len(tensors))] if several else [""]
     return {layer_value_name(problem.layer, path): tensor for path, tensor in zip(paths, tensors)}
+
+
+def _array(problem: AttributionProblem, values: Tensor) -> Tensor:
+    if not has_array(values):
+        with at(spec.module_field(problem)):
+            raise spec.unreadable(problem, "a nested tensor")
+    return dense(values)
 
 
 def _refuse_empty(problem: AttributionProblem, tensors: Sequence[Tensor]) -> None:

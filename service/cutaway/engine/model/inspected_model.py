@@ -20,6 +20,7 @@ from cutaway.contract.requests import Argument
 from cutaway.contract.results import InputSpec
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, ProcessSetting, StateGuard, is_out_of_memory
+from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
 from cutaway.engine.runtime.numerics import leaves
 from cutaway.engine.runtime.rng import fingerprint, kept_rng_state, own_generators, seed_generators, seeded
 
@@ -182,7 +183,7 @@ class InspectedModel:
         numbers = self._draws()
         with _failures_of("forward", what), self._pass_context(), self._kernels(), NO_FASTPATH.applied(), numbers:
             returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
-        outputs = _named(returned)
+        outputs = {name: _array(name, output) for name, output in _named(returned).items()}
         self.passes.count_backwards(outputs)
         return outputs
 
@@ -313,6 +314,13 @@ def _named(returned: Any) -> Outputs:
     return outputs
 
 
+def _array(name: str, output: Tensor) -> Tensor:
+    if not has_array(output):
+        remedy = "let the adapter's forward return it as to_padded_tensor(0.0)"
+        raise error(Reason.MODEL_FAILED, f"{name!r} is a nested tensor, whose rows have lengths of their own; {remedy}")
+    return dense(output)
+
+
 def gradients(
     scalars: Tensor, inputs: Sequence[Tensor | GradientEdge], *, again: bool = False
 ) -> tuple[Tensor | None, ...]:
@@ -367,6 +375,7 @@ def _digest(module: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         if isinstance(tensor, Tensor):
-            digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            for array in arrays_of(tensor.detach()):
+                digest.update(f"{name}:{array.dtype}:{list(array.shape)}".encode())
+                digest.update(array.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import Timings
-from cutaway.engine.model.plain_state import PlainState
+from cutaway.engine.runtime.layouts import is_array
 
 # Deadline and cancellation of a call: no further pass begins for a caller that no longer waits.
 
@@ -124,10 +124,10 @@ class StateGuard:
         self._parameters = list(module.parameters())
         self._bindings = [(owner, name, tensor) for owner in self._modules for name, tensor in owner._buffers.items()]
         self._written = [*module.buffers(), *_renormalised(self._modules)]
-        self._pristine = [tensor.detach().clone() for tensor in self._written]
-        self._plain = PlainState(self._modules)
-        self._depth = 0
-        self._added: frozenset[str] = frozenset()
+        pristine = [(tensor, tensor.detach().clone()) for tensor in self._written]
+        arrays = [pair for pair in pristine if is_array(pair[0])]
+        self._arrays = [tensor for tensor, _ in arrays], [values for _, values in arrays]
+        self._others = [pair for pair in pristine if not is_array(pair[0])]
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
@@ -191,7 +191,10 @@ class StateGuard:
             if self._written:
                 # The version counters stay: the graph of an earlier pass may still need tensors that did not change.
                 with _unsafe_preserve_version_counter(tuple(self._written)):
-                    torch._foreach_copy_(self._written, self._pristine)
+                    if self._arrays[0]:
+                        torch._foreach_copy_(*self._arrays)
+                    for tensor, values in self._others:
+                        tensor.copy_(values)
 
     def enable_gradients(self) -> None:
         """Lets gradients flow to frozen parameters until `restoring` ends: if a model takes no floating input, Captum's
