@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from captum.attr import LRP as CaptumLRP
 from captum.attr._utils import lrp_rules
 from captum.attr._utils.custom_modules import Addition_Module
 from torch import Tensor, nn
+from torch.nn.utils import prune, spectral_norm, weight_norm
 
 import cutaway as ca
 from cutaway.contract.requests import ClassIndex, Epsilon, LrpRule, MultiIndex
-from cutaway.contract.results import Verdict
+from cutaway.contract.results import AttributionResult, Verdict
+from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.attribution_models import XY, X, net
 from tests.support.checked_attributions import ask, noise, verdict
 from tests.support.rounding import within
@@ -123,3 +127,85 @@ def test_further_inputs_want_no_gradient_afterwards() -> None:
     got = ask(TWO_INPUTS(), inputs, replace(ca.LRP(), inputs=("x",))).attributions[0]
     assert verdict(got) is Verdict.AGREES
     assert not inputs["y"].requires_grad
+
+
+# Weights that are made of others.
+
+
+def relevance(
+    model: nn.Module, inputs: dict[str, Tensor], rules: dict[str, LrpRule] | None = None
+) -> AttributionResult:
+    """The answer to one question; the model may have hooks of its own."""
+    subject = InspectedModel(model, lambda tensors: model(**tensors))
+    request = ca.InspectRequest("m", attributions=(ca.LRP(rules=rules or {}),), target=ClassIndex((1,)))
+    return inspect(subject, request, inputs).attributions[0]
+
+
+def pruned(layer: nn.Module) -> nn.Module:
+    """Sets the smallest weights to 0, by a hook."""
+    return prune.l1_unstructured(layer, "weight", amount=0.3)
+
+
+MADE: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "weight norm": weight_norm, "spectral norm": spectral_norm, "pruning": pruned
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize("name", MADE)
+def test_relevance_passes_weights_that_a_hook_makes_before_each_pass(name: str) -> None:
+    """It is that of a model with the weights themselves; a rule that changes them is refused: the hook undoes that."""
+
+    def build(change: Callable[[nn.Module], nn.Module]) -> Any:
+        model: Any = net(lambda m, x: m.head(m.r(m.a(x))), r=nn.ReLU)()
+        model.a, model.head = change(model.a), change(model.head)
+        return model.eval()
+
+    made, plain, inputs = build(MADE[name]), build(lambda layer: layer), {"x": X["x"][:3]}
+    made(inputs["x"])
+    with torch.no_grad():
+        plain.a.weight.copy_(made.a.weight)
+        plain.head.weight.copy_(made.head.weight)
+    ours, theirs = relevance(made, inputs), relevance(plain, inputs)
+    assert verdict(ours) is Verdict.AGREES
+    assert within(ours.values["x"], torch.from_numpy(theirs.values["x"]), 1e-5)
+    for rule in (ca.Gamma(0.5), ca.AlphaOneBetaZero()):
+        with pytest.raises(ca.InvalidArgument, match=r"a hook makes the weight anew.*use Epsilon") as refused:
+            relevance(made, inputs, {"a": rule})
+        assert (refused.value.reason, refused.value.field) == ("METHOD_INAPPLICABLE", "attributions[0].lrp.rules.a")
+    for layer in (made.a, made.head):
+        layer._forward_pre_hooks.clear()  # the owner's
+
+
+def test_a_layer_with_parametrizations_is_refused_with_what_to_do() -> None:
+    """Captum would give rules to the modules that make its weight, whatever rules the request has."""
+    model: Any = net(lambda m, x: m.head(m.r(m.a(x))), r=nn.ReLU)()
+    torch.nn.utils.parametrizations.weight_norm(model.a)
+    inner: dict[str, LrpRule] = {"a.parametrizations.weight.0": Epsilon(1e-9)}
+    for rules in ({}, inner):
+        with pytest.raises(ca.InvalidArgument, match=r"'a' has parametrizations.*remove_parametrizations") as refused:
+            relevance(model, X, rules)
+        assert refused.value.reason == "METHOD_INAPPLICABLE"
+    torch.nn.utils.parametrize.remove_parametrizations(model.a, "weight")
+    assert verdict(relevance(model, X)) is Verdict.AGREES
+
+
+def test_a_model_that_captum_explained_before_is_explained() -> None:
+    """Captum leaves activations on modules, of PyTorch and of others; an attribute of the owner's is no such thing."""
+
+    class Doubled(nn.Linear):
+        """A module of the owner's."""
+
+    model: Any = net(lambda m, x: m.head(m.r(m.a(x))), r=nn.ReLU)()
+    model.head = Doubled(8, 3)
+    model.head.rule = lrp_rules.EpsilonRule()
+    x = X["x"][:3]
+    expected = CaptumLRP(model).attribute(x, target=1).detach()
+    left = dict(vars(model.a)["activations"])
+    got = ask(model, {"x": x}, ca.LRP(rules={"head": Epsilon(1e-9)}), target=ClassIndex((1,))).attributions[0]
+    assert verdict(got) is Verdict.AGREES
+    assert within(got.values["x"], expected, 1e-5)
+    assert vars(model.a)["activations"].keys() == left.keys()
+    model.head.activations = {}
+    with pytest.raises(ca.InvalidArgument, match="'head' has an attribute 'activations', which Captum overwrites"):
+        ask(model, {"x": x}, ca.LRP(rules={"head": Epsilon(1e-9)}))

@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from captum.attr._core.lrp import SUPPORTED_LAYERS_WITH_RULES
 from captum.attr._utils import lrp_rules
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
@@ -38,6 +40,12 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def _refuse(model: InspectedModel, request: requests.Propagation, inputs: Inputs, edits: Changes) -> None:
+    for name, module in model.tree.modules.items():
+        if is_parametrized(module):
+            raise inapplicable(
+                f"{name!r} has parametrizations, and Captum gives rules to the modules inside it instead of to the "
+                "layer: call torch.nn.utils.parametrize.remove_parametrizations on it when the model is built"
+            )
     with at("rules"):
         for name, rule in request.rules.items():
             with at(name):
@@ -71,11 +79,16 @@ def _refuse_rule(model: InspectedModel, name: str, rule: requests.LrpRule) -> No
     if isinstance(rule, requests.AlphaOneBetaZero) and isinstance(module, _NORMS):
         raise error(Reason.INVALID_VALUE, f"it does not fit a {kind}, whose weights multiply a normalised input")
     if isinstance(rule, _REWEIGHTING):
-        _refuse_shared_weight(model, resolved, module)
+        _refuse_fixed_weight(model, resolved, module)
 
 
-def _refuse_shared_weight(model: InspectedModel, resolved: str, module: nn.Module) -> None:
+def _refuse_fixed_weight(model: InspectedModel, resolved: str, module: nn.Module) -> None:
     weight = getattr(module, "weight", None)
+    if isinstance(vars(module).get("weight"), Tensor):
+        raise inapplicable(
+            "a hook makes the weight anew before each forward pass, and so undoes what the rule changes: use Epsilon, "
+            "or remove the hook, as torch.nn.utils.remove_weight_norm does"
+        )
     for name, other in model.tree.modules.items() if weight is not None else ():
         if name != resolved and any(parameter is weight for parameter in other._parameters.values()):
             raise inapplicable(
@@ -102,10 +115,16 @@ def _refuse_attributes(model: InspectedModel) -> None:
     for name, module in model.tree.modules.items():
         for attribute in ("rule", "activations"):
             value = getattr(module, attribute, None)
-            if value is not None and not isinstance(value, lrp_rules.PropagationRule):
+            if value is not None and not isinstance(value, lrp_rules.PropagationRule) and not _is_left(module, value):
                 raise inapplicable(
                     f"the module {name!r} has an attribute {attribute!r}, which Captum overwrites: rename it"
                 )
+
+
+def _is_left(module: nn.Module, value: Any) -> bool:
+    """Returns whether Captum left ``value`` behind: activations by device, and none of a module that did not run."""
+    by_device = isinstance(value, dict) and all(isinstance(key, torch.device) for key in value)
+    return by_device and (bool(value) or type(module).__module__.startswith("torch.nn."))
 
 
 def _refuse_edits(request: requests.Propagation, edits: Changes) -> None:

@@ -260,8 +260,8 @@ class RelevancePropagation:
     @property
     def _weights(self) -> dict[str, Tensor]:
         """The layer's weights as changed by the rule. Montavon et al. 2019; Captum leaves the bias unchanged."""
-        parameters = cast(nn.Module, self._module).named_parameters(recurse=False)
-        weights = {name: parameter.detach().double() for name, parameter in parameters}
+        tensors = _weights_of(cast(nn.Module, self._module))
+        weights = {name: tensor.detach().double() for name, tensor in tensors.items()}
         if "weight" in weights:
             weight = weights["weight"]
             if isinstance(self._rule, requests.Gamma):
@@ -306,11 +306,22 @@ def _jitter(magnitudes: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     return signs * magnitudes * JITTER
 
 
+def _weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the parameters by name, and the tensors that a hook makes of them before each forward pass, as those of
+    `torch.nn.utils.weight_norm` do: they are plain attributes."""
+    made = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+    return {**dict(module.named_parameters(recurse=False)), **made}
+
+
 def _float64_copy(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """Returns ``module`` in float64 with ``weights``, without hooks, and with copies of its buffers."""
     copied = copy.copy(module)
     copied._parameters = dict(module._parameters)
-    copied._parameters.update({name: nn.Parameter(tensor, requires_grad=False) for name, tensor in weights.items()})
+    for name, tensor in weights.items():
+        if name in copied._parameters:
+            copied._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            vars(copied)[name] = tensor
     copied._buffers = {name: _float64_buffer(buffer) for name, buffer in module._buffers.items()}
     return copied
 
