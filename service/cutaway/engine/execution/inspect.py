@@ -241,18 +241,35 @@ def _attribute_rows(
     # Edits, the target, or what is drawn for the whole batch may have values of their own for each row.
     if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.metrics:
         return placed_rows(attribute(problem, main), rows, problem.rows, whole=True)
-    batch, index = main.batch, torch.tensor(rows, device=problem.model.device)
-    axes = {name: batch.axes.of_output(name, output, batch.rows) for name, output in main.outputs.items()}
-    outputs = {
-        name: output if (axis := axes[name]) is None else output.index_select(axis, index)
-        for name, output in main.outputs.items()
-    }
-    own = main._replace(outputs=outputs, batch=batch._replace(rows=len(rows)))
-    result = attribute(problem.of_rows(rows), own)
+    outputs = {name: output[list(rows)] if output.ndim else output for name, output in main.outputs.items()}
+    try:
+        result = attribute(problem.of_rows(rows), main._replace(outputs=outputs))
+    except CutawayError as failure:
+        if failure.reason != Reason.MODEL_FAILED:
+            raise
+        return placed_rows(attribute(problem, main), rows, problem.rows, whole=True)
     return placed_rows(result, rows, problem.rows, whole=False)
 
 
 def attribute(problem: AttributionProblem, main: MainPass) -> results.AttributionResult:
+    """Explains the rows of ``problem``; if the model fails on batches of another size, in passes of this one.
+
+    Args:
+        problem: the attribution and its target.
+        main: the main pass of the same rows.
+    """
+    try:
+        return _attribute(problem, main)
+    except CutawayError as failure:
+        if failure.reason != Reason.MODEL_FAILED:
+            raise
+        try:
+            return _attribute(replace(problem, batch_size=problem.rows), main)
+        except CutawayError as again:
+            raise (again if again.reason != Reason.MODEL_FAILED else failure) from again
+
+
+def _attribute(problem: AttributionProblem, main: MainPass) -> results.AttributionResult:
     """Runs Captum, with as many steps as the request's bound on the convergence delta needs, and checks its values.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,7 +95,18 @@ class Method:
     model_context: Callable[[AttributionProblem], AbstractContextManager[None]] = lambda _: nullcontext()
 
     def passes(self, problem: AttributionProblem, *, separate_points: bool = False) -> Sequence[Pass]:
-        """Runs separate passes for the reference. ``separate_points``: each point in a pass of its own."""
+        """Runs separate passes for the reference; of a model that fails on batches of other sizes, of the batch's.
+
+        ``separate_points``: each point in a pass of its own.
+        """
+        try:
+            return self._passes(problem, separate_points)
+        except CutawayError as failure:
+            if failure.reason != Reason.MODEL_FAILED or problem.batch_size:
+                raise
+            return self._passes(replace(problem, batch_size=problem.rows), separate_points)
+
+    def _passes(self, problem: AttributionProblem, separate_points: bool) -> Sequence[Pass]:
         if self.reference_passes is not None:
             return self.reference_passes(problem)
         points = self.points(problem)

@@ -100,6 +100,16 @@ def run_copies_separately(forward: Callable[..., Tensor], copies: int) -> Callab
     return run
 
 
+def run_in_batches(forward: Callable[..., Tensor], size: int, tensors: Sequence[Tensor]) -> Tensor:
+    """Returns ``forward`` of copies of a batch, which lie next to each other, in passes of ``size`` rows; fewer rows
+    are filled up with copies of the last one."""
+    rows = len(tensors[0])
+    if rows >= size:
+        return run_copies_separately(forward, rows // size)(*tensors)
+    filled = [*range(rows), *[rows - 1] * (size - rows)]
+    return forward(*(tensor[filled] for tensor in tensors))[:rows]
+
+
 def is_row_specific_edit(edit: requests.Edit) -> bool:
     """Returns whether ``edit`` differs from row to row, so that it needs passes of the batch as it is."""
     holds_tensor = isinstance(edit, requests.Replace) or (
@@ -134,6 +144,7 @@ class ResolvedAttribution:
         edits: what is changed in every pass.
         features: what is perturbed; empty for methods that perturb nothing.
         seed: the seed of random numbers; None where none are drawn.
+        batch_size: the number of rows of every pass, for a model that fails on others; 0 for any number.
     """
 
     model: InspectedModel
@@ -147,6 +158,7 @@ class ResolvedAttribution:
     seed: int | None = None
     further_layers: tuple[str, ...] = ()
     is_batch_first: bool = False
+    batch_size: int = 0
 
     def at_target(self, target: ResolvedTarget) -> AttributionProblem:
         """Returns the problem of attributing ``target``."""
@@ -193,8 +205,9 @@ class AttributionProblem(ResolvedAttribution):
 
     @property
     def is_row_specific(self) -> bool:
-        """Whether edits or the target may differ from row to row, so that each pass must have the batch as it is."""
-        return bool(self.edits) or self.target.is_row_specific
+        """Whether edits or the target may differ from row to row, or the model takes batches of one size, so that each
+        pass must have the batch as it is."""
+        return bool(self.edits) or self.target.is_row_specific or bool(self.batch_size)
 
     @property
     def mixes_rows(self) -> bool:
@@ -259,11 +272,30 @@ class AttributionProblem(ResolvedAttribution):
     def forward(self, *tensors: Tensor) -> Tensor:
         """Runs the model as Captum calls it, with the explained inputs first; returns what `read` does."""
         additional = (name for name in self.inputs if name not in self.explained)
-        by_name = dict(zip((*self.explained, *additional), tensors))
-        output = self.read({name: by_name[name] for name in self.inputs})
-        for name in self.unreached:  # nothing of it is added, so that its gradient is zeros and not missing
-            output = output + by_name[name].reshape(-1)[:0].sum().to(output.dtype)
-        return output
+        names = (*self.explained, *additional)
+
+        def run(*tensors: Tensor) -> Tensor:
+            by_name = dict(zip(names, tensors))
+            return self.read({name: by_name[name] for name in self.inputs})
+
+        return run_in_batches(run, self.batch_size, tensors) if self._is_split(len(tensors[0])) else run(*tensors)
+
+    def _is_split(self, rows: int) -> bool:
+        """Returns whether a pass of ``rows`` needs other batches.
+
+        Raises:
+            InvalidArgument: ``METHOD_INAPPLICABLE``, where Captum reads a module, of which it sees the last call.
+        """
+        if self.batch_size in (0, rows):
+            return False
+        if self.module:
+            raise error(
+                Reason.METHOD_INAPPLICABLE,
+                f"Captum's {type(self.request).__name__} runs passes of {rows} rows, and the model fails on other "
+                f"batches than of {self.batch_size}: ask {'Layer' if self.layer else 'Neuron'}IntegratedGradients, "
+                "which runs step by step",
+            )
+        return True
 
     def read(self, inputs: Inputs) -> Tensor:
         """Runs the model, and returns what the target is read from: an output, or a neuron's module's activation."""
