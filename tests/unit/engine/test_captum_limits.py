@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from cutaway.engine.batching import inspect_batch
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.planning.plan import plan_request
-from tests.support.checked_attributions import wired
+from tests.support.checked_attributions import noise, wired
+from tests.support.function_module import Through
 from tests.support.reply_equality import differences
 
 
@@ -65,3 +67,67 @@ def test_a_layer_with_a_nested_output_is_refused_by_name(attribution: Attributio
         inspect(subject(build()), question(attribution), {"x": torch.randn(2, 5, 3)})
     assert refused.value.reason == "METHOD_INAPPLICABLE"
     assert refused.value.field.endswith(".layer")
+
+
+class Attention(nn.Module):
+    """Returns what `nn.MultiheadAttention` does without weights: a tensor and None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:
+        """Attends to all steps."""
+        return self.attention(x, x, x, need_weights=False)
+
+
+class Listed(nn.Module):
+    """Returns a list, which its caller adds another one to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Returns one tensor in a list."""
+        return [self.linear(x)]
+
+
+UNREADABLE: dict[str, Callable[[], nn.Module]] = {
+    "a tensor and None": wired(lambda m, x: m.b(m.a(x)[0].tanh().mean(1)), a=Attention, b=lambda: nn.Linear(4, 2)),
+    "in a list": wired(lambda m, x: m.b([*m.a(x), x][0].tanh().mean(1)), a=Listed, b=lambda: nn.Linear(4, 2)),
+    "inside vmap": wired(
+        lambda m, x: m.b(torch.func.vmap(m.a)(x).tanh().mean(1)), a=lambda: nn.Linear(4, 4), b=lambda: nn.Linear(4, 2)
+    ),
+    "nested": wired(
+        lambda m, x: m.b(m.a([*x]).to_padded_tensor(0.0).tanh().mean(1)),
+        a=lambda: Through(lambda rows: torch.nested.as_nested_tensor(rows, layout=torch.jagged) * 2.0),
+        b=lambda: nn.Linear(4, 2),
+    ),
+}
+NEURON, SAMPLES = ca.Neuron("a", (0, 1)), {"x": noise(3, 5, 4, seed=4).numpy()}
+AT_A_MODULE: list[Attribution] = [
+    *(kind(layer="a") for kind in (ca.LayerActivation, ca.LayerGradientXActivation, ca.LayerGradCam, ca.LayerDeepLift)),
+    *(kind(layer="a", n_steps=4) for kind in (ca.InternalInfluence, ca.LayerConductance, ca.LayerIntegratedGradients)),
+    *(kind(layer="a", baselines=SAMPLES) for kind in (ca.LayerGradientShap, ca.LayerDeepLiftShap)),
+    *(kind(layer="a") for kind in (ca.LayerFeatureAblation, ca.LayerFeaturePermutation)),
+    *(kind(neuron=NEURON) for kind in (ca.NeuronGradient, ca.NeuronConductance, ca.NeuronDeepLift)),
+    *(kind(neuron=NEURON) for kind in (ca.NeuronGuidedBackprop, ca.NeuronFeatureAblation)),
+]
+
+
+@pytest.mark.parametrize("asked", AT_A_MODULE, ids=lambda asked: type(asked).__name__)
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_captum_cannot_read_is_no_failure_of_the_model(name: str, asked: Attribution) -> None:
+    """The model runs without Captum: an answer, or the module's field with what it returns; and no word of sizes."""
+    model, inputs = UNREADABLE[name]().eval(), {"x": noise(3, 5, 4)}
+    model(**inputs)
+    try:
+        inspect(subject(model), question(asked), inputs)
+    except ca.InvalidArgument as refused:
+        told = (str(refused.reason), refused.message)
+    else:
+        told = ("METHOD_INAPPLICABLE", "'a' answered")
+    assert told[0] in ("METHOD_INAPPLICABLE", "POINT_NOT_FOUND", "NOT_DIFFERENTIABLE")
+    assert "'a'" in told[1]
+    assert "other batches" not in told[1]

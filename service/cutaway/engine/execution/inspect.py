@@ -106,8 +106,8 @@ def run_attributions(main: MainPass) -> tuple[results.AttributionResult, ...]:
     if not plan.attributions:
         return each_attribution(main, compute)
     with (
+        observing(plan.model.tree, {}, plan.edits, batch=plan.rows) as edited,
         plan.model.guard.removing_new_hooks(),
-        observing(plan.model.tree, {}, plan.edits, batch=main.batch) as edited,
         plan.model.passes_inside(edited.forward),
     ):
         computed = each_attribution(main, compute)

@@ -66,7 +66,13 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
     if problem.further_layers:
         layer = ([problem.model.tree[name] for name in problem.layers],)
     options = method.attribute_arguments(problem)
-    called = forward
+    latest: list[Tensor] = []
+
+    def run(*tensors: Tensor) -> Tensor:
+        latest[:] = tensors
+        return forward(*tensors)
+
+    called: Callable[..., Tensor] = run
     if isinstance(problem.request, requests.NeuronAttribution):
         options["neuron_selector"] = _neuron_selector(problem, problem.request)
     if method.has_target and method.takes_target and (target := problem.target.captum_target) is not None:
@@ -74,10 +80,10 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
     elif method.has_target:  # Captum's targets are elements of an output; for others it gets the scalar
 
         def called(*tensors: Tensor) -> Tensor:
-            return problem.target.scalars(forward(*tensors))
+            return problem.target.scalars(run(*tensors))
 
     with (
-        _translated_errors(problem),
+        _translated_errors(problem, latest),
         method.model_context(problem),
         quicker_captum(),
         _draws(problem),
@@ -169,7 +175,8 @@ def _refuse_empty(problem: AttributionProblem, tensors: Sequence[Tensor]) -> Non
 
 
 @contextmanager
-def _translated_errors(problem: AttributionProblem) -> Iterator[None]:
+def _translated_errors(problem: AttributionProblem, latest: Sequence[Tensor]) -> Iterator[None]:
+    """Translates the errors of Captum's call; ``latest``: what it ran the model on last."""
     method = type(problem.request).__name__
     where = f"the layer {problem.layer!r}" if problem.layer else f"the input {', '.join(problem.explained)}"
     others = "" if problem.layer or len(problem.explained) < 2 else ": name in inputs only those that it depends on"
@@ -179,8 +186,11 @@ def _translated_errors(problem: AttributionProblem) -> Iterator[None]:
         if spec.met_no_tensor(problem, failure):
             with at(spec.module_field(problem)):
                 raise spec.unreadable(problem, "something besides a tensor") from failure
-        if failure.reason != Reason.MODEL_FAILED or "leaf Variable that requires grad" not in failure.message:
+        if failure.reason != Reason.MODEL_FAILED or _fails_alone(problem, latest):
             raise
+        if "leaf Variable that requires grad" not in failure.message:
+            text = f"under its hooks {failure.message}"
+            raise _inapplicable(problem, f"Captum's {method} cannot be applied to {where}: {text}") from failure
         raise error(
             Reason.METHOD_INAPPLICABLE,
             f"Captum's {method} replaces the output of {where}, which the model then changes in place: explain the "
@@ -195,7 +205,29 @@ def _translated_errors(problem: AttributionProblem) -> Iterator[None]:
                 Reason.NOT_DIFFERENTIABLE,
                 f"{method}: {_explained(problem)} does not depend on {where} through differentiable operations{others}",
             ) from failure
-        raise error(Reason.METHOD_INAPPLICABLE, f"Captum's {method} cannot be applied to {where}: {text}") from failure
+        raise _inapplicable(problem, f"Captum's {method} cannot be applied to {where}: {text}") from failure
+
+
+def _fails_alone(problem: AttributionProblem, tensors: Sequence[Tensor]) -> bool:
+    """Returns whether the model fails on ``tensors`` without Captum's hooks too."""
+    problem.model.guard.remove_new_hooks()
+    try:
+        with torch.no_grad():
+            problem.forward(*tensors)
+    except CutawayError:
+        return True
+    return False
+
+
+def _inapplicable(problem: AttributionProblem, text: str) -> CutawayError:
+    """Returns an error with ``text``; for a module whose output is no array, one that says so."""
+    point = requests.Point.OUTPUT
+    calls = module_calls(problem) if problem.module else ()
+    if any(call.dtypes.get(point, {}).keys() != call.captured(point).keys() for call in calls):
+        failure = spec.unreadable(problem, "a tensor that is nested or inside torch.vmap")
+        failure.field = spec.module_field(problem)
+        return failure
+    return error(Reason.METHOD_INAPPLICABLE, text)
 
 
 def _explained(problem: AttributionProblem) -> str:

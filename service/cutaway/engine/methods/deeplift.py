@@ -178,7 +178,10 @@ def _modules_restored(problem: AttributionProblem) -> Iterator[None]:
             with rescaled_softmax():
                 yield
         except Exception as failure:
-            raise translated(problem, failure) from failure
+            translation = translated(problem, failure)
+            if translation is failure:
+                raise
+            raise translation from failure
 
 
 @contextmanager

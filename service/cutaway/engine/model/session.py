@@ -127,6 +127,7 @@ class StateGuard:
         pristine = [(tensor, tensor.detach().clone()) for tensor in self._written]
         arrays = [pair for pair in pristine if is_array(pair[0])]
         self._arrays = [tensor for tensor, _ in arrays], [values for _, values in arrays]
+        self._known_hooks: list[list[set[int]]] = []
         self._others = [pair for pair in pristine if not is_array(pair[0])]
 
     @contextmanager
@@ -164,17 +165,19 @@ class StateGuard:
         registers in its first pass exist before the block, and stay. Attributes that Captum adds to modules stay in the
         block from pass to pass.
         """
-        self._added = _CAPTUM_ATTRIBUTES
-        before = [[set(getattr(module, table)) for table in _HOOK_TABLES] for module in self._modules]
+        self._known_hooks = [[set(getattr(module, table)) for table in _HOOK_TABLES] for module in self._modules]
         try:
             yield
         finally:
-            self._added = frozenset()
-            for module, known in zip(self._modules, before):
-                for name, ids in zip(_HOOK_TABLES, known):
-                    table = getattr(module, name)
-                    for added in set(table) - ids:
-                        del table[added]
+            self.remove_new_hooks()
+
+    def remove_new_hooks(self) -> None:
+        """Removes the hooks that were registered in the block of `removing_new_hooks`."""
+        for module, known in zip(self._modules, self._known_hooks):
+            for name, ids in zip(_HOOK_TABLES, known):
+                table = getattr(module, name)
+                for added in set(table) - ids:
+                    del table[added]
 
     def reset(self) -> None:
         """Prepares the model for a pass: evaluation mode, buffers as they were loaded, no state of earlier passes."""
