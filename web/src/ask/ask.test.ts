@@ -59,6 +59,7 @@ describe("methods", () => {
     expect(options.map(({ label, kind }) => `${label}, ${kind}`)).toEqual([
       ...["layer, layer", "relu, boolean", "target, json", "inputs, json", "noise: combination, choice"],
       ...["noise: n samples, number", "noise: stdev, number", "metrics, json"],
+      "layer path, text",
     ]);
   });
 

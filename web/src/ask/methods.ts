@@ -33,7 +33,13 @@ function methodOf({ localName }: DescField, { name, fields }: DescMessage): Meth
     field: localName,
     name: name.replace(/Lrp$/, "LRP"),
     of: has("neuron") ? "a neuron" : has("layer") ? "a layer" : "inputs",
-    options: [...optionsIn(fields, [localName]), ...optionsIn(COMMON, [])],
+    options: [
+      ...optionsIn(fields, [localName]),
+      ...optionsIn(
+        COMMON.filter((each) => each.name !== "layer_path" || has("layer")),
+        [],
+      ),
+    ],
   };
 }
 

@@ -12,7 +12,7 @@ export interface Option {
   /** Where it is in the request's JSON: `["layerGradCam", "layer"]`; `*` stands for the name of an input. */
   readonly path: readonly string[];
   readonly label: string;
-  readonly kind: "layer" | "number" | "boolean" | "indices" | "choice" | "tensor" | "json";
+  readonly kind: "layer" | "text" | "number" | "boolean" | "indices" | "choice" | "tensor" | "json";
   /** What a choice is between. */
   readonly choices?: readonly string[];
   /** Whether the contract has no default for it. */
@@ -30,6 +30,7 @@ interface Way extends Partial<Option> {
 
 /** Ways by the name of the field, where that says more than its type; by that of its message; and by its scalar. */
 const BY_NAME: Readonly<Record<string, Way>> = {
+  layer_path: { kind: "text" },
   windows: { kind: "indices", below: ["*", "sizes"], required: true },
   positions: { kind: "indices", label: "index", required: true },
 };

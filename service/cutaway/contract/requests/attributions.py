@@ -147,12 +147,15 @@ class Attribution:
             input of ids of an embedding that the method can replace by a baseline.
         noise: explain noisy copies of the inputs and combine them; ``None`` explains the inputs as they are.
         metrics: quality metrics of the attribution, returned with it.
+        layer_path: of a layer that returns several tensors, the one that is explained, by its path: ``"[0]"`` is an
+            LSTM's sequence, ``"[1][0]"`` its last hidden state; ``""`` explains what the layer returns.
     """
 
     target: Target | None = None
     inputs: tuple[str, ...] = ()
     noise: NoiseTunnel | None = None
     metrics: tuple[Metric, ...] = ()
+    layer_path: str = ""
 
 
 def field_name(kind: type[object]) -> str:

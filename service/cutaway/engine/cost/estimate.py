@@ -126,8 +126,11 @@ def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -
         at_layer = recording.calls[layer][-1].at(requests.Point.OUTPUT)  # of several calls Captum keeps the last
         axes = main.batch.axes.at_output(layer)
         for index, (path, own) in enumerate(at_layer.items()):
+            if problem.request.layer_path not in ("", path):
+                continue
             tensor = own.movedim(axes.get(path) or 0, 0)
-            name = layer_value_name(layer, "" if list(at_layer) == [""] else f"[{index}]")
+            by_index = "" if list(at_layer) == [""] else f"[{index}]"
+            name = layer_value_name(layer, problem.request.layer_path or by_index)
             sums_channels = isinstance(problem.request, requests.LayerGradCam)
             shapes[name] = zeros((*tensor.shape[:1], 1, *tensor.shape[2:]) if sums_channels else tensor.shape, tensor)
     return shapes

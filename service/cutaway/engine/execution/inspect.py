@@ -157,6 +157,11 @@ def _refuse_uncalled_modules(main: MainPass, index: int) -> None:
         if not main.recording.calls[name]:
             text = f"the model never called its module {name!r}, so there is nothing to explain there"
             raise error(Reason.METHOD_INAPPLICABLE, text, f"{field_name(type(attribution.request))}.{field}")
+    path, calls = attribution.request.layer_path, main.recording.calls.get(attribution.layer, ())
+    if path and not any(path in call.dtypes[Point.OUTPUT] for call in calls):
+        paths = ", ".join(dict.fromkeys(repr(other) for call in calls for other in call.dtypes[Point.OUTPUT]))
+        text = f"no tensor at {path!r} of the output of {attribution.layer!r}; there is {paths or 'none'}"
+        raise error(Reason.PATH_NOT_FOUND, text, "layer_path")
 
 
 def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) -> Iterator[AttributionProblem]:
@@ -169,7 +174,9 @@ def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) 
     """
     attribution = main.plan.attributions[index]
     _refuse_other_axes(attribution, main.batch)
-    axes = [axis for layer in attribution.layers for axis in main.batch.axes.at_output(layer).values()]
+    path = attribution.request.layer_path
+    by_path = [item for layer in attribution.layers for item in main.batch.axes.at_output(layer).items()]
+    axes = [axis for other, axis in by_path if path in ("", other)]
     attribution = replace(attribution, is_batch_first=bool(axes) and None not in axes)
     run_neuron = torch.no_grad()(partial(run_to_neuron, attribution.model, attribution.inputs))
     for target in _targets(main, attribution, read_neuron or run_neuron):
@@ -182,7 +189,7 @@ def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) 
 def _refuse_other_axes(attribution: ResolvedAttribution, batch: Batch) -> None:
     """Refuses a layer whose rows are not on axis 0, for methods that read them there in modules inside the model."""
     axes = batch.axes.at_output(attribution.layer) if method_of(attribution.request).applies_to_modules else {}
-    if axis := axes.get(""):
+    if axis := axes.get(attribution.request.layer_path):
         text = (
             f"axis 0 of what the layer {attribution.layer!r} returns is not the batch, but axis {axis} is, and the "
             "method reads rows on axis 0; name a layer before or behind it"
@@ -279,8 +286,12 @@ def _attribute(problem: AttributionProblem, main: MainPass) -> results.Attributi
     Returns:
         The result, with the rows of every array on axis 0.
     """
-    with rows_first(problem.model.tree, _other_axes(problem, main.batch)):
+    axes, path = _other_axes(problem, main.batch), problem.request.layer_path
+    shown = {problem.layer: axes.get(problem.layer, {})} if path else axes
+    with rows_first(problem.model.tree, shown, path):
         result, values = _result_and_values(problem, main)
+    if path:
+        result = replace(result, values={name + path: array for name, array in result.values.items()})
     return replace(result, tokens=token_attribution(problem, values, main.batch))
 
 

@@ -288,10 +288,11 @@ def _tensors(problem: AttributionProblem, outputs: Mapping[Path, Tensor]) -> Seq
 
 def unreadable(problem: AttributionProblem, output: str) -> CutawayError:
     """Returns an error for a module that returns ``output``."""
-    tensors = "one tensor of floats, [batch, ...], alone or in a tuple by itself"
+    tensors, remedy = "one tensor of floats, [batch, ...], alone or in a tuple by itself", ""
     if problem.layer:
         tensors = "tensors of floats, [batch, ...], one alone or a tuple of them"
+        remedy = ", or one of its tensors by layer_path"
     return inapplicable(
         f"the module {problem.module!r} returns {output}; the method needs one that returns {tensors}: name such a "
-        "module, before or behind it"
+        f"module, before or behind it{remedy}"
     )

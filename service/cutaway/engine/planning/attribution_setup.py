@@ -47,7 +47,11 @@ def resolve_attribution(
         raise error(Reason.INVALID_VALUE, "the neuron is what is explained: leave the target out", "target")
     if _explains_layer_only(request) and request.inputs:
         raise error(Reason.INVALID_VALUE, "a layer method explains the layer: leave the inputs out", "inputs")
-    explained = _explained_inputs(model, inputs, request, embedded)
+    has_tensors = isinstance(request, requests.LayerAttribution) and not isinstance(request, requests.LayerLRP)
+    if request.layer_path and (not has_tensors or further_layers):
+        text = "it names a tensor of what one layer returns, and this method explains none: leave it out"
+        raise error(Reason.INVALID_VALUE, text, "layer_path")
+    explained = _explained_inputs(model, inputs, request)
     with at(field):
         starts = _baselines(request, inputs, explained)
         perturbed = features(request, inputs, explained) if isinstance(request, requests.Perturbation) else Features()
