@@ -206,6 +206,8 @@ def test_a_model_that_captum_explained_before_is_explained() -> None:
     assert verdict(got) is Verdict.AGREES
     assert within(got.values["x"], expected, 1e-5)
     assert vars(model.a)["activations"].keys() == left.keys()
+    gamma = ask(model, {"x": x}, ca.LRP(rules={"head": ca.Gamma(0.5)})).attributions[0]
+    assert verdict(gamma) is Verdict.AGREES
     model.head.activations = {}
     with pytest.raises(ca.InvalidArgument, match="'head' has an attribute 'activations', which Captum overwrites"):
         ask(model, {"x": x}, ca.LRP(rules={"head": Epsilon(1e-9)}))

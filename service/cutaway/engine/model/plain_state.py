@@ -67,7 +67,9 @@ class _Content(NamedTuple):
             kept = {key for key in self.container if not self.name and key in _INTERNAL}
             for key in {*before, *self.container} - kept:
                 old, new = before.get(key, self), self.container.get(key, self)
-                if old is new or not ((self.name or key) in is_read or _has_tensor(old) or _has_tensor(new)):
+                if old is new or _is_of_captum(old) or _is_of_captum(new):
+                    continue
+                if not ((self.name or key) in is_read or _has_tensor(old) or _has_tensor(new)):
                     continue
                 if old is self and self.name == "" and key in added:
                     continue
@@ -251,6 +253,12 @@ def _has_tensor(value: Any, depth: int = 0) -> bool:
     if is_dataclass(value) or isinstance(value, SimpleNamespace):
         inner = vars(value).values()
     return depth < _DEEPEST and any(_has_tensor(each, depth + 1) for each in inner)
+
+
+def _is_of_captum(value: Any) -> bool:
+    """Returns whether Captum's LRP keeps ``value`` on a module between its passes: a rule, or activations by device."""
+    by_device = isinstance(value, dict) and bool(value) and all(isinstance(key, torch.device) for key in value)
+    return by_device or type(value).__module__.startswith("captum.")
 
 
 def _is_of_a_pass(hook: Any) -> bool:
