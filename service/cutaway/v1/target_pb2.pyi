@@ -51,7 +51,7 @@ Global___LossReduction: _TypeAlias = LossReduction  # noqa: Y015
 class Target(_message.Message):
     """The scalar, one an example, whose gradient is taken and which attributions explain.
 
-    The scalar that is explained. Default: the predicted class of the model's first output.
+    The scalar that is explained. Default: the predicted class of the default output.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -69,7 +69,7 @@ class Target(_message.Message):
     NEURON_FIELD_NUMBER: _builtins.int
     CLASS_LABEL_FIELD_NUMBER: _builtins.int
     output: _builtins.str
-    """The output it is read from, by name. Default: the model's first."""
+    """The output it is read from, by name. Default: that of the model's classes, else the first that is no loss."""
     @_builtins.property
     def predicted_class(self) -> Global___PredictedClass:
         """The largest element of the last axis, example by example."""

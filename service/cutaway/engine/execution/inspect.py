@@ -106,7 +106,7 @@ def run_attributions(main: MainPass) -> tuple[results.AttributionResult, ...]:
     if not plan.attributions:
         return each_attribution(main, compute)
     with (
-        observing(plan.model.tree, {}, plan.edits, batch=plan.rows) as edited,
+        observing(plan.model.tree, {}, plan.edits, batch=main.batch) as edited,
         plan.model.guard.removing_new_hooks(),
         plan.model.passes_inside(edited.forward),
     ):
@@ -248,9 +248,15 @@ def _attribute_rows(
     # Edits, the target, or what is drawn for the whole batch may have values of their own for each row.
     if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.metrics:
         return placed_rows(attribute(problem, main), rows, problem.rows, whole=True)
-    outputs = {name: output[list(rows)] if output.ndim else output for name, output in main.outputs.items()}
+    batch, index = main.batch, torch.tensor(rows, device=problem.model.device)
+    axes = {name: batch.axes.of_output(name, output, batch.rows) for name, output in main.outputs.items()}
+    outputs = {
+        name: output if (axis := axes[name]) is None else output.index_select(axis, index)
+        for name, output in main.outputs.items()
+    }
+    own = main._replace(outputs=outputs, batch=batch._replace(rows=len(rows)))
     try:
-        result = attribute(problem.of_rows(rows), main._replace(outputs=outputs))
+        result = attribute(problem.of_rows(rows), own)
     except CutawayError as failure:
         if failure.reason != Reason.MODEL_FAILED:
             raise

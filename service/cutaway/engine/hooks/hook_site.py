@@ -89,9 +89,9 @@ def apply_edit(edit: Edit, value: Tensor, row_axis: int | None) -> Tensor:
     if not value.is_floating_point() and (value.is_quantized or not isinstance(edit, _ANY_TYPE)):
         raise error(Reason.EDIT_DTYPE, f"{type(edit).__name__} needs floating numbers; the value is {value.dtype}")
     if value.layout is not torch.strided:
-        return in_layout_of(value, apply_edit(edit, dense(value), batch))
-    if (edit.rows or isinstance(edit, Mix)) and (value.ndim == 0 or value.shape[0] != batch):
-        text = f"the value has shape {list(value.shape)}: axis 0 is not the batch of {batch}, so it has no rows"
+        return in_layout_of(value, apply_edit(edit, dense(value), row_axis))
+    if (edit.rows or isinstance(edit, Mix)) and row_axis is None:
+        text = f"the value has shape {list(value.shape)}: none of its axes is the batch, so it has no rows"
         raise error(Reason.ROW_RANGE, text, "rows" if edit.rows else "mix.permutation")
     index = _index(edit, value, row_axis)
 
@@ -334,14 +334,17 @@ class HookSite:
         for number, edit in edits:
             before = tensor
             with at(f"edits[{number}]"):
-                tensor = apply_edit(edit, before, self.batch)
+                tensor = apply_edit(edit, before, row_axis)
             effects[number] = effects.get(number, False) or not equal(dense(tensor.detach()), dense(before.detach()))
         return tensor
 
     def _record(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> None:
         spec = self.specs.get(point)
         if spec is not None and spec.matches(call.number, path):
-            call.record(point, path, spec.apply(dense(tensor.detach()), f"capture:{Place(self.name, point, path)}"))
+            axis = self._row_axis(call, point, path, tensor)
+            call.record(
+                point, path, spec.apply(dense(tensor.detach()), f"capture:{Place(self.name, point, path)}", axis)
+            )
 
     def _with_gradient_hook(
         self, call: RecordedCall, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool

@@ -152,7 +152,7 @@ class _ModuleHooks:
 
 
 @contextmanager
-def rows_first(tree: ModuleTree, axes: Mapping[str, Mapping[Path, int]]) -> Iterator[None]:
+def rows_first(tree: ModuleTree, axes: Mapping[str, Mapping[Path, int]], path: Path = "") -> Iterator[None]:
     """Shows the outputs of layers with their rows on axis 0 while the block runs: to Captum, and to our own hooks.
 
     A module that returns what it gets stands in the tree for the layer. The layer's output runs through it, transposed,
@@ -161,12 +161,13 @@ def rows_first(tree: ModuleTree, axes: Mapping[str, Mapping[Path, int]]) -> Iter
     Args:
         tree: the modules.
         axes: by layer, the axis of the rows in each of its tensors where that is not 0, by path.
+        path: the one tensor that is shown, by itself; ``""`` shows what the layers return.
     """
     layers = {name: tree.modules[name] for name in axes}
     handles = []
     for name, layer in layers.items():
         tree.modules[name] = nn.Identity()
-        handles.append(layer.register_forward_hook(partial(_transposed, tree.modules[name], axes[name])))
+        handles.append(layer.register_forward_hook(partial(_transposed, tree.modules[name], axes[name], path)))
     try:
         yield
     finally:
@@ -175,7 +176,9 @@ def rows_first(tree: ModuleTree, axes: Mapping[str, Mapping[Path, int]]) -> Iter
             handle.remove()
 
 
-def _transposed(stand_in: nn.Module, axes: Mapping[Path, int], _layer: nn.Module, _args: object, output: Any) -> Any:
+def _transposed(
+    stand_in: nn.Module, axes: Mapping[Path, int], path: Path, _layer: nn.Module, _args: object, output: Any
+) -> Any:
     def moved(value: Any, *, back: bool) -> Any:
         def move(path: Path, tensor: Tensor) -> Tensor:
             axis = axes.get(path, 0)
@@ -184,4 +187,10 @@ def _transposed(stand_in: nn.Module, axes: Mapping[Path, int], _layer: nn.Module
         with HookScope([]):  # these operators are not the model's
             return map_leaves(value, move)
 
-    return moved(stand_in(moved(output, back=False)), back=True)
+    first = moved(output, back=False)
+    if not path:
+        return moved(stand_in(first), back=True)
+    if path not in (tensors := leaves(first)):
+        return None  # this call returns no such tensor
+    shown = stand_in(tensors[path])
+    return moved(map_leaves(first, lambda at, tensor: shown if at == path else tensor), back=True)

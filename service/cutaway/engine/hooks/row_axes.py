@@ -18,8 +18,6 @@ from cutaway.engine.hooks.hook_site import PlaceInSite, RowAxes
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import ShapeSpec
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.runtime.numerics import Path, leaves, map_leaves
 
 _SIZES = ((1, 2), (2, 3))
 """The batch sizes; the second where a model takes no single row, or drops the axes of size 1."""
@@ -49,51 +47,6 @@ def row_axes(model: InspectedModel, inputs: Inputs, sites: Collection[str] = ())
             _test(model, first, untested, known)
         known.tested = (known.tested or set()) | untested
     return known
-
-
-@contextmanager
-def rows_first(tree: ModuleTree, axes: Mapping[str, Mapping[Path, int]], path: Path = "") -> Iterator[None]:
-    """Shows the outputs of layers with their rows on axis 0 while the block runs: to Captum, and to our own hooks.
-
-    A module that returns what it gets stands in the tree for the layer. The layer's output runs through it, transposed,
-    and back: the model computes the same.
-
-    Args:
-        tree: the modules.
-        axes: by layer, the axis of the rows in each of its tensors where that is not 0, by path.
-        path: the one tensor that is shown, by itself; ``""`` shows what the layers return.
-    """
-    layers = {name: tree.modules[name] for name in axes}
-    handles = []
-    for name, layer in layers.items():
-        tree.modules[name] = nn.Identity()
-        handles.append(layer.register_forward_hook(partial(_transposed, tree.modules[name], axes[name], path)))
-    try:
-        yield
-    finally:
-        tree.modules.update(layers)
-        for handle in handles:
-            handle.remove()
-
-
-def _transposed(
-    stand_in: nn.Module, axes: Mapping[Path, int], path: Path, _layer: nn.Module, _args: object, output: Any
-) -> Any:
-    def moved(value: Any, *, back: bool) -> Any:
-        def move(path: Path, tensor: Tensor) -> Tensor:
-            axis = axes.get(path, 0)
-            return tensor.movedim(0, axis) if back else tensor.movedim(axis, 0)
-
-        with HookScope([]):  # these operators are not the model's
-            return map_leaves(value, move)
-
-    first = moved(output, back=False)
-    if not path:
-        return moved(stand_in(first), back=True)
-    if path not in (tensors := leaves(first)):
-        return None  # this call returns no such tensor
-    shown = stand_in(tensors[path])
-    return moved(map_leaves(first, lambda at, tensor: shown if at == path else tensor), back=True)
 
 
 def _test(model: InspectedModel, row: Inputs, sites: Collection[str], known: RowAxes) -> None:

@@ -14,6 +14,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import Timings
+from cutaway.engine.model.plain_state import PlainState
 from cutaway.engine.runtime.layouts import is_array
 
 # Deadline and cancellation of a call: no further pass begins for a caller that no longer waits.
@@ -129,6 +130,9 @@ class StateGuard:
         self._arrays = [tensor for tensor, _ in arrays], [values for _, values in arrays]
         self._known_hooks: list[list[set[int]]] = []
         self._others = [pair for pair in pristine if not is_array(pair[0])]
+        self._plain = PlainState(self._modules)
+        self._depth = 0
+        self._added: frozenset[str] = frozenset()
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
@@ -165,10 +169,12 @@ class StateGuard:
         registers in its first pass exist before the block, and stay. Attributes that Captum adds to modules stay in the
         block from pass to pass.
         """
+        self._added = _CAPTUM_ATTRIBUTES
         self._known_hooks = [[set(getattr(module, table)) for table in _HOOK_TABLES] for module in self._modules]
         try:
             yield
         finally:
+            self._added = frozenset()
             self.remove_new_hooks()
 
     def remove_new_hooks(self) -> None:

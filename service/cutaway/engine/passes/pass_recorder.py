@@ -276,7 +276,10 @@ class AttributionProblem(ResolvedAttribution):
 
         def run(*tensors: Tensor) -> Tensor:
             by_name = dict(zip(names, tensors))
-            return self.read({name: by_name[name] for name in self.inputs})
+            output = self.read({name: by_name[name] for name in self.inputs})
+            for name in self.unreached:  # nothing of it is added, so that its gradient is zeros and not missing
+                output = output + by_name[name].reshape(-1)[:0].sum().to(output.dtype)
+            return output
 
         return run_in_batches(run, self.batch_size, tensors) if self._is_split(len(tensors[0])) else run(*tensors)
 

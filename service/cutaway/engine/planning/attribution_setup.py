@@ -51,7 +51,7 @@ def resolve_attribution(
     if request.layer_path and (not has_tensors or further_layers):
         text = "it names a tensor of what one layer returns, and this method explains none: leave it out"
         raise error(Reason.INVALID_VALUE, text, "layer_path")
-    explained = _explained_inputs(model, inputs, request)
+    explained = _explained_inputs(model, inputs, request, embedded)
     with at(field):
         starts = _baselines(request, inputs, explained)
         perturbed = features(request, inputs, explained) if isinstance(request, requests.Perturbation) else Features()
