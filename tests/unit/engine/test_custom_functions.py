@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -88,6 +89,66 @@ def registered(first: float, second: float) -> Gated:
     return op
 
 
+Forward = Callable[[Any, Tensor, Tensor], Any]
+
+
+def computed(forward: Forward, first: float, second: float) -> Any:
+    """Returns `gate`, computed by ``forward``; further arguments and outputs have no gradient."""
+    plain: Any = gate(first, second)
+
+    class Gate(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor, *more: Any) -> Any:
+            ctx.save_for_backward(x.clone(), y.clone())
+            ctx.further = [None] * len(more)
+            return forward(ctx, x, y)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return *plain.backward(ctx, *gradients), *ctx.further
+
+    return Gate.apply
+
+
+def _beside_a_mask(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    mask = x > 0
+    ctx.mark_non_differentiable(mask)
+    return x.tanh() * y, mask
+
+
+def _in_place(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+    ctx.mark_dirty(x)
+    return x.tanh_().mul_(y)
+
+
+def _in_numpy(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+    return torch.from_numpy(np.tanh(x.detach().float().numpy())).to(x.dtype) * y
+
+
+def with_mask(*factors: float) -> Gated:
+    """Returns the first of two outputs."""
+    op = computed(_beside_a_mask, *factors)
+    return lambda x, y: op(x, y)[0]
+
+
+def with_numbers(*factors: float) -> Gated:
+    """Passes a number and a text behind the tensors."""
+    op = computed(lambda _, x, y: x.tanh() * y, *factors)
+    return lambda x, y: op(x, y, 3, "a")
+
+
+def in_place(*factors: float) -> Gated:
+    """Returns an argument after its change, and not what the function returned."""
+    op = computed(_in_place, *factors)
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        changed = x * 1
+        op(changed, y)
+        return changed
+
+    return call
+
+
 WAYS: dict[str, Callable[[float, float], Gated]] = {
     "looked up at each call": lambda *factors: late(gate(*factors)),
     "bound": lambda *factors: applied(gate(*factors)),
@@ -98,6 +159,11 @@ WAYS: dict[str, Callable[[float, float], Gated]] = {
     "bound, with setup_context": lambda *factors: applied(with_setup(*factors)),
     "bound, in vmap": lambda *factors: torch.func.vmap(applied(with_setup(*factors))),
     "an operator of torch.library": registered,
+    "with a mask as second output": with_mask,
+    "with arguments that are no tensors": with_numbers,
+    "in place": lambda *factors: lambda x, y: computed(_in_place, *factors)(x * 1, y),
+    "in place, the argument read": in_place,
+    "in part by NumPy, in float32": lambda *factors: computed(_in_numpy, *factors),
 }
 FACTORS = {"right": (1.0, 1.0), "first too large": (1.5, 1.0), "second of the other sign": (1.0, -1.0)}
 

@@ -148,16 +148,23 @@ def _applied(function: type[Function], apply: Apply, args: Sequence[Any]) -> Any
     """Returns the outputs of a custom function with their tangents."""
     primals = [forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) else value for value in args]
     tangents = [_tangent(value) for value in args]
-    outputs = apply(*primals)
     with torch.no_grad():
         changes = _differences(apply, primals, tangents)
     if changes is None:
         return _unrolled(function, apply, args)
+    outputs = apply(*primals)
     duals = [
-        forward_ad.make_dual(output, change.to(output.dtype)) if _is_floating(output) else output
+        _with_tangent(output, change, primals, args) if _is_floating(output) else output
         for output, change in zip(_several(outputs), changes)
     ]
     return type(outputs)(duals) if isinstance(outputs, (tuple, list)) else duals[0]
+
+
+def _with_tangent(output: Tensor, change: Tensor, primals: Sequence[Any], args: Sequence[Any]) -> Tensor:
+    """Returns ``output`` with its tangent: an argument itself where the function has changed that in place."""
+    dual = forward_ad.make_dual(output, change.to(output.dtype))
+    changed: Tensor | None = next((arg for arg, primal in zip(args, primals) if primal is output), None)
+    return dual if changed is None else changed.copy_(dual)
 
 
 def _differences(apply: Apply, primals: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Tensor] | None:
@@ -169,11 +176,12 @@ def _differences(apply: Apply, primals: Sequence[Any], tangents: Sequence[Tensor
     longest = max(float(tangent.abs().max()) for _, tangent in moved) or 1.0
     size = max(float(value.abs().mean()) for value, _ in moved) or 1.0
 
+    def moved_by(step: float, value: Any, tangent: Tensor | None) -> Any:
+        copy = value.clone() if isinstance(value, Tensor) else value  # the function may change it in place
+        return copy if tangent is None else copy + step * tangent
+
     def slopes(step: float) -> list[Tensor]:
-        ends = [
-            _several(apply(*(x if v is None else x + sign * step * v for x, v in zip(doubles, along))))
-            for sign in (1, -1)
-        ]
+        ends = [_several(apply(*(moved_by(sign * step, x, v) for x, v in zip(doubles, along)))) for sign in (1, -1)]
         return [(ahead - behind) / (2 * step) if _is_floating(ahead) else ahead for ahead, behind in zip(*ends)]
 
     try:
@@ -192,8 +200,10 @@ def _unrolled(function: type[Function], apply: Apply, args: Sequence[Any]) -> An
         set_materialize_grads=_ignore, needs_input_grad=[False] * len(args),
     )  # fmt: skip
     separate = function.setup_context is not Function.setup_context
-    outputs = function.forward(*args) if separate else function.forward(context, *args)
-    if any(_tangent(output) is not None for output in _several(outputs)):
+    left: list[str] = []
+    with _KeepTangents(left):
+        outputs = function.forward(*args) if separate else function.forward(context, *args)
+    if not left and any(_tangent(output) is not None for output in _several(outputs)):
         return outputs
     if function.jvp is not Function.jvp:
         return apply(*args)
