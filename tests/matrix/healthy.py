@@ -12,7 +12,6 @@ one mode of its check; its verdict is the worst of its checks.
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 import time
 import warnings
@@ -182,21 +181,14 @@ class _Called(nn.Module):
 
 
 def distance(
-    healthy: Healthy,
-    model: nn.Module,
-    inputs: dict[str, Tensor],
-    asked: ca.Attribution,
-    values: Collection[Array],
-    seed: int,
+    called: _Called, inputs: dict[str, Tensor], asked: ca.Attribution, values: Collection[Array], seed: int
 ) -> float:
     """How far values are from Captum's, called by hand; relative to its largest magnitude, NaN where it has none."""
-    with torch.no_grad():
-        model(*inputs.values())  # weights that hooks compute hold no graph then, and can be copied
-    called = _Called(healthy, copy.deepcopy(model))  # Captum's LRP leaves rules at the modules
+    target = called.healthy.target
     try:
         classes = called(**inputs).argmax(1)
-        if isinstance(healthy.target, ca.ClassIndex):
-            classes = torch.tensor(healthy.target.indices).expand_as(classes)
+        if isinstance(target, ca.ClassIndex):
+            classes = torch.tensor(target.indices).expand_as(classes)
         theirs = plain(asked, called, inputs, lambda returned: returned, classes, seed)
     except Exception:  # what Captum cannot do by itself is nothing to compare with
         return math.nan
@@ -212,6 +204,7 @@ def answers(healthy: Healthy, seed: int) -> Iterator[Answer]:
     names = list(inputs)
     subject = InspectedModel(model, lambda tensors: model(*(tensors[name] for name in names)))
     asked = asked_of(healthy, inputs)
+    called = _Called(healthy, healthy.build(seed))  # another one, because Captum's LRP leaves rules at its modules
     for mode in MODES:
         request = InspectRequest(
             "m", target=healthy.target, attributions=asked, attribution_errors_in_place=True, check=CheckRequest(mode),
@@ -219,7 +212,7 @@ def answers(healthy: Healthy, seed: int) -> Iterator[Answer]:
         )  # fmt: skip
         for one, result in zip(asked, inspect(subject, request, dict(inputs)).attributions, strict=True):
             values = list(result.values.values())
-            off = distance(healthy, model, inputs, one, values, seed) if values else math.nan
+            off = distance(called, inputs, one, values, seed) if values else math.nan
             yield Answer(healthy.name, one, mode, result, off)
 
 
