@@ -23,6 +23,9 @@ from tests.matrix.healthy_models.parts import Make, chain, joined, linear
 
 PLACES = Places("a", "a", ca.Neuron("a", (1,)))
 BEHIND = Places("b", "b", ca.Neuron("b", (1,)))
+PASSED = BEHIND._replace(passed=("act2",))
+"""Relevance passes the softplus by a rule that is given."""
+
 MAPS = Places("b", "b", ca.Neuron("b", (1, 1, 1)))
 
 
@@ -226,18 +229,18 @@ FUNCTIONAL = (
     _wine("vmap-jacobian", joined(jacobian, **PARTS, scales=_scales(16))),
     _wine("hypernetwork", joined(hypernetwork, a=linear(13, 4), c=linear(13, 16), b=linear(4, 3))),
     _wine("gradient-of-energy", joined(slope, **DEEP, c=linear(16, 1)), BEHIND),
-    _wine("weight-norm-by-hooks", layers(_quietly(old_weight_norm)), BEHIND, LRP),
+    _wine("weight-norm-by-hooks", layers(_quietly(old_weight_norm)), PASSED, ()),
     Healthy("weight-norm-of-convolutions-by-hooks", convolutions(_quietly(old_weight_norm), nn.ELU), data.images,
         MAPS, (*GUIDED, *LRP)),
     Healthy("weight-norm-of-convolutions", convolutions(parametrizations.weight_norm), data.images, MAPS, LRP),
-    _wine("spectral-norm-by-hooks", layers(_quietly(old_spectral_norm)), BEHIND, LRP),
+    _wine("spectral-norm-by-hooks", layers(_quietly(old_spectral_norm)), PASSED, ()),
     _wine("orthogonal", layers(parametrizations.orthogonal, nn.Tanh), BEHIND, (*GUIDED, *LRP)),
     _wine("symmetric", joined(symmetric, **PARTS, c=lambda: parametrized(nn.Linear(16, 16), Symmetric()))),
     Healthy("standardized-weights", convolutions(lambda layer: parametrized(layer, Standardized())), data.images, MAPS,
         LRP),
     _wine("two-parametrizations", layers(lambda layer: parametrizations.spectral_norm(parametrized(layer,
         Standardized()))), BEHIND, LRP),
-    _wine("pruned", layers(_pruned), BEHIND, LRP),
+    _wine("pruned", layers(_pruned), PASSED, ()),
     _wine("fake-quantised", joined(steps, **PARTS, scales=lambda: nn.Parameter(torch.full((3,), 0.02), False),
         zeros=lambda: nn.Parameter(torch.zeros(3), False)), lacks=BY_MODULES),
     _wine("quantisation-aware", lambda: aware(quantization.default_qat_qconfig), loss=None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ def adjacency() -> Tensor:
 
 
 def neighbours(m: Any, hidden: Tensor) -> Tensor:
-    """The graph times nodes that come behind the rows, [batch, nodes, units], by one product of matrices."""
+    """The graph times nodes that come behind the rows, [batch, nodes, units], also where the graph is sparse."""
     flat = hidden.transpose(0, 1).flatten(1)
     return (m.graph @ flat).unflatten(1, (len(hidden), -1)).transpose(0, 1)
 
@@ -45,6 +46,13 @@ def convolved(m: Any, x: Tensor) -> Tensor:
 def convolved_densely(m: Any, x: Tensor) -> Tensor:
     """The same by the product of matrices that broadcasts over rows."""
     return m.head(torch.tanh(m.graph @ m.b(torch.tanh(m.graph @ m.a(x)))).mean(1))
+
+
+def sampled(m: Any, x: Tensor) -> Tensor:
+    """By ``torch.sparse.mm``, one row after the other, beside what the node itself has."""
+    hidden = m.a(x)
+    around = torch.stack([torch.sparse.mm(m.graph, each) for each in hidden])
+    return m.head(F.silu(m.b(torch.cat([hidden, around], 2))).amax(1))
 
 
 def messages(m: Any, x: Tensor) -> Tensor:
@@ -81,12 +89,19 @@ def pooled(m: Any, x: Tensor) -> Tensor:
     return m.head(torch.tanh(m.b(m.belongs(hidden).softmax(2).transpose(1, 2) @ hidden)).flatten(1))
 
 
-def on_a_graph(wiring: Callable[..., Any], **parts: Make) -> Make:
+def coordinates(dense: Tensor) -> Tensor:
+    """The COO layout."""
+    return dense.to_sparse().coalesce()
+
+
+def on_a_graph(wiring: Callable[..., Any], layout: Callable[[Tensor], Tensor], **parts: Make) -> Make:
     """Makes modules beside a graph that is a buffer."""
 
     def make() -> nn.Module:
         model = Wired(wiring, **{name: each() for name, each in parts.items()})
-        model.register_buffer("graph", adjacency())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch calls compressed layouts a beta
+            model.register_buffer("graph", layout(adjacency()))
         model.register_buffer("edges", EDGES)
         return model
 
@@ -108,13 +123,19 @@ def _graph(name: str, make: Make, places: Places = NODES, **more: Any) -> Health
 
 
 GRAPHS = (
-    _graph("graph-dense", on_a_graph(convolved_densely, **PARTS)),
-    _graph("graph-dense-flat", on_a_graph(convolved, **PARTS), BEHIND),
-    _graph("graph-messages", on_a_graph(messages, **PARTS | {"b": linear(16, 8)}), BEHIND),
-    _graph("graph-attention", on_a_graph(attended, **PARTS, left=linear(8, 1), right=linear(8, 1))),
-    _graph("graph-polynomial", on_a_graph(polynomial, **PARTS | {"b": linear(24, 8)}), dtype=torch.float64),
-    _graph("graph-pooled", on_a_graph(pooled, **PARTS | {"head": linear(24, 3)}, belongs=linear(8, 3)), BEHIND),
+    _graph("graph-dense", on_a_graph(convolved_densely, Tensor.clone, **PARTS)),
+    _graph("graph-dense-flat", on_a_graph(convolved, Tensor.clone, **PARTS), BEHIND),
+    _graph("graph-coo", on_a_graph(convolved, coordinates, **PARTS)),
+    _graph("graph-csr", on_a_graph(convolved, Tensor.to_sparse_csr, **PARTS)),
+    _graph("graph-coo-rows", on_a_graph(sampled, coordinates,
+        **PARTS | {"b": linear(16, 8)})),
+    _graph("graph-messages", on_a_graph(messages, Tensor.clone, **PARTS | {"b": linear(16, 8)}), BEHIND),
+    _graph("graph-attention", on_a_graph(attended, Tensor.clone, **PARTS, left=linear(8, 1), right=linear(8, 1))),
+    _graph("graph-polynomial", on_a_graph(polynomial, Tensor.clone, **PARTS | {"b": linear(24, 8)}),
+        dtype=torch.float64),
+    _graph("graph-pooled", on_a_graph(pooled, Tensor.clone, **PARTS | {"head": linear(24, 3)},
+        belongs=linear(8, 3)), BEHIND),
     Healthy("graph-given", joined(given, **PARTS), weighted_graphs, NODES._replace(explained=("x", "graph")),
         BY_MODULES),
 )  # fmt: skip
-"""Models of graphs; the graph is a buffer or an input."""
+"""Models of graphs; the graph is a buffer, dense or sparse, or an input."""
