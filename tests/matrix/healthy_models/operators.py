@@ -57,6 +57,21 @@ class Scaled(torch.autograd.Function):
         return at_x, at_weight, None
 
 
+class InPlace(torch.autograd.Function):
+    """A tanh that overwrites its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x.tanh_()
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * (1 - ctx.saved_tensors[0] ** 2)
+
+
 class Mapped(torch.autograd.Function):
     """The logarithm of one plus a square, whose rule for ``vmap`` PyTorch generates."""
 
@@ -271,6 +286,7 @@ OPERATORS = (
     _wine("function-of-module", lambda m, x: m.b(m.act(m.a(x))), act=Activation),
     _wine("function-of-two", paired, c=LINEARS["a"]),
     _wine("function-of-number", lambda m, x: m.b(Scaled.apply(m.a(x), m.weights, 0.7)), weights=_ones),
+    _wine("function-in-place", lambda m, x: m.b(InPlace.apply(m.a(x) * 1.5))),
     _wine("function-under-vmap", lambda m, x: m.b(torch.vmap(Mapped.apply)(m.a(x)))),
     _wine("function-with-forward-mode", lambda m, x: m.b(Forward.apply(m.a(x)))),
     _wine("function-norm", lambda m, x: m.b(Norm.apply(torch.tanh(m.a(x)), m.weights, m.shift)), weights=_ones,
