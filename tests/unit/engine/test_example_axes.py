@@ -200,6 +200,7 @@ def test_layer_methods_explain_examples_and_not_time_steps(shape: tuple[int, int
         (ca.LayerIntegratedGradients(layer="words", baselines=padding), integrated(module, ids, classes)),
         (ca.LayerGradientXActivation(layer="words"), gradient * words.detach()),
         (ca.LayerActivation(layer="words"), words.detach()),
+        (ca.LayerGradCam(layer="words"), (gradient.mean(0, keepdim=True) * words.detach()).sum(-1, keepdim=True)),
         (ca.LayerFeatureAblation(layer="words"), ablated(module, ids, classes)),
     ]
     asked = [method for method, _ in cases]
@@ -245,6 +246,8 @@ SAMPLES = {"ids": torch.linspace(-1, 1, 5 * 12, dtype=torch.float64).reshape(5, 
         ca.LayerFeatureAblation(layer="inner", baseline=0.5),
         ca.LayerFeaturePermutation(layer="inner"),
         ca.LayerGradientXActivation(layer="inner", metrics=(ca.SensitivityMax(),)),
+        ca.LayerGradCam(layer="inner"),
+        ca.LayerGradCam(layer="inner", channel_axis=2),
         ca.LayerIntegratedGradients(layer="inner", max_delta=1e-3),
     ],
     ids=lambda asked: type(asked).__name__,

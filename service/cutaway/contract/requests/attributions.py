@@ -241,7 +241,13 @@ class Deconvolution(Attribution):
 @dataclass(frozen=True, kw_only=True)
 class GuidedGradCam(AtLayer):
     """Guided backpropagation times the positive part of a layer's Grad-CAM, scaled to the input. Selvaraju et al.
-    2016, arXiv:1610.02391."""
+    2016, arXiv:1610.02391. The channels of the input are on axis 1.
+
+    Args:
+        channel_axis: as in `LayerGradCam`.
+    """
+
+    channel_axis: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,9 +266,13 @@ class LayerGradCam(LayerAttribution):
 
     Args:
         relu: True keeps only positive values, as the paper does; False is Captum's default.
+        channel_axis: the axis of the layer's channels, which are summed over, in the layer's own output; the other
+            axes besides the batch are positions. ``None`` takes 1 for a convolution and -1 for a linear layer or a
+            transformer. For other layers a test finds it, or the request is an error.
     """
 
     relu: bool = False
+    channel_axis: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

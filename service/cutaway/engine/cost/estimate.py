@@ -22,6 +22,7 @@ from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.collect import arrays, collect_result, qualifying_rows
 from cutaway.engine.execution.inspect import (
     attribution_result,
+    axes_in_front,
     each_attribution,
     in_own_axes,
     problems,
@@ -124,12 +125,13 @@ def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -
     shapes: Values = {}
     for layer in problem.layers:
         at_layer = recording.calls[layer][-1].at(requests.Point.OUTPUT)  # of several calls Captum keeps the last
-        axes = main.batch.axes.at_output(layer)
-        for index, (path, own) in enumerate(at_layer.items()):
+        axes = axes_in_front(problem, main.batch).get(layer, {})
+        for index, (path, tensor) in enumerate(at_layer.items()):
             if problem.request.layer_path not in ("", path):
                 continue
-            tensor = own.movedim(axes.get(path) or 0, 0)
-            by_index = "" if list(at_layer) == [""] else f"[{index}]"
+            if path in axes:
+                tensor = tensor.movedim(axes[path], tuple(range(len(axes[path]))))
+            by_index = "" if len(at_layer) == 1 else f"[{index}]"
             name = layer_value_name(layer, problem.request.layer_path or by_index)
             sums_channels = isinstance(problem.request, requests.LayerGradCam)
             shapes[name] = zeros((*tensor.shape[:1], 1, *tensor.shape[2:]) if sums_channels else tensor.shape, tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -14,7 +15,15 @@ from torch import Tensor, nn
 
 from cutaway.contract import results
 from cutaway.contract.errors import CutawayError, DeadlineExceeded, FailedPrecondition, Reason, at, error
-from cutaway.contract.requests import CheckMode, InspectRequest, NeuronAttribution, PathAttribution, Point, field_name
+from cutaway.contract.requests import (
+    CheckMode,
+    GuidedGradCam,
+    InspectRequest,
+    NeuronAttribution,
+    PathAttribution,
+    Point,
+    field_name,
+)
 from cutaway.contract.results.arrays import ArrayField, with_arrays
 from cutaway.contract.tensors import Array
 from cutaway.engine.checks.check import failed_check, run_checks
@@ -22,7 +31,7 @@ from cutaway.engine.execution.collect import arrays, collect_result, placed_rows
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.hook_site import Batch
-from cutaway.engine.hooks.observe import observing, rows_first
+from cutaway.engine.hooks.observe import axes_first, observing
 from cutaway.engine.hooks.recording import RecordedCall, StopForward, watching
 from cutaway.engine.methods.captum_call import explain, method_of, metrics
 from cutaway.engine.methods.paths import finer_steps
@@ -52,7 +61,7 @@ def token_attribution(
 
     Args:
         problem: the attribution.
-        values: its values, ``[batch, tokens, features]``.
+        values: its values, ``[batch, tokens, features]``, or of Grad-CAM ``[batch, 1, tokens]``.
         batch: the rows, and where they are.
         call: the embedding's first call; by default from a forward pass.
     """
@@ -64,6 +73,8 @@ def token_attribution(
     if value is None or call is None or len(taken) != 1 or taken[0].is_floating_point():
         return None
     (path,), (ids,) = call.at(Point.INPUT), taken
+    if channels := _channels(problem, batch):
+        value = value.movedim(1, channels[""])
     axis = batch.axes.of(problem.layer, (Point.INPUT, path, 0), ids.shape, batch.rows)
     if axis is None or value.shape[:-1] != (ids := ids.movedim(axis, 0)).shape:
         return None
@@ -174,6 +185,7 @@ def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) 
     """
     attribution = main.plan.attributions[index]
     _refuse_other_axes(attribution, main.batch)
+    _refuse_unlike_input(attribution, main.batch)
     path = attribution.request.layer_path
     by_path = [item for layer in attribution.layers for item in main.batch.axes.at_output(layer).items()]
     axes = [axis for other, axis in by_path if path in ("", other)]
@@ -197,23 +209,64 @@ def _refuse_other_axes(attribution: ResolvedAttribution, batch: Batch) -> None:
         raise error(Reason.METHOD_INAPPLICABLE, text, f"{field_name(type(attribution.request))}.layer")
 
 
-def _other_axes(problem: AttributionProblem, batch: Batch) -> dict[str, dict[Path, int]]:
-    """Returns, by layer and by path, the axis of the rows in what it returns, where that is not axis 0."""
-    by_layer = {layer: batch.axes.at_output(layer) for layer in problem.layers}
-    others = {layer: {path: axis for path, axis in axes.items() if axis} for layer, axes in by_layer.items()}
-    return {layer: axes for layer, axes in others.items() if axes}
+def _refuse_unlike_input(attribution: ResolvedAttribution, batch: Batch) -> None:
+    """Refuses layers whose channels are not on axis 1, where Guided Grad-CAM cannot have a map of the input.
+
+    Raises:
+        InvalidArgument: also if the axis of the channels is not known.
+    """
+    behind = any(axis != 1 for axis in _channels(attribution, batch).values())
+    if not behind or not isinstance(attribution.request, GuidedGradCam):
+        return
+    flat = next((name for name in attribution.explained if attribution.inputs[name].ndim == 3), None)
+    if flat is not None:
+        text = (
+            f"the channels of {attribution.layer!r} are behind its positions, and those of the input {flat!r} on axis 1"
+        )
+    elif isinstance(attribution.model.tree.modules[attribution.layer], nn.ReLU):
+        text = (
+            f"the channels of the nn.ReLU {attribution.layer!r}, whose gradient is replaced, are behind its positions"
+        )
+    else:
+        return
+    text += ": multiply LayerGradCam with GuidedBackprop where the input's positions are"
+    raise error(Reason.METHOD_INAPPLICABLE, text, "guided_grad_cam.channel_axis")
+
+
+def axes_in_front(problem: AttributionProblem, batch: Batch) -> dict[str, dict[Path, tuple[int, ...]]]:
+    """Returns, by layer and by path, the axes of the rows, and of channels if they are summed over, in what it returns,
+    where these are not axes 0 and 1."""
+    by_layer: dict[str, dict[Path, tuple[int, ...]]] = {}
+    for layer in problem.layers:
+        channels = _channels(problem, batch)
+        rows = {**dict.fromkeys(channels), **batch.axes.at_output(layer)}
+        axes = {path: (row or 0, *([channels[path]] if path in channels else [])) for path, row in rows.items()}
+        by_layer[layer] = {path: own for path, own in axes.items() if own != tuple(range(len(own)))}
+    return {layer: axes for layer, axes in by_layer.items() if axes}
+
+
+def _channels(attribution: ResolvedAttribution, batch: Batch) -> dict[Path, int]:
+    """Returns the axes over which Grad-CAM sums, by path; empty for other methods."""
+    found = {} if attribution.channels is None else batch.axes.channels[attribution.channels]
+    if isinstance(found, CutawayError):
+        with at(f"{field_name(type(attribution.request))}.channel_axis"):
+            raise copy(found)  # whose field is not prefixed yet
+    return found
 
 
 def in_own_axes(
     result: results.AttributionResult, problem: AttributionProblem, batch: Batch
 ) -> results.AttributionResult:
-    """Returns ``result``, whose arrays have their rows on axis 0, with values in the axes of the layer's output."""
-    axes = {f"{layer}{path}": axis for layer, own in _other_axes(problem, batch).items() for path, axis in own.items()}
+    """Returns ``result``, whose arrays have other axes in front, with values in the axes of the layer's output."""
+    axes = {
+        f"{layer}{path}": axes for layer, own in axes_in_front(problem, batch).items() for path, axes in own.items()
+    }
     if not axes:
         return result
 
     def moved(array: Array, field: ArrayField, key: object, _: object) -> Array:
-        return np.moveaxis(array, 0, axes.get(str(key), 0)) if field.named else array
+        own = axes.get(str(key)) or axes.get(f"{key}[0]", ())  # the only tensor of a tuple has the layer's name
+        return np.moveaxis(array, range(len(own)), own) if field.named else array
 
     return with_arrays(result, moved)
 
@@ -292,9 +345,9 @@ def _attribute(problem: AttributionProblem, main: MainPass) -> results.Attributi
     Returns:
         The result, with the rows of every array on axis 0.
     """
-    axes, path = _other_axes(problem, main.batch), problem.request.layer_path
+    axes, path = axes_in_front(problem, main.batch), problem.request.layer_path
     shown = {problem.layer: axes.get(problem.layer, {})} if path else axes
-    with rows_first(problem.model.tree, shown, path):
+    with axes_first(problem.model.tree, shown, path):
         result, values = _result_and_values(problem, main)
     if path:
         result = replace(result, values={name + path: array for name, array in result.values.items()})

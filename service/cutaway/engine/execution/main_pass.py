@@ -22,6 +22,7 @@ from cutaway.contract.module_globs import is_glob
 from cutaway.contract.requests import InspectRequest, Neuron, Point, TopK
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
+from cutaway.engine.hooks.channel_axes import find_channels
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, StopForward, stack_gradients
@@ -215,7 +216,10 @@ def batch_of(plan: RequestPlan) -> Batch:
     for target in (plan.request.target, *(one.request.target for one in plan.attributions)):
         with suppress(CutawayError):  # a module that does not exist is refused where the target is resolved
             sites += [plan.model.tree.resolve(target.module)] if isinstance(target, Neuron) else []
-    return Batch(plan.rows, row_axes(plan.model, plan.inputs, sites))
+    axes = row_axes(plan.model, plan.inputs, sites)
+    for layer, named in filter(None, (one.channels for one in plan.attributions)):
+        find_channels(plan.model, plan.inputs, axes, layer, named)
+    return Batch(plan.rows, axes)
 
 
 def _own_outputs(outputs: Outputs, batch: Batch, own: RowRange) -> Outputs:

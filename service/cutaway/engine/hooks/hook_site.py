@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Add, Clamp, Edit, Mix, Point, Replace, Scale, Zero, field_name
 from cutaway.contract.results.arrays import Place
 from cutaway.contract.tensors import as_array
@@ -149,11 +149,14 @@ class RowAxes:
         sites: by hook site and by place, None where no axis has them.
         outputs: the same by output of the model.
         tested: the sites that the test has seen; None if it never ran.
+        channels: by layer, and by the axis that a request names for its channels or None, their axis by path, or why
+            there is none.
     """
 
     sites: dict[str, dict[PlaceInSite, int | None]] = field(default_factory=dict)
     outputs: dict[str, int | None] = field(default_factory=dict)
     tested: set[str] | None = None
+    channels: dict[tuple[str, int | None], dict[Path, int] | CutawayError] = field(default_factory=dict)
 
     def of(self, site: str, place: PlaceInSite, shape: Sequence[int], rows: int) -> int | None:
         """Returns the axis of a tensor of ``shape`` that has the ``rows``, or None.

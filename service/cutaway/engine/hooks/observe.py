@@ -152,15 +152,15 @@ class _ModuleHooks:
 
 
 @contextmanager
-def rows_first(tree: ModuleTree, axes: Mapping[str, Mapping[Path, int]], path: Path = "") -> Iterator[None]:
-    """Shows the outputs of layers with their rows on axis 0 while the block runs: to Captum, and to our own hooks.
+def axes_first(tree: ModuleTree, axes: Mapping[str, Mapping[Path, Sequence[int]]], path: Path = "") -> Iterator[None]:
+    """Shows the outputs of layers with other axes in front while the block runs: to Captum, and to our own hooks.
 
     A module that returns what it gets stands in the tree for the layer. The layer's output runs through it, transposed,
     and back: the model computes the same.
 
     Args:
         tree: the modules.
-        axes: by layer, the axis of the rows in each of its tensors where that is not 0, by path.
+        axes: by layer, the axes of each of its tensors that come first, in this order, by path.
         path: the one tensor that is shown, by itself; ``""`` shows what the layers return.
     """
     layers = {name: tree.modules[name] for name in axes}
@@ -177,12 +177,18 @@ def rows_first(tree: ModuleTree, axes: Mapping[str, Mapping[Path, int]], path: P
 
 
 def _transposed(
-    stand_in: nn.Module, axes: Mapping[Path, int], path: Path, _layer: nn.Module, _args: object, output: Any
+    stand_in: nn.Module,
+    axes: Mapping[Path, Sequence[int]],
+    path: Path,
+    _layer: nn.Module,
+    _args: object,
+    output: Any,
 ) -> Any:
     def moved(value: Any, *, back: bool) -> Any:
         def move(path: Path, tensor: Tensor) -> Tensor:
-            axis = axes.get(path, 0)
-            return tensor.movedim(0, axis) if back else tensor.movedim(axis, 0)
+            own = tuple(axes.get(path, ()))
+            first = tuple(range(len(own)))
+            return tensor.movedim(first, own) if back else tensor.movedim(own, first)
 
         with HookScope([]):  # these operators are not the model's
             return map_leaves(value, move)

@@ -184,6 +184,13 @@ class ResolvedAttribution:
         return (self.layer, *self.further_layers) if self.layer else ()
 
     @property
+    def channels(self) -> tuple[str, int | None] | None:
+        """The layer over whose channels Grad-CAM sums, and their axis if the request names it; None elsewhere."""
+        if not isinstance(self.request, (requests.LayerGradCam, requests.GuidedGradCam)):
+            return None
+        return self.layer, self.request.channel_axis
+
+    @property
     def rows(self) -> int:
         """The batch size."""
         return next(iter(self.inputs.values())).shape[0]

@@ -1,0 +1,201 @@
+"""Finds the axis of a layer's channels, which Grad-CAM sums over; the others, besides that of the rows, are positions.
+
+Convolutions return ``[batch, channels, *positions]``. Transformers return ``[batch, tokens, channels]``, and Swin
+``[batch, height, width, channels]``. Modules of PyTorch have a known axis. For every other layer, the output of the
+last such module before the layer's end is changed in one channel. The axis where one index changes has the channels.
+If operations behind mix channels, one position of one row is changed instead: only channels then change at several
+indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from itertools import product
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import batchnorm, conv, pooling
+
+from cutaway.contract.errors import CutawayError, DeadlineExceeded, Reason, error
+from cutaway.contract.requests import Point
+from cutaway.engine.hooks.hook_site import Override, RowAxes
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import watching
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.runtime.numerics import Path
+
+_FIRST = (
+    *(conv._ConvNd, batchnorm._NormBase, nn.GroupNorm, nn.LocalResponseNorm, nn.Upsample, nn.PixelShuffle),
+    *(pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, pooling._AdaptiveAvgPoolNd),
+)
+_LAST = (
+    *(nn.Linear, nn.Bilinear, nn.LayerNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention, nn.Transformer),
+    *(nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder, nn.TransformerDecoderLayer),
+)
+
+_CANDIDATES = 4
+"""How many outputs before the layer's end are tried, the last one first."""
+
+_Visit: TypeAlias = Callable[[str, Tensor], Tensor]
+
+
+def find_channels(model: InspectedModel, inputs: Inputs, known: RowAxes, layer: str, named: int | None) -> None:
+    """Adds to what is ``known`` the axis of the channels of each floating tensor that the layer's first call returns.
+
+    It runs passes, which no request counts. Hooks of the caller must not be registered meanwhile.
+
+    Args:
+        model: the model, in a session.
+        inputs: a batch.
+        known: the axes of the rows.
+        layer: the name of the layer.
+        named: the axis that the request names, of the axes of the layer's own output; None asks for a test.
+
+    Raises:
+        DeadlineExceeded: the caller no longer waits.
+    """
+    if isinstance(known.channels.get((layer, named)), dict):
+        return
+    try:
+        known.channels[layer, named] = _channels(model, inputs, layer, named, known.at_output(layer))
+    except DeadlineExceeded:
+        raise
+    except CutawayError as failure:
+        known.channels[layer, named] = copy(failure)  # without the tensors that its traceback holds
+
+
+def _channels(
+    model: InspectedModel, inputs: Inputs, layer: str, named: int | None, rows: Mapping[Path, int | None]
+) -> dict[Path, int]:
+    """Returns the axes by path; raises if a tensor does not have the one that is named, or if none was found."""
+    with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state():
+        ended: list[tuple[str, int]] = []
+
+        def note(name: str, tensor: Tensor) -> Tensor:
+            ended.append((name, tensor.ndim))
+            return tensor
+
+        before = _outputs(model, inputs, layer, note)
+        fixed = _axis_of_type(model.tree.modules[layer]) if named is None else named
+        tested = fixed is None and any(tensor.ndim > 2 for tensor in before.values())
+        axes = _found(model, inputs, layer, before, ended, rows) if tested else {}
+    for path, tensor in before.items():
+        if tensor.ndim < 2 and named is None:
+            continue
+        row = rows.get(path) or 0
+        axis = axes.get(path, 1 - row if fixed is None else fixed)
+        if tested and not axes:
+            text = f"{layer!r} returns {list(tensor.shape)}, and it is not known along which axis its channels are"
+            raise error(Reason.METHOD_INAPPLICABLE, f"{text}: name the axis, such as 1 or -1")
+        if not -tensor.ndim <= axis < tensor.ndim or axis % tensor.ndim == row:
+            text = f"{layer!r} returns {list(tensor.shape)}, with the batch along axis {row}"
+            raise error(Reason.INVALID_VALUE, f"{axis}; {text}: name another one of these {tensor.ndim} axes")
+        axes[path] = axis % tensor.ndim
+    return axes
+
+
+def _axis_of_type(module: nn.Module) -> int | None:
+    """Returns the axis at which a module of PyTorch returns channels; None where its type does not say."""
+    own = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
+    if not own.__module__.startswith("torch.nn."):
+        return None  # a subclass may have its axes elsewhere, as torchvision's LayerNorm2d
+    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) > 1:
+        return None
+    return 1 if isinstance(module, _FIRST) else -1 if isinstance(module, _LAST) else None
+
+
+# The test of a layer whose type does not say.
+
+
+def _found(
+    model: InspectedModel,
+    inputs: Inputs,
+    layer: str,
+    before: Mapping[Path, Tensor],
+    ended: Sequence[tuple[str, int]],
+    rows: Mapping[Path, int | None],
+) -> dict[Path, int]:
+    """Returns the axes of what the layer returns, ``before``; empty if no change of earlier outputs shows them.
+
+    ``ended`` has the name, and the number of axes, of each output of a module, in the order in which modules end.
+    """
+    end = next((number for number, (name, _) in enumerate(ended) if name == layer), 0)
+    kinds = [(number, _axis_of_type(model.tree.modules[name])) for number, (name, _) in enumerate(ended[:end])]
+    candidates = [(number, axis) for number, axis in reversed(kinds) if axis and ended[number][1] > 1]
+    tests = ((_one_channel, _only_one), (_one_position, _only_many))
+    for (number, axis), (change, find) in product(candidates[:_CANDIDATES], tests):
+        try:
+            after = _outputs(model, inputs, layer, _at_visit(number, partial(change, axis)))
+        except DeadlineExceeded:
+            raise
+        except CutawayError:  # the model refuses what was changed
+            continue
+        axes = {path: find(_counts(value, after.get(path), rows.get(path) or 0)) for path, value in before.items()}
+        if None not in axes.values():
+            return {path: axis for path, axis in axes.items() if axis is not None}
+    return {}
+
+
+def _outputs(model: InspectedModel, inputs: Inputs, layer: str, visit: _Visit) -> dict[Path, Tensor]:
+    """Runs a pass, and returns the floating outputs of the layer's first call.
+
+    `visit` gets the floating outputs of every module whose channels are known, and of the layer.
+    """
+    names = [name for name, module in model.tree.modules.items() if name == layer or _axis_of_type(module)]
+    edits = {name: [(0, Override(change=partial(_floating, visit, name)))] for name in names}
+    with observing(model.tree, {layer: watching(Point.OUTPUT)}, edits) as seen, seen.forward():
+        model.run(inputs)
+    first = seen.calls[layer][0].at(Point.OUTPUT) if seen.calls[layer] else {}
+    return {path: tensor for path, tensor in first.items() if tensor.is_floating_point()}
+
+
+def _floating(visit: _Visit, name: str, tensor: Tensor) -> Tensor:
+    return visit(name, tensor) if tensor.is_floating_point() else tensor
+
+
+def _at_visit(number: int, change: Callable[[Tensor], Tensor]) -> _Visit:
+    """Returns a visitor that changes the output with this ``number`` in the order in which modules end."""
+    visits = iter(range(number + 1))
+    return lambda _, tensor: change(tensor) if next(visits, None) == number else tensor
+
+
+def _one_channel(axis: int, value: Tensor) -> Tensor:
+    """Returns ``value`` with its first channel far from all others, at every position."""
+    return value.index_fill(axis, torch.zeros(1, dtype=torch.long, device=value.device), _far(value))
+
+
+def _one_position(axis: int, value: Tensor) -> Tensor:
+    """Returns ``value`` with all channels, at the first position of the first row, far from those at others."""
+    changed = value.clone()
+    changed.movedim(axis, -1)[(0,) * (value.ndim - 1)] = _far(value)
+    return changed
+
+
+def _far(value: Tensor) -> float:
+    return 1 + float(value.abs().max())
+
+
+def _counts(one: Tensor, other: Tensor | None, row: int) -> dict[int, tuple[int, int]]:
+    """Returns, by axis besides that of the rows, at how many indices the two differ, and how many it has."""
+    if other is None or one.shape != other.shape or not one.numel():
+        return {}
+    change = (one - other).double().nan_to_num().abs()
+    changed = change > change.max() / 1000
+    by_axis = {axis: changed.movedim(axis, 0).flatten(1).any(dim=1) for axis in range(one.ndim) if axis != row}
+    return {axis: (int(indices.sum()), len(indices)) for axis, indices in by_axis.items()}
+
+
+def _only_one(counts: Mapping[int, tuple[int, int]]) -> int | None:
+    """Returns the one axis along which one index changed, of several the one of more than one index."""
+    single = [axis for axis, (count, _) in counts.items() if count == 1]
+    longer = [axis for axis in single if counts[axis][1] > 1 or len(single) == 1]
+    return longer[0] if len(longer) == 1 else None
+
+
+def _only_many(counts: Mapping[int, tuple[int, int]]) -> int | None:
+    """Returns the one axis along which several indices changed."""
+    many = [axis for axis, (count, _) in counts.items() if count > 1]
+    return many[0] if len(many) == 1 else None
