@@ -701,18 +701,24 @@ class GuidedGradCam(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LAYER_FIELD_NUMBER: _builtins.int
+    CHANNEL_AXIS_FIELD_NUMBER: _builtins.int
     layer: _builtins.str
     """The layer."""
+    channel_axis: _builtins.int
+    """As in LayerGradCam."""
     def __init__(
         self,
         *,
         layer: _builtins.str = ...,
+        channel_axis: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_axis", b"_channel_axis", "channel_axis", b"channel_axis"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer", b"layer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_axis", b"_channel_axis", "channel_axis", b"channel_axis", "layer", b"layer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__channel_axis: _TypeAlias = _typing.Literal["channel_axis"]  # noqa: Y015
+    _WhichOneofArgType__channel_axis: _TypeAlias = _typing.Literal["_channel_axis", b"_channel_axis"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__channel_axis) -> _WhichOneofReturnType__channel_axis | None: ...
 
 Global___GuidedGradCam: _TypeAlias = GuidedGradCam  # noqa: Y015
 
@@ -1175,21 +1181,30 @@ class LayerGradCam(_message.Message):
 
     LAYER_FIELD_NUMBER: _builtins.int
     RELU_FIELD_NUMBER: _builtins.int
+    CHANNEL_AXIS_FIELD_NUMBER: _builtins.int
     layer: _builtins.str
     """The layer."""
     relu: _builtins.bool
     """True keeps only positive values, as the paper does. Default: false, as Captum does."""
+    channel_axis: _builtins.int
+    """The axis of the channels in the layer's own output; -1 is the last one. The other axes besides the batch are
+    positions. Default: 1 for a convolution, -1 for a linear layer or a transformer. For other layers a test finds it, or
+    the request is an error.
+    """
     def __init__(
         self,
         *,
         layer: _builtins.str = ...,
         relu: _builtins.bool = ...,
+        channel_axis: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel_axis", b"_channel_axis", "channel_axis", b"channel_axis"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer", b"layer", "relu", b"relu"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel_axis", b"_channel_axis", "channel_axis", b"channel_axis", "layer", b"layer", "relu", b"relu"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__channel_axis: _TypeAlias = _typing.Literal["channel_axis"]  # noqa: Y015
+    _WhichOneofArgType__channel_axis: _TypeAlias = _typing.Literal["_channel_axis", b"_channel_axis"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__channel_axis) -> _WhichOneofReturnType__channel_axis | None: ...
 
 Global___LayerGradCam: _TypeAlias = LayerGradCam  # noqa: Y015
 
