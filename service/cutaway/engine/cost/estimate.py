@@ -20,14 +20,8 @@ from cutaway.engine.checks.completeness import compared_sums
 from cutaway.engine.cost import pass_count
 from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.collect import arrays, collect_result, qualifying_rows
-from cutaway.engine.execution.inspect import (
-    attribution_result,
-    axes_in_front,
-    each_attribution,
-    in_own_axes,
-    problems,
-    token_attribution,
-)
+from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems, token_attribution
+from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.observe import observing
