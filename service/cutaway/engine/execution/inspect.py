@@ -23,7 +23,7 @@ from cutaway.contract.requests import (
 )
 from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.execution.collect import arrays, collect_result, placed_rows, qualifying_rows
-from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, with_known_axes
+from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, summed_channels, with_known_axes
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.hook_site import Batch
@@ -69,7 +69,7 @@ def token_attribution(
     if value is None or call is None or len(taken) != 1 or taken[0].is_floating_point():
         return None
     (path,), (ids,) = call.at(Point.INPUT), taken
-    if channels := _channels(problem, batch):
+    if channels := summed_channels(problem, batch):
         value = value.movedim(1, channels[""])
     axis = batch.axes.of(problem.layer, (Point.INPUT, path, 0), ids.shape, batch.rows)
     if axis is None or value.shape[:-1] != (ids := ids.movedim(axis, 0)).shape:

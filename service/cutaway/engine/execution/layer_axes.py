@@ -50,7 +50,7 @@ def _refuse_unlike_input(attribution: ResolvedAttribution, batch: Batch) -> None
     Raises:
         InvalidArgument: also if the axis of the channels is not known.
     """
-    behind = any(axis != 1 for axis in _channels(attribution, batch).values())
+    behind = any(axis != 1 for axis in summed_channels(attribution, batch).values())
     if not behind or not isinstance(attribution.request, GuidedGradCam):
         return
     flat = next((name for name in attribution.explained if attribution.inputs[name].ndim == 3), None)
@@ -73,14 +73,14 @@ def axes_in_front(problem: AttributionProblem, batch: Batch) -> dict[str, dict[P
     where these are not axes 0 and 1."""
     by_layer: dict[str, dict[Path, tuple[int, ...]]] = {}
     for layer in problem.layers:
-        channels = _channels(problem, batch)
+        channels = summed_channels(problem, batch)
         rows = {**dict.fromkeys(channels), **batch.axes.at_output(layer)}
         axes = {path: (row or 0, *([channels[path]] if path in channels else [])) for path, row in rows.items()}
         by_layer[layer] = {path: own for path, own in axes.items() if own != tuple(range(len(own)))}
     return {layer: axes for layer, axes in by_layer.items() if axes}
 
 
-def _channels(attribution: ResolvedAttribution, batch: Batch) -> dict[Path, int]:
+def summed_channels(attribution: ResolvedAttribution, batch: Batch) -> dict[Path, int]:
     """Returns the axes over which Grad-CAM sums, by path; empty for other methods."""
     found = {} if attribution.channels is None else batch.axes.channels[attribution.channels]
     if isinstance(found, CutawayError):
