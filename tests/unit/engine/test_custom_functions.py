@@ -195,3 +195,240 @@ def test_a_custom_function_is_tested_however_it_is_called(way: str, factors: str
     else:
         assert check.verdict is not Verdict.AGREES
         assert check.cause is Cause.WRONG_BACKWARD, check
+
+
+def defined(
+    forward: Callable[..., Any], backward: Callable[..., Any], **further: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Returns ``apply`` of a function with this ``forward`` and ``backward``, which get the context first."""
+    methods = {"forward": forward, "backward": backward, **further}
+    return applied(type("Defined", (Function,), {name: staticmethod(method) for name, method in methods.items()}))
+
+
+def saving(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a ``forward`` that saves the tensors it gets."""
+
+    def forward(ctx: Any, *tensors: Tensor) -> Any:
+        ctx.save_for_backward(*tensors)
+        return compute(*tensors)
+
+    return forward
+
+
+def gated_by(compute: Callable[[Tensor, Tensor], Any], factor: float, **further: Callable[..., Any]) -> Gated:
+    """Returns a function whose ``compute`` is ``tanh(x) * y``; the gradient of x is ``factor`` times too large."""
+    return defined(saving(compute), lambda ctx, g, *_: _product_rule(ctx.saved_tensors, g, factor), **further)
+
+
+def _product_rule(saved: tuple[Tensor, Tensor], g: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    x, y = saved
+    return factor * g * y * (1 - x.tanh() ** 2), g * x.tanh()
+
+
+def by_numpy(x: Tensor, y: Tensor) -> Tensor:
+    return torch.from_numpy(np.tanh(x.detach().numpy())) * y
+
+
+def in_float32(x: Tensor, y: Tensor) -> Tensor:
+    return torch.from_numpy(np.tanh(x.detach().float().numpy())).to(x.dtype) * y
+
+
+def only_float32(x: Tensor, y: Tensor) -> Tensor:
+    if x.dtype != torch.float32:
+        raise TypeError(x.dtype)
+    return by_numpy(x, y)
+
+
+def in_place(factor: float) -> Gated:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x.tanh_())
+        return x
+
+    function = defined(forward, lambda ctx, g: factor * g * (1 - ctx.saved_tensors[0] ** 2))
+
+    def gated(x: Tensor, y: Tensor) -> Tensor:
+        changed = x.clone()
+        function(changed)
+        return changed * y
+
+    return gated
+
+
+def of_its_output(factor: float) -> Gated:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        output = x.exp()
+        ctx.save_for_backward(output)
+        return output
+
+    function = defined(forward, lambda ctx, g: factor * g * ctx.saved_tensors[0])
+    return lambda x, y: function(x) * y
+
+
+def with_settings(factor: float) -> Gated:
+    def forward(ctx: Any, x: Tensor, power: int, settings: dict[str, float], _: None) -> Any:
+        ctx.save_for_backward(x)
+        return x**power * settings["scale"]
+
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return factor * 6 * g * ctx.saved_tensors[0] ** 2, None, None, None
+
+    function = defined(forward, backward)
+    return lambda x, y: function(x, 3, {"scale": 2.0}, None) * y
+
+
+def of_several_outputs(factor: float) -> Gated:
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Any:
+        ctx.save_for_backward(x, y)
+        places, positive = x.argmax(-1), x > 0
+        ctx.mark_non_differentiable(places, positive)
+        return x * y, places, positive, x.sin()
+
+    def backward(ctx: Any, g: Tensor, _: Any, __: Any, of_sine: Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        return g * y + factor * of_sine * x.cos(), g * x
+
+    function = defined(forward, backward)
+
+    def gated(x: Tensor, y: Tensor) -> Tensor:
+        product, _, positive, sine = function(x, y)
+        return product + sine * 2 + positive
+
+    return gated
+
+
+def inside_another(factor: float) -> Gated:
+    inner: Any = gate(factor, 1.0)
+
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        with torch.enable_grad():
+            ctx.inputs = [tensor.detach().requires_grad_() for tensor in tensors]
+            ctx.output = inner.apply(*ctx.inputs)
+        return ctx.output.detach()
+
+    return defined(forward, lambda ctx, g: torch.autograd.grad(ctx.output, ctx.inputs, g, retain_graph=True))
+
+
+def with_an_unused_output(factor: float) -> Gated:
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y)
+        return x.tanh() * y, x * 2
+
+    def backward(ctx: Any, g: Tensor, unused: None) -> Any:
+        assert unused is None
+        return _product_rule(ctx.saved_tensors, g, factor)
+
+    function = defined(forward, backward)
+    return lambda x, y: function(x, y)[0]
+
+
+def far_from_one(factor: float) -> Gated:
+    function = defined(
+        saving(lambda x: (x * 1e-4).tanh() * 1e4),
+        lambda ctx, g: factor * g * (1 - (ctx.saved_tensors[0] * 1e-4).tanh() ** 2),
+    )
+    return lambda x, y: function(x * 1e4) * 1e-4 * y
+
+
+def with_jvp(factor: float) -> Gated:
+    """A ``jvp`` that repeats the fault of ``backward``."""
+
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_forward(x, y)
+        ctx.save_for_backward(x, y)
+        return in_float32(x, y)
+
+    def jvp(ctx: Any, along_x: Tensor, along_y: Tensor) -> Tensor:
+        x, y = ctx.saved_tensors
+        return factor * along_x * y * (1 - x.tanh() ** 2) + along_y * x.tanh()
+
+    return defined(forward, lambda ctx, g: _product_rule(ctx.saved_tensors, g, factor), jvp=jvp)
+
+
+def of_complex_numbers(factor: float) -> Gated:
+    """``z * |z|^2`` of ``z = x + i y``: its gradient is ``2 |z|^2 g + z^2 conj(g)``."""
+
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (z,) = ctx.saved_tensors
+        return factor * (2 * z.abs() ** 2 * g + z**2 * g.conj())
+
+    function = defined(saving(lambda z: z * z.abs() ** 2), backward)
+
+    def gated(x: Tensor, y: Tensor) -> Tensor:
+        z = function(torch.complex(x, y))
+        return z.real + 2 * z.imag
+
+    return gated
+
+
+KINDS: dict[str, Callable[[float], Gated]] = {
+    "in NumPy": partial(gated_by, by_numpy),
+    "in NumPy, checkpointed": lambda factor: partial(checkpoint, gated_by(by_numpy, factor), use_reentrant=False),
+    "in NumPy's float32": partial(gated_by, in_float32),
+    "of float32 alone": partial(gated_by, only_float32),
+    "in place": in_place,
+    "saves its output": of_its_output,
+    "with arguments that are no tensors": with_settings,
+    "of several outputs, two of them no floats": of_several_outputs,
+    "a function inside a function": inside_another,
+    "with an output that is not used": with_an_unused_output,
+    "far from one": far_from_one,
+    "of complex numbers": of_complex_numbers,
+    "with a jvp of the same fault": with_jvp,
+    "in vmap": lambda factor: torch.func.vmap(applied(with_setup(factor, 1.0))),
+    "an operator of torch.library": lambda factor: registered(factor, 1.0),
+}
+
+
+def refusing(gated: Gated) -> Gated:
+    """Returns ``gated`` beside an operator without forward-mode derivative, which ends the adjoint test."""
+    return lambda x, y: gated(x, y) + 0.01 * torch.cdist(x[:, None], torch.ones_like(x)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.05])
+@pytest.mark.parametrize("beside", [lambda gated: gated, refusing], ids=["alone", "beside a refused operator"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_custom_function_is_tested_whatever_it_does(
+    kind: str, beside: Callable[[Gated], Gated], factor: float
+) -> None:
+    """A gradient that is 5 % too large is found, and a right one agrees."""
+    net = Net(beside(KINDS[kind](factor))).eval()
+    result = ask(net, {"x": noise(3, 8)}, ca.Saliency(), target=ca.ClassIndex((0,)))
+    (check,) = result.attributions[0].checks
+    expected = (Verdict.AGREES, None) if factor == 1 else (Verdict.INCONCLUSIVE, Cause.WRONG_BACKWARD)
+    assert (check.verdict, check.cause) == expected, check.reason
+
+
+def test_a_function_that_no_test_reaches_is_named() -> None:
+    """It runs inside its model alone, beside an operator that ends the adjoint test: no AGREES in silence."""
+    running: list[bool] = []
+
+    def compute(x: Tensor, y: Tensor) -> Tensor:
+        if not running:
+            raise RuntimeError("not inside the model")
+        return x.tanh() * y
+
+    function = gated_by(compute, 1.0)
+
+    def gated(x: Tensor, y: Tensor) -> Tensor:
+        running.append(True)
+        try:
+            return function(x, y)
+        finally:
+            running.clear()
+
+    result = ask(Net(refusing(gated)).eval(), {"x": noise(3, 8)}, ca.Saliency(), target=ca.ClassIndex((0,)))
+    (check,) = result.attributions[0].checks
+    assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.CHECK_FAILED)
+    assert "Defined" in check.reason
+
+
+def test_a_function_before_the_layer_raises_no_doubt_there() -> None:
+    """The gradient at the head does not go back through it; that at the first layer does."""
+    net = Net(refusing(gated_by(by_numpy, 1.5))).eval()
+    asked = [ca.LayerGradientXActivation(layer=layer) for layer in ("head", "a")]
+    result = ask(net, {"x": noise(3, 8)}, *asked, target=ca.ClassIndex((0,)))
+    behind, before = (attribution.checks[0] for attribution in result.attributions)
+    assert behind.verdict is Verdict.AGREES, behind.reason
+    assert (before.verdict, before.cause) == (Verdict.INCONCLUSIVE, Cause.WRONG_BACKWARD)

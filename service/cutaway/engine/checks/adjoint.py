@@ -40,8 +40,8 @@ from cutaway.engine.runtime.numerics import ADJOINT, SUM, unmasked
 Scalars: TypeAlias = Callable[[Tensor], Tensor]
 """Reduces what the target is read from to one number, or to one for each row."""
 
-_Change: TypeAlias = Callable[[Tensor], Tensor]
-_Run: TypeAlias = Callable[[_Change], Tensor]
+Change: TypeAlias = Callable[[Tensor], Tensor]
+Run: TypeAlias = Callable[[Change], Tensor]
 """Runs the model with the floating tensors of one place changed, and returns what the target is read from."""
 
 
@@ -77,11 +77,8 @@ def any_mismatch(problem: AttributionProblem) -> Mismatch | None:
 
 
 def target_mismatch(problem: AttributionProblem) -> Mismatch | None:
-    """Returns a mismatch for the problem's own target, by central differences where the adjoint test is refused."""
-    try:
-        return _first_mismatch(problem, problem.target.scalars)
-    except ForwardModeRefused:
-        return _wrong_slope(problem)
+    """Returns a mismatch for the problem's own target; raises as `any_mismatch`."""
+    return _first_mismatch(problem, problem.target.scalars)
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -94,11 +91,11 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 def _first_mismatch(problem: AttributionProblem, scalars: Scalars) -> Mismatch | None:
     if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
         raise ForwardModeRefused("a global backward hook")
-    tests = (_AdjointTest(problem, run, scalars).mismatch() for run in _places(problem))
+    tests = (_AdjointTest(problem, run, scalars).mismatch() for run in places(problem))
     return next((mismatch for mismatch in tests if mismatch), None)
 
 
-def _places(problem: AttributionProblem) -> Iterator[_Run]:
+def places(problem: AttributionProblem) -> Iterator[Run]:
     """Yields each place by itself, so that the others do not hide it, then all inputs together: a backward pass may be
     wrong for these only."""
     floating = _floating(problem)
@@ -113,11 +110,11 @@ def _floating(problem: AttributionProblem) -> list[str]:
     return [name for name in problem.explained if problem.inputs[name].is_floating_point()]
 
 
-def _at_inputs(problem: AttributionProblem, names: Sequence[str], change: _Change) -> Tensor:
+def _at_inputs(problem: AttributionProblem, names: Sequence[str], change: Change) -> Tensor:
     return problem.read({**problem.inputs, **{name: change(problem.inputs[name]) for name in names}})
 
 
-def _at_output(problem: AttributionProblem, name: str, change: _Change, call: int | None = None) -> Tensor:
+def _at_output(problem: AttributionProblem, name: str, change: Change, call: int | None = None) -> Tensor:
     def only_floating(tensor: Tensor) -> Tensor:
         return change(tensor) if tensor.is_floating_point() else tensor
 
@@ -174,7 +171,7 @@ class _AdjointTest:
     """The test at the place that ``run`` changes, of the derivative of ``scalars``."""
 
     problem: AttributionProblem
-    run: _Run
+    run: Run
     scalars: Scalars
 
     def mismatch(self) -> Mismatch | None:
@@ -252,7 +249,7 @@ def _is_systematic(errors: Tensor) -> bool:
     return abs(float(errors.mean())) > _CERTAINTY * scatter
 
 
-def _moved(look: int) -> _Change:
+def _moved(look: int) -> Change:
     """Returns a function that changes the tensors of one pass by the root of a rounding: the same for the same
     ``look``, nothing for 0."""
     generator = torch.Generator().manual_seed(look)
@@ -305,7 +302,7 @@ class _Probe(NamedTuple):
 
     value: Tensor
     gradient: Tensor
-    targets: _Run
+    targets: Run
 
     def shifted(self, by: Tensor) -> Tensor:
         """Returns the targets, [batch], with ``by`` added to the tensor; float64 on the host."""
@@ -313,7 +310,7 @@ class _Probe(NamedTuple):
             return host(self.targets(lambda tensor: tensor + by))
 
 
-def _wrong_slope(problem: AttributionProblem) -> Mismatch | None:
+def wrong_slope(problem: AttributionProblem) -> Mismatch | None:
     """Returns the slopes of a row whose gradient is wrong along each of several random directions.
 
     None if there is none, or nothing can be concluded. For a right gradient this takes four passes, one of them with
@@ -376,7 +373,7 @@ def _probe(problem: AttributionProblem) -> _Probe | None:
             leaves.append(tensor.detach().clone().requires_grad_())
             return leaves[-1]
 
-        def targets(change: _Change, run: _Run = run) -> Tensor:
+        def targets(change: Change, run: Run = run) -> Tensor:
             return problem.target.scalars(run(change))
 
         with torch.enable_grad():

@@ -8,7 +8,8 @@ Forward mode follows the values that the model computes, wherever they go. Some 
 
 - A custom function without ``jvp`` refuses, and one with ``jvp`` says there what its author also believed of
   ``backward``. Its derivative along the tangents is taken by central differences of the function alone, in float64; if
-  it cannot run in float64, the operators in its ``forward`` are differentiated, and its ``jvp`` is taken last.
+  it cannot run in float64, the operators in its ``forward`` are differentiated. A function whose numbers leave PyTorch
+  there is refused, and then tested by itself (`function_checks`).
 - ``detach``, ``.data``, ``nn.Parameter`` and inference mode drop the tangent. Inside the block they keep it: what is
   detached from the backward pass still changes with the input.
 - Numbers that leave PyTorch (``numpy``, ``tolist``, ``item``) have no tangent: the block notes them.
@@ -19,11 +20,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +34,11 @@ from torch.overrides import TorchFunctionMode
 
 # Autocast and a model's own casts show in the data types of its operators only.
 
-_STEP = torch.finfo(torch.float64).eps ** (1 / 3)
-"""The length of a step, relative to the values: errors from curvature and from rounding are about equal there."""
-
 _AGREEMENT = 1e-4
 """How much two differences with steps of other lengths may differ: more means that float64 was not kept inside."""
+
+COARSE_AGREEMENT = 0.02
+"""How much they may differ in a function that computes in float32."""
 
 Apply: TypeAlias = Callable[..., Any]
 
@@ -60,7 +61,7 @@ def tangents_pass(modules: Sequence[nn.Module]) -> Iterator[list[str]]:
     left: list[str] = []
     with ExitStack() as ends, _PATCHING, forward_ad.dual_level():
         ends.enter_context(_without_backward_hooks(modules))
-        ends.enter_context(_functions_with_tangents())
+        ends.enter_context(calling_functions(partial(_with_tangents, left)))
         ends.enter_context(_parameters_with_tangents())
         ends.enter_context(_KeepTangents(left))
         yield left
@@ -125,17 +126,17 @@ def _without_backward_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def _functions_with_tangents() -> Iterator[None]:
-    """Replaces what `torch.autograd.Function.apply` looks up in its base class.
+def calling_functions(call: Callable[[type[Function], Apply, Sequence[Any]], Any]) -> Iterator[None]:
+    """Lets ``call`` apply every custom function while the block runs, in this thread.
 
-    ``op = MyFunction.apply`` at import time keeps `Function.apply` itself, so replacing that would miss the call.
+    It gets the function, its ``apply`` and the arguments. What `torch.autograd.Function.apply` looks up in its base
+    class is replaced: ``op = MyFunction.apply`` at import time keeps `Function.apply` itself.
     """
     thread = threading.get_ident()
 
     def apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
         bound = partial(super(_SingleLevelFunction, function).apply, **kwargs)  # type: ignore[misc]
-        dual = any(_tangent(value) is not None for value in args)
-        return _applied(function, bound, args) if dual and threading.get_ident() == thread else bound(*args)
+        return call(function, bound, args) if threading.get_ident() == thread else bound(*args)
 
     _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
     try:
@@ -144,70 +145,97 @@ def _functions_with_tangents() -> Iterator[None]:
         del _SingleLevelFunction.apply  # type: ignore[attr-defined]
 
 
-def _applied(function: type[Function], apply: Apply, args: Sequence[Any]) -> Any:
+def _with_tangents(left: list[str], function: type[Function], apply: Apply, args: Sequence[Any]) -> Any:
     """Returns the outputs of a custom function with their tangents."""
-    primals = [forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) else value for value in args]
     tangents = [_tangent(value) for value in args]
+    if all(tangent is None for tangent in tangents):
+        return apply(*args)
+    primals = [forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) else value for value in args]
     with torch.no_grad():
-        changes = _differences(apply, primals, tangents)
-    if changes is None:
-        return _unrolled(function, apply, args)
-    outputs = apply(*primals)
+        slopes = differences(apply, primals, tangents)
+    if slopes is None or not slopes.exact:
+        return _unrolled(left, function, args)
+    copies = copied(primals)
+    outputs = apply(*copies)
     duals = [
-        _with_tangent(output, change, primals, args) if _is_floating(output) else output
-        for output, change in zip(_several(outputs), changes)
+        forward_ad.make_dual(output, change.to(output.dtype)) if is_floating(output) else output
+        for output, change in zip(several(outputs), slopes.by_output)
     ]
+    for number, output in enumerate(several(outputs)):
+        for value in (value for value, copy in zip(args, copies) if copy is output and isinstance(value, Tensor)):
+            duals[number] = value.copy_(duals[number])  # the function changes its argument in place
     return type(outputs)(duals) if isinstance(outputs, (tuple, list)) else duals[0]
 
 
-def _with_tangent(output: Tensor, change: Tensor, primals: Sequence[Any], args: Sequence[Any]) -> Tensor:
-    """Returns ``output`` with its tangent: an argument itself where the function has changed that in place."""
-    dual = forward_ad.make_dual(output, change.to(output.dtype))
-    changed: Tensor | None = next((arg for arg, primal in zip(args, primals) if primal is output), None)
-    return dual if changed is None else changed.copy_(dual)
+class Slopes(NamedTuple):
+    """The derivative of each output of a function along a direction; of an output of integers, the output itself.
+
+    Attributes:
+        by_output: the derivatives.
+        exact: whether the function computes in float64.
+        error: how much differences with steps of other lengths differ, as a part of the derivative.
+    """
+
+    by_output: Sequence[Any]
+    exact: bool
+    error: float
 
 
-def _differences(apply: Apply, primals: Sequence[Any], tangents: Sequence[Tensor | None]) -> list[Tensor] | None:
-    """Returns the derivative of each output along ``tangents``, by central differences in float64; None if the
-    function does not compute in float64."""
-    doubles = [value.double() if _is_floating(value) else value for value in primals]
-    along = [None if tangent is None else tangent.double() for tangent in tangents]
-    moved = [(value, tangent) for value, tangent in zip(doubles, along) if tangent is not None]
+def differences(apply: Apply, primals: Sequence[Any], tangents: Sequence[Tensor | None]) -> Slopes | None:
+    """Returns the derivatives along ``tangents`` by central differences in float64, or with longer steps where the
+    function computes in float32; at last in its own data type. None if no two differences agree."""
+    with suppress(Exception):  # whatever a function of float32 raises for float64
+        doubles = [value.to(_double(value)) if is_floating(value) else value for value in primals]
+        along = [None if tangent is None else tangent.to(_double(tangent)) for tangent in tangents]
+        exact = _slopes(apply, doubles, along, torch.float64)
+        if exact.error <= _AGREEMENT and all(x.dtype == _double(x) for x in exact.by_output if is_floating(x)):
+            return exact._replace(exact=True)
+        coarse = _slopes(apply, doubles, along, torch.float32)
+        if coarse.error <= COARSE_AGREEMENT:
+            return coarse
+    with suppress(Exception):
+        own = _slopes(apply, primals, tangents, torch.float32)
+        return own if own.error <= COARSE_AGREEMENT else None
+    return None
+
+
+def _double(like: Tensor) -> torch.dtype:
+    return torch.promote_types(like.dtype, torch.float64)
+
+
+def _slopes(apply: Apply, primals: Sequence[Any], tangents: Sequence[Tensor | None], dtype: torch.dtype) -> Slopes:
+    """Returns central differences with steps for the roundings of ``dtype``.
+
+    At their third root, relative to the values, errors from curvature and from rounding are about equal.
+    """
+    moved = [(value, tangent) for value, tangent in zip(primals, tangents) if tangent is not None]
     longest = max(float(tangent.abs().max()) for _, tangent in moved) or 1.0
     size = max(float(value.abs().mean()) for value, _ in moved) or 1.0
+    length = torch.finfo(dtype).eps ** (1 / 3) * size / longest
 
-    def moved_by(step: float, value: Any, tangent: Tensor | None) -> Any:
-        copy = value.clone() if isinstance(value, Tensor) else value  # the function may change it in place
-        return copy if tangent is None else copy + step * tangent
+    def slopes(step: float) -> list[Any]:
+        ahead, behind = (
+            several(apply(*copied(x if v is None else x + sign * step * v for x, v in zip(primals, tangents))))
+            for sign in (1, -1)
+        )
+        return [(a - b) / (2 * step) if is_floating(a) else a for a, b in zip(ahead, behind)]
 
-    def slopes(step: float) -> list[Tensor]:
-        ends = [_several(apply(*(moved_by(sign * step, x, v) for x, v in zip(doubles, along)))) for sign in (1, -1)]
-        return [(ahead - behind) / (2 * step) if _is_floating(ahead) else ahead for ahead, behind in zip(*ends)]
-
-    try:
-        one, other = (slopes(length * _STEP * size / longest) for length in (1.0, 0.25))
-    except Exception:  # whatever a function of float32 raises for float64
-        return None
-    pairs = [(a, b) for a, b in zip(one, other) if _is_floating(a)]
-    exact = all(a.dtype is torch.float64 and float((a - b).norm()) <= _AGREEMENT * float(a.norm()) for a, b in pairs)
-    return one if exact else None
+    one, other = slopes(length), slopes(length / 4)
+    norms = [(float((a - b).norm()), float(a.norm() + b.norm()) / 2) for a, b in zip(one, other) if is_floating(a)]
+    return Slopes(one, False, max((apart / (whole or 1.0) for apart, whole in norms), default=0.0))
 
 
-def _unrolled(function: type[Function], apply: Apply, args: Sequence[Any]) -> Any:
-    """Runs the operators of a custom function's ``forward`` on dual tensors, or trusts its ``jvp``."""
+def _unrolled(left: list[str], function: type[Function], args: Sequence[Any]) -> Any:
+    """Runs the operators of a custom function's ``forward`` on dual tensors."""
     context = SimpleNamespace(
         save_for_backward=_ignore, save_for_forward=_ignore, mark_dirty=_ignore, mark_non_differentiable=_ignore,
         set_materialize_grads=_ignore, needs_input_grad=[False] * len(args),
     )  # fmt: skip
-    separate = function.setup_context is not Function.setup_context
-    left: list[str] = []
-    with _KeepTangents(left):
-        outputs = function.forward(*args) if separate else function.forward(context, *args)
-    if not left and any(_tangent(output) is not None for output in _several(outputs)):
-        return outputs
-    if function.jvp is not Function.jvp:
-        return apply(*args)
-    raise ForwardModeRefused(function.__name__)
+    separate, before = function.setup_context is not Function.setup_context, len(left)
+    outputs = function.forward(*args) if separate else function.forward(context, *args)
+    if len(left) > before or all(_tangent(output) is None for output in several(outputs)):
+        raise ForwardModeRefused(function.__name__)
+    return outputs
 
 
 def _ignore(*_: Any) -> None:
@@ -218,9 +246,16 @@ def _tangent(value: Any) -> Tensor | None:
     return forward_ad.unpack_dual(value).tangent if isinstance(value, Tensor) else None
 
 
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+def copied(values: Iterable[Any]) -> list[Any]:
+    """Returns copies of a function's arguments, which it may change in place."""
+    return [value.clone() if isinstance(value, Tensor) else value for value in values]
 
 
-def _several(outputs: Any) -> Sequence[Any]:
+def is_floating(value: Any) -> bool:
+    """Returns whether ``value`` is a tensor of floats, or of complex numbers."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def several(outputs: Any) -> Sequence[Any]:
+    """Returns the outputs of a function, of which there may be one."""
     return outputs if isinstance(outputs, (tuple, list)) else (outputs,)

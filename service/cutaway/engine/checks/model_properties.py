@@ -21,9 +21,10 @@ from torch.nn.modules import module as torch_modules
 from cutaway.contract import requests
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.results import Cause
-from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, target_mismatch
+from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, target_mismatch, wrong_slope
 from cutaway.engine.checks.fault_location import custom_functions, first_difference
 from cutaway.engine.checks.forward_mode import ForwardModeRefused
+from cutaway.engine.checks.function_checks import check_functions
 from cutaway.engine.checks.row_independence import distant_rows, other_rows
 from cutaway.engine.hooks.row_axes import row_axes
 from cutaway.engine.methods.captum_call import method_of
@@ -308,7 +309,12 @@ def _mismatch_elsewhere(problem: AttributionProblem) -> Mismatch | None:
 
 @_unrecorded_test
 def _wrong_backward(problem: AttributionProblem) -> Finding | None:
-    wrong = target_mismatch(problem)
+    try:
+        wrong = target_mismatch(problem)
+    except ForwardModeRefused:
+        wrong = wrong_slope(problem)
+        if wrong is None:
+            return _wrong_function(problem)
     if wrong is None:
         return None
     if wrong.random:
@@ -323,6 +329,24 @@ def _wrong_backward(problem: AttributionProblem) -> Finding | None:
         "the backward pass does not compute the derivative of the forward pass: along a random direction, the target "
         f"changes by {wrong.forward:.3g} and the gradient says {wrong.gradient:.3g}; {_suspects(problem)}",
     )
+
+
+def _wrong_function(problem: AttributionProblem) -> Finding | None:
+    """Returns what tests of each custom function by itself find."""
+    wrong, untested = check_functions(problem)
+    if wrong:
+        return Finding(
+            Cause.WRONG_BACKWARD,
+            "the backward pass does not compute the derivative of the forward pass in autograd functions of the model: "
+            f"{', '.join(wrong[:3])}; correct their backward",
+        )
+    if untested:
+        return Finding(
+            Cause.CHECK_FAILED,
+            "no test could tell whether the backward pass of autograd functions of the model is right: "
+            f"{', '.join(untested[:3])}; let them compute in float64 too, or compare with torch.autograd.gradcheck",
+        )
+    return None
 
 
 def _suspects(problem: AttributionProblem) -> str:
