@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.contract.requests import Attribution, CheckMode
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest
 from cutaway.contract.results import Cause, Verdict
-from tests.support.checked_attributions import CHECKED, verdict
+from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.model.inspected_model import InspectedModel
+from tests.support.checked_attributions import CHECKED, ask, noise, verdict
+from tests.support.function_module import Through
 from tests.support.scaled_gradients import NETWORKS, explained
+from tests.support.wrong_parts import Part, changed
 
 OFTEN, SELDOM = (0.8, 1.0, 1.01, -1.0), (0.5, 0.95, 1.05, 1.2, 2.0)
 FACTORS = [*OFTEN, *(pytest.param(factor, marks=pytest.mark.slow) for factor in SELDOM)]
@@ -32,3 +39,58 @@ def test_a_gradient_wrong_by_a_factor(
         assert verdict(got) is not Verdict.AGREES
         assert got.checks[0].cause is Cause.WRONG_BACKWARD, got.checks
         assert "Changed" in got.checks[0].reason
+
+
+def through(change: Part, seed: int = 0) -> nn.Module:
+    """A perceptron in whose middle ``change`` makes the gradient another."""
+    torch.manual_seed(seed)
+    middle = Through(changed(change))
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), middle, nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+
+
+@pytest.mark.parametrize("seed", [5, 15, 42, 44, 65, 70])
+def test_a_gradient_that_is_right_by_chance_along_one_direction(seed: int) -> None:
+    """Units exchanged, in a data type as coarse as the chance: along other directions it is wrong."""
+    model = through(lambda gradient: gradient.roll(1, -1), seed).bfloat16()
+    inputs = {"input": noise(3, 8, seed=seed).bfloat16()}
+    (got,) = ask(model, inputs, ca.Saliency(absolute=False)).attributions
+    assert got.checks[0].cause is Cause.WRONG_BACKWARD, got.checks
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("asked", METHODS, ids=lambda asked: type(asked).__name__)
+def test_a_gradient_kept_from_the_pass_before(asked: Attribution, mode: CheckMode) -> None:
+    """The second caller is given the gradient of the first, and is told so: what is explained again is still wrong."""
+    kept: dict[torch.Size, Tensor] = {}
+
+    def late(gradient: Tensor) -> Tensor:
+        before, kept[gradient.shape] = kept.get(gradient.shape, gradient), gradient
+        return before
+
+    model = through(late)
+    subject = InspectedModel(model, lambda tensors: model(*tensors.values()))
+    request = ca.InspectRequest("m", attributions=(asked,), check=CheckRequest(mode))
+    for seed in (1, 2):
+        (got,) = inspect(subject, request, {"x": noise(3, 8, seed=seed)}).attributions
+    assert verdict(got) is not Verdict.AGREES, got.checks
+
+
+class Once(torch.autograd.Function):
+    """The square, whose backward uses up what forward kept; its gradient is ``factor`` times the right one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.kept, ctx.factor = [x], factor
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return 2 * ctx.factor * ctx.kept.pop() * gradients[0], None
+
+
+@pytest.mark.parametrize(("factor", "cause"), [(1.0, None), (1.2, Cause.WRONG_BACKWARD)])
+def test_a_function_that_runs_back_once_is_tested_too(factor: float, cause: Cause | None) -> None:
+    """It is no reason for doubt, and no way to escape the test."""
+    model = nn.Sequential(nn.Linear(8, 4), Through(lambda h: Once.apply(h, factor)), nn.Linear(4, 3)).eval()
+    (got,) = ask(model, {"input": noise(3, 8)}, ca.InputXGradient()).attributions
+    assert got.checks[0].cause is cause, got.checks
