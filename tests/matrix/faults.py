@@ -32,6 +32,7 @@ from torch.nn import functional as F
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode
 from cutaway.contract.results import Cause, Verdict
+from tests.matrix.family_faults import FAMILY_KINDS
 from tests.matrix.fault import DTYPES, Fault, outcomes, right_answer
 from tests.support.broken_captum import spoiled, stale
 from tests.support.checked_attributions import CHECKED, Build, noise, wired
@@ -668,7 +669,7 @@ def _fewer_steps(method: Any, options: dict[str, Any]) -> None:
 
 KINDS: tuple[Callable[[], Iterator[Fault]], ...] = (
     wrong_backward, factors, hooks, inputs_of_many, edits, targets, completeness, rectifiers, coupled, randomness,
-    drift, conditions, captum,
+    drift, conditions, captum, *FAMILY_KINDS,
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ def spoiled(
     values: Values = lambda values: values,
     arguments: Arguments = lambda method, options: None,
     inputs: Values = lambda values: values,
+    together: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = lambda found: found,
 ) -> Iterator[None]:
     """A fault in the class that answers ``kind``, be it called as it is or as a noise tunnel calls what is inside.
 
@@ -28,6 +29,7 @@ def spoiled(
         values: changes what ``attribute`` returned.
         arguments: changes the arguments of ``attribute``; gets Captum's object and the keyword arguments.
         inputs: changes the inputs that Captum explains.
+        together: changes what was returned for several inputs, all at once.
     """
     captums: Any = getattr(attr, kind.__name__)
 
@@ -36,7 +38,7 @@ def spoiled(
             arguments(self, options)
             taken = tuple(map(inputs, given)) if isinstance(given, tuple) else inputs(given)
             found = intact(self, taken, **options)
-            return tuple(map(values, found)) if isinstance(found, tuple) else values(found)
+            return together(tuple(map(values, found))) if isinstance(found, tuple) else values(found)
 
         return attribute
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ from cutaway.contract.requests import Attribution, CheckMode, CheckRequest
 from cutaway.contract.results import Check, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
+from tests.matrix.family_faults import FAMILY_KINDS
+from tests.matrix.fault import Fault as FaultOfFamily
+from tests.matrix.fault import answer, right_answer
 from tests.support.checked_attributions import CHECKED, wired
 from tests.support.faults import FAULTS, IMAGE, SMOOTH, STEPS, VECTOR, Fault, convolutions, layers, pooled
 from tests.support.function_module import Through as Calling
@@ -65,6 +69,30 @@ def test_every_fault_is_found_out_with_its_cause(name: str, mode: CheckMode) -> 
     assert check.verdict in (Verdict.DISAGREES, Verdict.INCONCLUSIVE), check
     assert check.cause is fault.cause, check
     assert fault.words in check.reason, check.reason
+
+
+@cache
+def family_faults() -> list[FaultOfFamily]:
+    """Those of the families of healthy models; `make verdicts` asks them all, in two data types."""
+    return [fault for kind in FAMILY_KINDS for fault in kind()]
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("number", range(0, 247, 13))
+def test_every_thirteenth_fault_of_the_families_is_found(number: int, mode: CheckMode) -> None:
+    """In the healthy models of every family: not AGREES, and one of the causes that are right."""
+    fault = family_faults()[number]
+    check = answer(fault, torch.float32, mode).checks[fault.check]
+    assert check.verdict in (Verdict.DISAGREES, Verdict.INCONCLUSIVE), (fault.kind, check)
+    assert check.cause in fault.causes, (fault.kind, check)
+
+
+@pytest.mark.parametrize("number", range(0, 247, 26))
+def test_the_families_without_the_fault_agree(number: int) -> None:
+    """What makes the difference is the fault."""
+    fault = family_faults()[number]
+    check = right_answer(fault, torch.float32, CheckMode.SAME_PASS).checks[fault.check]
+    assert check.verdict is Verdict.AGREES, (fault.kind, check)
 
 
 @dataclasses.dataclass(frozen=True)
