@@ -499,7 +499,8 @@ def test_a_hidden_relu_behind_a_layer_and_before_a_neuron(name: str, asked: Attr
         aside = layers(lambda m, x: m.b(relu(m.c(m.r(m.a(x))))), **parts)
     else:
         aside = layers(lambda m, x: m.b(m.r(m.c(m.r0(m.a(relu(x)))))), **parts)
-    assert outcome(Served(aside()).ask(asked)[0]) == AGREES
+    both_signs = {"x": X["x"] * torch.tensor([1.0, -1.0] * 4)}  # in every row, so that something of it arrives
+    assert outcome(Served(aside()).ask(asked, inputs=both_signs)[0]) == AGREES
 
 
 def test_a_hidden_relu_that_is_the_neuron_s_own() -> None:

@@ -25,7 +25,6 @@ ONES = {"x": torch.ones(1, 1)}
 AT_LAYER: tuple[Attribution, ...] = (
     ca.LayerGradientXActivation(layer="b"),
     ca.LayerGradCam(layer="b"),
-    ca.LayerConductance(layer="b", n_steps=8),
     ca.InternalInfluence(layer="b", n_steps=8),
 )
 
@@ -56,6 +55,19 @@ def test_a_layer_is_not_doubted_for_what_happens_before_it(asked: Attribution, m
     input_check = served.ask(ca.Saliency(), inputs=FIRST_IS_OFF, mode=mode)[0].checks[0]
     assert input_check.cause is Cause.NO_GRADIENT
     assert "in row 0: near this input the target does not depend on it" in input_check.reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_row_in_which_the_layer_does_not_move(mode: CheckMode) -> None:
+    """A method that multiplies by the change of the layer says nothing of that row, and agrees in the others."""
+    check = (
+        Served(RECTIFIED()).ask(ca.LayerConductance(layer="b", n_steps=8), inputs=FIRST_IS_OFF, mode=mode)[0].checks[0]
+    )
+    assert [(row.verdict, row.cause) for row in check.rows] == [
+        (Verdict.INCONCLUSIVE, Cause.NOTHING_CHANGED),
+        AGREES,
+        AGREES,
+    ]
 
 
 @pytest.mark.parametrize("mode", CHECKED)

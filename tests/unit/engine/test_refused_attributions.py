@@ -19,7 +19,6 @@ from tests.support.attribution_models import (
     GAINED_IMAGES,
     IMAGE,
     MIXED,
-    OF_TOKENS,
     RECTIFIED,
     In,
     X,
@@ -384,8 +383,8 @@ LATE: dict[str, tuple[Build, dict[str, Tensor], Any, str, str]] = {
         wired(lambda m, ids: m.head(m.words(ids).mean(1)), words=lambda: nn.Embedding(5, 4), head=linear(4, 3)),
         {"ids": INPUTS["ids"]}, noisy(ca.LayerActivation(layer="words")), UNFIT, "int64"),
     "inputs without floats that are not named": (
-        OF_TOKENS, {"ids": torch.ones(2, 5, dtype=torch.int64), "weight": torch.ones(2, 5, dtype=torch.int64)},
-        ca.FeatureAblation(), VALUE, "no input is a float"),
+        wired(lambda m, x: m.head(x.float()), head=linear(5, 3)), {"x": torch.ones(2, 5, dtype=torch.int64)},
+        ca.FeatureAblation(), VALUE, "no input is a float or the ids of an embedding"),
     "a baseline of units beyond the data type": (
         lambda: MLP().half(), HALF, ca.LayerFeatureAblation(layer="a", baseline=1e5), VALUE, "no number of float16"),
     "a map that fits no input": (

@@ -20,7 +20,9 @@ from cutaway.contract.requests import (
     CheckRequest,
     Expectation,
     ExpectedGradient,
+    FeaturePermutation,
     InternalInfluence,
+    LayerFeaturePermutation,
     Point,
     Surrogate,
 )
@@ -383,7 +385,9 @@ class _PartComparison:
 
     def _doubt_of_effects(self) -> Finding | None:
         whole, method, of = self.whole, self.whole.method, self.part.rows.of
-        if method.forward_only and not bool((moves := of(whole.moves)).all()):
+        moves = of(whole.moves) if method.forward_only else torch.ones(1, dtype=torch.bool)
+        stays = isinstance(whole.problem.request, _EXCHANGES_ROWS) and bool(moves.any())  # a row in its own place
+        if not (stays or bool(moves.all())):
             return _unchanged(~moves)
         if not bool((moves := of(whole.layer_moves)).all()):
             return _unmoved(whole.problem, ~moves)
@@ -409,6 +413,8 @@ class _PartComparison:
         first, later = map(self.part.rows.of, self.whole.runs_at_input)
         return None if close_unmasked(first, later, PART_OF_BATCH) else _DRIFTED
 
+
+_EXCHANGES_ROWS = (FeaturePermutation, LayerFeaturePermutation)
 
 _MANY = 8
 """One pass more is little beside so many."""

@@ -69,7 +69,7 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
     latest: list[Tensor] = []
 
     def run(*tensors: Tensor) -> Tensor:
-        latest[:] = tensors
+        latest[:] = [tensor.detach() for tensor in tensors]
         return forward(*tensors)
 
     called: Callable[..., Tensor] = run
@@ -175,7 +175,7 @@ def _refuse_empty(problem: AttributionProblem, tensors: Sequence[Tensor]) -> Non
 
 
 @contextmanager
-def _translated_errors(problem: AttributionProblem, latest: Sequence[Tensor]) -> Iterator[None]:
+def _translated_errors(problem: AttributionProblem, latest: list[Tensor]) -> Iterator[None]:
     """Translates the errors of Captum's call; ``latest``: what it ran the model on last."""
     method = type(problem.request).__name__
     where = f"the layer {problem.layer!r}" if problem.layer else f"the input {', '.join(problem.explained)}"
@@ -206,17 +206,19 @@ def _translated_errors(problem: AttributionProblem, latest: Sequence[Tensor]) ->
                 f"{method}: {_explained(problem)} does not depend on {where} through differentiable operations{others}",
             ) from failure
         raise _inapplicable(problem, f"Captum's {method} cannot be applied to {where}: {text}") from failure
+    finally:
+        latest.clear()
 
 
 def _fails_alone(problem: AttributionProblem, tensors: Sequence[Tensor]) -> bool:
-    """Returns whether the model fails on ``tensors`` without Captum's hooks too."""
+    """Returns whether the model fails on ``tensors`` without Captum's hooks too, or failed before Captum ran it."""
     problem.model.guard.remove_new_hooks()
     try:
-        with torch.no_grad():
+        if tensors:
             problem.forward(*tensors)
     except CutawayError:
         return True
-    return False
+    return not tensors
 
 
 def _inapplicable(problem: AttributionProblem, text: str) -> CutawayError:
