@@ -75,6 +75,7 @@ def test_relevance_is_the_formula_of_the_rule(name: str) -> None:
         back = shares(weighed(model.head.weight), model.head.bias, hidden, start, epsilon)
         expected = shares(weighed(model.a.weight), model.a.bias, x[0], back, epsilon)
     assert within(got.values["x"][0], expected, 1e-9)
+    assert verdict(got) is Verdict.AGREES
 
 
 # Edits.

@@ -272,7 +272,8 @@ class RelevancePropagation:
 
     def _quotient(self, output: Tensor, relevance: Tensor) -> Tensor:
         epsilon = self._rule.epsilon if isinstance(self._rule, requests.Epsilon) else STABILIZER
-        return relevance / (output + torch.where(output < 0, -epsilon, epsilon))
+        # Of two numbers, torch.where would make float32.
+        return relevance / torch.where(output < 0, output - epsilon, output + epsilon)
 
     def _recomputed(self, output: Tensor) -> Tensor:
         """Returns ``z`` as computed with the rule's weights."""
