@@ -49,6 +49,20 @@ def test_shapley_values_add_up_with_every_feature_counted_once() -> None:
         assert [check.verdict for check in got.checks] == [Verdict.AGREES] * 2
 
 
+def test_a_feature_of_two_inputs_is_ablated_in_both() -> None:
+    """Its elements have the same value, wherever they are: the change of the target without all of them."""
+    model, masks = GAINED(), {"x": np.array([[0, 0, 1, 1]]), "y": np.array([[1, 2, 2]])}
+    asked = ca.FeatureAblation(inputs=("x", "y"), masks=masks)
+    got = ask(model, SEVERAL, asked, target=ClassIndex((1,))).attributions[0]
+    for feature in range(3):
+        left = {name: SEVERAL[name] * torch.tensor(mask != feature) for name, mask in masks.items()}
+        change = (model(**SEVERAL) - model(**{**SEVERAL, **left}))[:, 1].detach().numpy()
+        for name, mask in masks.items():
+            values = got.values[name][:, mask[0] == feature]
+            np.testing.assert_allclose(values, np.broadcast_to(change[:, None], values.shape), rtol=1e-4, atol=1e-6)
+    assert got.checks[0].verdict is Verdict.AGREES
+
+
 def test_no_graph_is_built_and_passes_are_counted() -> None:
     """Forward passes only: one for the prediction, one at the input, one a feature, one at the baseline."""
     built: list[bool] = []
