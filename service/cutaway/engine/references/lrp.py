@@ -190,13 +190,13 @@ def _terms(
 class _WithBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, backward: GradientChange) -> Tensor:
-        ctx.function, ctx.dtype = backward, tensor.dtype
+        ctx.function = backward
         return tensor.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.function(gradient).to(ctx.dtype), None
+        return ctx.function(gradient), None
 
 
 def with_backward(tensor: Float[Tensor, "*shape"], backward: GradientChange) -> Float[Tensor, "*shape"]:
