@@ -94,3 +94,19 @@ def test_a_function_that_runs_back_once_is_tested_too(factor: float, cause: Caus
     model = nn.Sequential(nn.Linear(8, 4), Through(lambda h: Once.apply(h, factor)), nn.Linear(4, 3)).eval()
     (got,) = ask(model, {"input": noise(3, 8)}, ca.InputXGradient()).attributions
     assert got.checks[0].cause is cause, got.checks
+
+
+def test_a_function_between_frozen_weights_is_named() -> None:
+    """Nothing but the input makes a graph there."""
+    model = through(lambda gradient: gradient * 1.5).requires_grad_(False)
+    (got,) = ask(model, {"input": noise(3, 8)}, ca.InputXGradient()).attributions
+    assert "Changed in '2'" in got.checks[0].reason
+
+
+def test_steps_of_internal_influence_that_cancel() -> None:
+    """An even function on a path through 0: what is left of its gradients is rounding, and is said to be."""
+    model = nn.Sequential(nn.Linear(8, 16, bias=False), Through(lambda h: h.cosh().log()), nn.Linear(16, 3)).eval()
+    inputs = {"input": noise(3, 8)}
+    asked = ca.InternalInfluence(layer="0", baselines={"input": -inputs["input"].numpy()})
+    (got,) = ask(model, inputs, asked).attributions
+    assert got.checks[0].cause is Cause.CANCELLATION, got.checks
