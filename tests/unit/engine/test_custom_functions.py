@@ -362,6 +362,27 @@ def of_complex_numbers(factor: float) -> Gated:
     return gated
 
 
+def with_an_empty_argument(factor: float) -> Gated:
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, y, empty = ctx.saved_tensors
+        return *_product_rule((x, y), g, factor), torch.zeros_like(empty)
+
+    function = defined(saving(lambda x, y, _: by_numpy(x, y)), backward)
+    return lambda x, y: function(x, y, x[:, :0])
+
+
+def with_a_wrong_gradient_of_a_parameter(factor: float) -> Gated:
+    """Also of a parameter, to which the attribution's gradient does not go back."""
+    weight = nn.Parameter(torch.full((16,), 2.0))
+
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, y, w = ctx.saved_tensors
+        return *(w * gradient for gradient in _product_rule((x, y), g, factor)), torch.ones_like(w)
+
+    function = defined(saving(lambda x, y, w: by_numpy(x, y) * w.detach()), backward)
+    return lambda x, y: function(x, y, weight)
+
+
 KINDS: dict[str, Callable[[float], Gated]] = {
     "in NumPy": partial(gated_by, by_numpy),
     "in NumPy, checkpointed": lambda factor: partial(checkpoint, gated_by(by_numpy, factor), use_reentrant=False),
@@ -374,6 +395,8 @@ KINDS: dict[str, Callable[[float], Gated]] = {
     "a function inside a function": inside_another,
     "with an output that is not used": with_an_unused_output,
     "far from one": far_from_one,
+    "with an empty argument": with_an_empty_argument,
+    "of a parameter": with_a_wrong_gradient_of_a_parameter,
     "of complex numbers": of_complex_numbers,
     "with a jvp of the same fault": with_jvp,
     "in vmap": lambda factor: torch.func.vmap(applied(with_setup(factor, 1.0))),
@@ -422,6 +445,27 @@ def test_a_function_that_no_test_reaches_is_named() -> None:
     (check,) = result.attributions[0].checks
     assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.CHECK_FAILED)
     assert "Defined" in check.reason
+
+
+def test_a_function_whose_own_roundings_hide_its_gradient_is_named() -> None:
+    """Two large outputs of float32, which the model subtracts, hide a gradient that is 5 % too large."""
+
+    def compute(x: Tensor) -> Any:
+        large = torch.from_numpy(1e6 * x.detach().float().numpy()).to(x.dtype)
+        return x.tanh(), large, large.clone()
+
+    def backward(ctx: Any, g: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        return 1.05 * g * (1 - ctx.saved_tensors[0].tanh() ** 2) + 1e6 * (one + other)
+
+    function = defined(saving(compute), backward)
+
+    def gated(x: Tensor, y: Tensor) -> Tensor:
+        small, one, other = function(x)
+        return (small + (one - other)) * y
+
+    result = ask(Net(refusing(gated)).eval(), {"x": noise(3, 8)}, ca.Saliency(), target=ca.ClassIndex((0,)))
+    (check,) = result.attributions[0].checks
+    assert (check.verdict, check.cause) == (Verdict.INCONCLUSIVE, Cause.CHECK_FAILED), check.reason
 
 
 def test_a_function_before_the_layer_raises_no_doubt_there() -> None:

@@ -129,6 +129,12 @@ LAYERS: dict[str, tuple[Build, dict[str, Tensor], int]] = {
     "a linear layer of an image": (image(Turned(1, -1), linear(3), axis=-1), IMAGE, -1),
     "a Swin block": (image(Turned(1, -1), linear(3), Residual(nn.LayerNorm(6), linear()), axis=-1), IMAGE, -1),
     "Swin's axes moved back": (image(Turned(1, -1), linear(3), Turned(-1, 1)), IMAGE, 1),
+    "one channel of one row": (
+        wired(lambda m, x: m.layer(m.before(x)).flatten(1), before=lambda: nn.Conv2d(3, 1, 3), layer=nn.Softplus),
+        {"x": IMAGE["x"][:1]}, 1),
+    "a product of its own without positions": (
+        wired(lambda m, x: m.head(m.layer(x.flatten(1)[:, :6])), layer=Mixing, head=linear), SEQUENCE, 1),
+    "one token": (tokens(linear(), nn.GELU()), {"x": SEQUENCE["x"][:, :1]}, -1),
     "a linear layer without positions": (
         wired(lambda m, x: m.head(m.layer(x.flatten(1))), layer=lambda: nn.Linear(30, 6), head=linear), SEQUENCE, 1),
 }  # fmt: skip
@@ -250,6 +256,9 @@ REFUSED: dict[str, tuple[Build, dict[str, Tensor], ca.Attribution, str, str]] = 
     "no layer whose channels are known": (
         wired(lambda m, x: _head(m, m.layer(x), -1), layer=Mixing, head=linear), SEQUENCE,
         ca.LayerGradCam(layer="layer"), "METHOD_INAPPLICABLE", "name the axis"),
+    "a norm of channels and positions": (
+        image(conv(), nn.LayerNorm((6, 8, 8))), IMAGE, ca.LayerGradCam(layer="layer"), "METHOD_INAPPLICABLE",
+        "name the axis"),
     "the batch": (
         tokens(linear()), SEQUENCE, ca.LayerGradCam(layer="layer", channel_axis=-3), "INVALID_VALUE",
         "batch along axis 0"),
@@ -273,6 +282,18 @@ def test_an_axis_that_cannot_be_known_is_asked_for(name: str) -> None:
         ask(build().double(), inputs, asked, target=TARGET)
     assert (caught.value.reason, words in caught.value.message) == (reason, True), caught.value
     assert caught.value.field.endswith("channel_axis")
+
+
+def test_each_attribution_that_is_refused_names_its_own_field() -> None:
+    """Also where the same test refuses several."""
+    build, inputs, asked, _, _ = REFUSED["channels split into heads"]
+    model = build().double()
+    subject = InspectedModel(model, lambda tensors: model(**tensors))
+    request = ca.InspectRequest("m", attributions=(asked, asked), target=TARGET, attribution_errors_in_place=True)
+    errors = [result.error for result in inspect(subject, request, inputs).attributions]
+    assert [error.field for error in errors if error] == [
+        f"attributions[{number}].layer_grad_cam.channel_axis" for number in range(2)
+    ]
 
 
 def test_a_layer_is_tested_once_for_a_kind_of_inputs() -> None:

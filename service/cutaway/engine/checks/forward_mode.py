@@ -37,9 +37,6 @@ from torch.overrides import TorchFunctionMode
 _AGREEMENT = 1e-4
 """How much two differences with steps of other lengths may differ: more means that float64 was not kept inside."""
 
-COARSE_AGREEMENT = 0.02
-"""How much they may differ in a function that computes in float32."""
-
 Apply: TypeAlias = Callable[..., Any]
 
 _PATCHING = threading.RLock()
@@ -182,20 +179,16 @@ class Slopes(NamedTuple):
 
 
 def differences(apply: Apply, primals: Sequence[Any], tangents: Sequence[Tensor | None]) -> Slopes | None:
-    """Returns the derivatives along ``tangents`` by central differences in float64, or with longer steps where the
-    function computes in float32; at last in its own data type. None if no two differences agree."""
+    """Returns the derivatives along ``tangents`` by central differences in float64, or in the data types at hand, with
+    longer steps, for a function that computes in float32. None if it refuses both."""
     with suppress(Exception):  # whatever a function of float32 raises for float64
         doubles = [value.to(_double(value)) if is_floating(value) else value for value in primals]
         along = [None if tangent is None else tangent.to(_double(tangent)) for tangent in tangents]
         exact = _slopes(apply, doubles, along, torch.float64)
         if exact.error <= _AGREEMENT and all(x.dtype == _double(x) for x in exact.by_output if is_floating(x)):
             return exact._replace(exact=True)
-        coarse = _slopes(apply, doubles, along, torch.float32)
-        if coarse.error <= COARSE_AGREEMENT:
-            return coarse
     with suppress(Exception):
-        own = _slopes(apply, primals, tangents, torch.float32)
-        return own if own.error <= COARSE_AGREEMENT else None
+        return _slopes(apply, primals, tangents, torch.float32)
     return None
 
 

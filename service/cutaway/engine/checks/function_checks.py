@@ -147,6 +147,6 @@ def _side(call: _Call, given: Sequence[Any], number: int, gradient: Tensor | Non
     largest = max(abs(forward), abs(backward))
     error = slopes.error * sum(float(slope.norm() * cotangent.norm()) for slope, cotangent in pairs)
     error += torch.finfo(value.dtype).eps ** 0.5 * largest
-    if error > _UNCERTAIN * largest:
+    if not error <= _UNCERTAIN * largest:
         return None
     return bool(abs(forward - backward) <= _ALLOWED * largest + error)

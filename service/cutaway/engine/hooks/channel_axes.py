@@ -178,24 +178,22 @@ def _far(value: Tensor) -> float:
     return 1 + float(value.abs().max())
 
 
-def _counts(one: Tensor, other: Tensor | None, row: int) -> dict[int, tuple[int, int]]:
-    """Returns, by axis besides that of the rows, at how many indices the two differ, and how many it has."""
+def _counts(one: Tensor, other: Tensor | None, row: int) -> dict[int, int]:
+    """Returns, by axis besides that of the rows, at how many indices the two differ."""
     if other is None or one.shape != other.shape or not one.numel():
         return {}
     change = (one - other).double().nan_to_num().abs()
     changed = change > change.max() / 1000
-    by_axis = {axis: changed.movedim(axis, 0).flatten(1).any(dim=1) for axis in range(one.ndim) if axis != row}
-    return {axis: (int(indices.sum()), len(indices)) for axis, indices in by_axis.items()}
+    return {axis: int(changed.movedim(axis, 0).flatten(1).any(dim=1).sum()) for axis in range(one.ndim) if axis != row}
 
 
-def _only_one(counts: Mapping[int, tuple[int, int]]) -> int | None:
-    """Returns the one axis along which one index changed, of several the one of more than one index."""
-    single = [axis for axis, (count, _) in counts.items() if count == 1]
-    longer = [axis for axis in single if counts[axis][1] > 1 or len(single) == 1]
-    return longer[0] if len(longer) == 1 else None
+def _only_one(counts: Mapping[int, int]) -> int | None:
+    """Returns the one axis along which one index changed."""
+    single = [axis for axis, count in counts.items() if count == 1]
+    return single[0] if len(single) == 1 else None
 
 
-def _only_many(counts: Mapping[int, tuple[int, int]]) -> int | None:
+def _only_many(counts: Mapping[int, int]) -> int | None:
     """Returns the one axis along which several indices changed."""
-    many = [axis for axis, (count, _) in counts.items() if count > 1]
+    many = [axis for axis, count in counts.items() if count > 1]
     return many[0] if len(many) == 1 else None
