@@ -10,10 +10,10 @@ import torch
 from captum import attr
 from captum.attr._utils import lrp_rules
 from torch import Tensor, nn
-from torch.nn.modules import conv
 
 import cutaway as ca
 from cutaway.contract.requests import Expectation, LayerAttribution, NeuronAttribution
+from tests.support.plain_captum import Behind
 
 MODULES = (
     *("DeepLift", "DeepLiftShap", "LayerDeepLift", "LayerDeepLiftShap", "NeuronDeepLift", "NeuronDeepLiftShap"),
@@ -63,9 +63,8 @@ def plain(
         function = lambda *tensors: called(*tensors).gather(1, target.unsqueeze(1)).squeeze(1)  # noqa: E731
     place = _place(asked)
     layer = network.get_submodule(place) if place else None
-    axis = _channel_axis(asked, layer)
-    shown = nn.Identity() if layer is not None and axis != 1 else layer
-    made = kind(function, *([] if shown is None else [shown]), **_settings(asked))
+    behind = Behind(asked, layer)
+    made = kind(function, *([] if behind.shown is None else [behind.shown]), **_settings(asked))
     options = {**_options(asked, inputs, names), **_target(asked, target)}
     if asked.noise is not None:
         made = attr.NoiseTunnel(made)
@@ -81,25 +80,9 @@ def plain(
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     further = tuple(inputs[name] for name in rest)
-    handle = None
-    if layer is not None and shown is not None and shown is not layer:
-        handle = layer.register_forward_hook(lambda _, __, output: shown(output.movedim(axis, 1)).movedim(1, axis))
-    try:
+    with behind:
         found = made.attribute(given, additional_forward_args=further or None, **options)
-    finally:
-        if handle is not None:
-            handle.remove()
-    several = found if isinstance(found, (tuple, list)) else (found,)
-    return [each.detach().movedim(1, axis) if axis != 1 else each.detach() for each in several]
-
-
-def _channel_axis(asked: ca.Attribution, layer: nn.Module | None) -> int:
-    """The axis that Captum's Grad-CAM must get as axis 1: by the layer's last part that has channels."""
-    if layer is None or not isinstance(asked, ca.LayerGradCam):
-        return 1
-    kinds = (conv._ConvNd, nn.Linear, nn.LayerNorm, nn.Embedding)
-    parts = [part for part in layer.modules() if isinstance(part, kinds)]
-    return -1 if parts and not isinstance(parts[-1], conv._ConvNd) else 1
+    return [behind.back(each.detach()) for each in (found if isinstance(found, (tuple, list)) else (found,))]
 
 
 def _rule(rule: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from captum import attr
 from captum.attr._utils import lrp_rules
 from torch import Tensor, nn
+from torch.nn.modules import conv
 
 import cutaway as ca
 from cutaway.contract.requests import Epsilon, ExpectedGradient, PathAttribution
@@ -39,6 +40,38 @@ class Positional(nn.Module):
         return output if self.target is None else output.gather(1, self.target.unsqueeze(1)).squeeze(1)
 
 
+class Behind:
+    """What Captum's Grad-CAM gets as the layer: a module behind it whose channels are on axis 1, in a ``with`` block.
+
+    The axis is that of the layer's last part that has channels. Other methods get the layer itself.
+    """
+
+    def __init__(self, asked: Any, layer: nn.Module | None) -> None:
+        kinds = (conv._ConvNd, nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase)
+        parts = [] if layer is None else [part for part in layer.modules() if isinstance(part, kinds)]
+        last = bool(parts) and not isinstance(parts[-1], conv._ConvNd)
+        self.layer, self.moves = layer, isinstance(asked, ca.LayerGradCam) and last
+        self.shown = nn.Identity() if self.moves else layer
+        self._handle: Any = None
+
+    def __enter__(self) -> None:
+        if self.layer is not None and self.moves:
+            self._handle = self.layer.register_forward_hook(self._move)
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _move(self, _: nn.Module, __: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (self._move(_, __, output[0]), *output[1:])
+        return self.back(self.shown(output.movedim(-1, 1)))  # type: ignore[misc]
+
+    def back(self, values: Tensor) -> Tensor:
+        """Values in the axes of the layer."""
+        return values.movedim(1, -1) if self.moves else values
+
+
 def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], asked: Any, target: Tensor | None = None) -> list[Tensor]:
     """Returns Captum's answer to ``asked``, drawn from ``SEED``; of the predicted class without a ``target``."""
     names = list(asked.inputs) or [name for name in inputs if inputs[name].is_floating_point()] or list(inputs)
@@ -59,12 +92,13 @@ def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], asked: Any, target: 
     further = tuple(inputs[name].clone().requires_grad_(is_relevance) for name in rest)
     options["additional_forward_args"] = further or None
     place = asked.neuron.module if hasattr(asked, "neuron") else getattr(asked, "layer", "")
-    explainer = getattr(attr, type(asked).__name__)(forward, *([model.get_submodule(place)] if place else []))
+    behind = Behind(asked, model.get_submodule(place) if place else None)
+    explainer = getattr(attr, type(asked).__name__)(forward, *([] if behind.shown is None else [behind.shown]))
     given: Any = tuple(inputs[name].clone().requires_grad_(inputs[name].is_floating_point()) for name in names)
     if isinstance(asked, ca.LayerFeatureAblation):
         returned = attr.LayerActivation(forward, explainer.layer).attribute(given, further or None)
         options["layer_baselines"] = (asked.baseline,) * (len(returned) if isinstance(returned, tuple) else 1)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), behind:
         torch.manual_seed(SEED)
         np.random.seed(SEED)
         if asked.noise:
@@ -74,7 +108,7 @@ def by_hand(model: nn.Module, inputs: Mapping[str, Tensor], asked: Any, target: 
             )  # fmt: skip
         else:
             found = explainer.attribute(given, **options)
-    return [each.detach() for each in (found if isinstance(found, tuple) else (found,))]
+    return [behind.back(each.detach()) for each in (found if isinstance(found, tuple) else (found,))]
 
 
 def _options(asked: Any, names: list[str], inputs: Mapping[str, Tensor]) -> dict[str, Any]:
