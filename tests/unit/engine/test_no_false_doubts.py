@@ -60,14 +60,10 @@ def test_a_layer_is_not_doubted_for_what_happens_before_it(asked: Attribution, m
 @pytest.mark.parametrize("mode", CHECKED)
 def test_a_row_in_which_the_layer_does_not_move(mode: CheckMode) -> None:
     """A method that multiplies by the change of the layer says nothing of that row, and agrees in the others."""
-    check = (
-        Served(RECTIFIED()).ask(ca.LayerConductance(layer="b", n_steps=8), inputs=FIRST_IS_OFF, mode=mode)[0].checks[0]
-    )
-    assert [(row.verdict, row.cause) for row in check.rows] == [
-        (Verdict.INCONCLUSIVE, Cause.NOTHING_CHANGED),
-        AGREES,
-        AGREES,
-    ]
+    asked = ca.LayerConductance(layer="b", n_steps=8)
+    check = Served(RECTIFIED()).ask(asked, inputs=FIRST_IS_OFF, mode=mode)[0].checks[0]
+    unmoved = (Verdict.INCONCLUSIVE, Cause.NOTHING_CHANGED)
+    assert [(row.verdict, row.cause) for row in check.rows] == [unmoved, AGREES, AGREES]
 
 
 @pytest.mark.parametrize("mode", CHECKED)

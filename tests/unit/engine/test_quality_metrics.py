@@ -244,7 +244,7 @@ def test_a_metric_that_fails_half_way_leaves_nothing_behind(metric: Metric) -> N
 
     def failing(m: Any, x: Tensor) -> Tensor:
         ran.append(1)
-        if len(ran) == 5:  # two passes find the axis of the rows
+        if len(ran) >= 5:  # behind two that find the axis of the rows, the main pass and the one of Captum
             raise ValueError("half-way")
         return inner(m, x)
 

@@ -14,18 +14,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from cutaway.contract.requests import (
-    POINTS,
-    CheckMode,
-    CheckRequest,
-    Expectation,
-    ExpectedGradient,
-    FeaturePermutation,
-    InternalInfluence,
-    LayerFeaturePermutation,
-    Point,
-    Surrogate,
-)
+from cutaway.contract import requests
+from cutaway.contract.requests import POINTS, CheckMode, CheckRequest, Point
 from cutaway.contract.results import Cause, Check, Verdict
 from cutaway.engine.checks import completeness, model_properties
 from cutaway.engine.checks.fault_location import no_gradient
@@ -238,7 +228,7 @@ class _Comparison:
         if self.problem.target.is_neuron:
             return self.passes
         many = self.method.forward_only and len(self.passes) >= _MANY
-        apart = isinstance(self.problem.request, Surrogate)  # whose rows run each by itself
+        apart = isinstance(self.problem.request, requests.Surrogate)  # whose rows run each by itself
         return () if many or apart else self.passes
 
     def _one_more(self) -> Tensor:
@@ -256,9 +246,13 @@ class _Comparison:
         """Whether the layer's output of a row is another in any pass, ``[batch]``; True where the method does not
         multiply by that difference, or rows are not on axis 0."""
         rows, always = self.problem.rows, torch.ones(self.problem.rows, dtype=torch.bool)
-        if not (self.problem.layer and self.problem.baselines) or isinstance(self.problem.request, InternalInfluence):
+        if not (self.problem.layer and self.problem.baselines) or isinstance(
+            self.problem.request, requests.InternalInfluence
+        ):
             return always
-        drawn = isinstance(self.problem.request, ExpectedGradient)  # whose own passes are in the order of the batch
+        drawn = isinstance(
+            self.problem.request, requests.ExpectedGradient
+        )  # whose own passes are in the order of the batch
         outputs: dict[Path, list[Tensor]] = {}
         for recorded in self.passes:
             for call in recorded.layer:
@@ -414,7 +408,7 @@ class _PartComparison:
         return None if close_unmasked(first, later, PART_OF_BATCH) else _DRIFTED
 
 
-_EXCHANGES_ROWS = (FeaturePermutation, LayerFeaturePermutation)
+_EXCHANGES_ROWS = (requests.FeaturePermutation, requests.LayerFeaturePermutation)
 
 _MANY = 8
 """One pass more is little beside so many."""
@@ -488,7 +482,7 @@ def _unmoved(problem: AttributionProblem, rows: Tensor) -> Finding:
 
 def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
     pairs = [(problem.inputs[name], baseline) for name, baseline in problem.baselines.items()]
-    if not pairs or isinstance(problem.request, Expectation):
+    if not pairs or isinstance(problem.request, requests.Expectation):
         return None
     same = torch.stack([(x == baseline).reshape(problem.rows, -1).all(dim=1) for x, baseline in pairs]).all(dim=0)
     if not bool(same.any()):
