@@ -239,7 +239,7 @@ def only_float32(x: Tensor, y: Tensor) -> Tensor:
     return by_numpy(x, y)
 
 
-def in_place(factor: float) -> Gated:
+def changing_in_place(factor: float) -> Gated:
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.mark_dirty(x)
         ctx.save_for_backward(x.tanh_())
@@ -388,7 +388,7 @@ KINDS: dict[str, Callable[[float], Gated]] = {
     "in NumPy, checkpointed": lambda factor: partial(checkpoint, gated_by(by_numpy, factor), use_reentrant=False),
     "in NumPy's float32": partial(gated_by, in_float32),
     "of float32 alone": partial(gated_by, only_float32),
-    "in place": in_place,
+    "in place": changing_in_place,
     "saves its output": of_its_output,
     "with arguments that are no tensors": with_settings,
     "of several outputs, two of them no floats": of_several_outputs,

@@ -40,7 +40,7 @@ MORE: dict[str, Any] = {"target": ca.ClassIndex((1,)), "seed": 1}
 
 @pytest.mark.parametrize("mode", CHECKED)
 @pytest.mark.parametrize("asked", METHODS, ids=lambda asked: type(asked).__name__)
-def test_an_input_without_an_effect_has_zeros_and_a_warning(asked: Attribution, mode: ca.CheckMode) -> None:
+def test_an_input_without_an_effect_has_zeros_and_a_warning(asked: Any, mode: ca.CheckMode) -> None:
     """The other input has the values that it has alone, the check agrees, and the warning names the one."""
     got = ask(Two().eval(), INPUTS, asked, check=ca.CheckRequest(mode), **MORE)
     result = got.attributions[0]
