@@ -239,6 +239,7 @@ def test_import_loads_no_more_than_it_must(tmp_path: Path) -> None:
 
 HOOKS_HOME = "cutaway.engine.hooks.observe"
 TENSOR_HOOKS_HOMES = {
+    "cutaway.engine.checks.function_checks",
     "cutaway.engine.hooks.hook_site",
     "cutaway.engine.passes.pass_recorder",
     "cutaway.engine.model.inspected_model",
@@ -247,7 +248,7 @@ TENSOR_HOOKS_HOMES = {
 
 def test_hooks_have_one_home() -> None:
     """Hooks on modules are registered in one file, which also removes them: `engine/hooks/observe.py`. Hooks on single
-    tensors, which go with the tensor, have three."""
+    tensors, which go with the tensor, have four."""
     users: dict[str, set[str]] = {}
     for module in [*OWN, Module("handler", HANDLER)]:
         for node in ast.walk(module.tree):
