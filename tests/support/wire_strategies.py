@@ -134,6 +134,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "k": COUNT_32,
     "layer": names,
     "max_delta": st.none() | st.floats(min_value=0),
+    "channel_axis": st.none() | st.integers(1, 2**31 - 1) | st.integers(-(2**31), -1),
     "max_reply_bytes": st.integers(0, UNSIGNED_64),
     "module": names,
     "n_samples": COUNT_32,

@@ -64,13 +64,15 @@ export function inspection(message: InspectResponse): Inspection {
   };
 }
 
-/** Returns a result with the examples of each tensor on axis 0, where it has an axis of them: see `exampleAxes`. */
+/**
+ * Returns a result with the examples of each tensor on axis 0, where it has an axis of them. `exampleAxes` of its message
+ * still says where they were.
+ */
 export function examplesFirst(result: Inspection): Inspection {
   const axes = new Map(result.message.exampleAxes.map(({ tensor, axis = 0 }) => [tensor, axis]));
   if (![...axes.values()].some(Boolean)) return result;
   const message = clone(InspectResponseSchema, result.message);
   for (const { name, message: tensor } of entries(message)) moveFirst(tensor, axes.get(name) ?? 0);
-  message.exampleAxes = message.exampleAxes.filter(({ axis }) => axis === undefined);
   return inspection(message);
 }
 

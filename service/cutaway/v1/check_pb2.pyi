@@ -127,7 +127,7 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     CAUSE_UNDERDETERMINED: _Cause.ValueType  # 18
     """The draws of a surrogate do not determine its coefficients: other fits are as good."""
     CAUSE_CHECK_FAILED: _Cause.ValueType  # 19
-    """The check itself ended in an error, and says nothing of the values."""
+    """The check ended in an error, or could not test a function of the model: it says nothing of the values."""
 
 class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
     """The likely cause of a verdict other than AGREES: programs branch on it, people read the reason."""
@@ -171,7 +171,7 @@ CAUSE_OVERRIDE_LOST: Cause.ValueType  # 17
 CAUSE_UNDERDETERMINED: Cause.ValueType  # 18
 """The draws of a surrogate do not determine its coefficients: other fits are as good."""
 CAUSE_CHECK_FAILED: Cause.ValueType  # 19
-"""The check itself ended in an error, and says nothing of the values."""
+"""The check ended in an error, or could not test a function of the model: it says nothing of the values."""
 Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final

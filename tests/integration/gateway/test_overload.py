@@ -210,8 +210,9 @@ def test_a_connection_is_a_lane() -> None:
         model.open.set()
         for each in calls:
             each.result()
-    assert model.order.index(100) == 2
-    assert sorted(model.order) == [0, 1, 2, 3, 4, 5, 100]
+    order = model.order[2:]  # without two passes that find the axis of the rows
+    assert order.index(100) == 2
+    assert sorted(order) == [0, 1, 2, 3, 4, 5, 100]
 
 
 def test_bytes_under_way_are_limited() -> None:

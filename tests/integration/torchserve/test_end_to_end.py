@@ -17,6 +17,7 @@ import cutaway as ca
 from tests.oracles.hooks import Handmade, first
 from tests.support.digits import OPERATIONS
 from tests.support.models import SUBJECTS, Subject
+from tests.support.plain_captum import Behind
 from tests.support.reply_equality import differences
 from tests.support.rounding import close, rounding
 from tests.support.serving import Server
@@ -124,8 +125,10 @@ def in_process(subject: Subject, asked: Any) -> Tensor:
         case ca.LayerGradientXActivation():
             return attr.LayerGradientXActivation(subject.forward, layer).attribute(inputs, target=target)
         case ca.LayerGradCam():
-            method = attr.LayerGradCam(subject.forward, layer)
-            return method.attribute(inputs, target=target, relu_attributions=asked.relu)
+            behind = Behind(asked, layer)
+            with behind:
+                method = attr.LayerGradCam(subject.forward, behind.shown)
+                return behind.back(method.attribute(inputs, target=target, relu_attributions=asked.relu))
     raise AssertionError(asked)
 
 

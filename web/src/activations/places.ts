@@ -69,9 +69,10 @@ export function strongestText(asked: Exchange, captured: Captured, row: number):
   return first ? `${partText(axesAt(asked, captured, part), part, first.index)}: ${short(first.value ?? NaN)}` : "";
 }
 
-/** Whether a part of what is shown can be changed by its indices. */
+/** Whether a part of what is shown can be changed by its indices: not where the page has moved an axis. */
 export function canChange(asked: Exchange, captured: Captured): boolean {
-  return captured.tensor.shape[0] === rowsOf(asked) && wholeOutputs(asked).includes(captured);
+  const moved = asked.reply.message.exampleAxes.some(({ tensor }) => tensor === `capture:${captured.name}`);
+  return !moved && captured.tensor.shape[0] === rowsOf(asked) && wholeOutputs(asked).includes(captured);
 }
 
 /**

@@ -68,7 +68,7 @@ class Cause(StrEnum):
     UNDERDETERMINED = "UNDERDETERMINED"
     """The draws of a surrogate do not determine its coefficients: other fits are as good."""
     CHECK_FAILED = "CHECK_FAILED"
-    """The check itself ended in an error, and says nothing of the values."""
+    """The check ended in an error, or could not test a function of the model: it says nothing of the values."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,8 @@ def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor], *
     rows = {name: tensor.shape[0] for name, tensor in ordered.items()}
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in rows.items())
-        raise error(Reason.BATCH_MISMATCH, f"all inputs need the same number of rows on axis 0: {listed}")
+        remedy = "repeat an input that all rows have in common"
+        raise error(Reason.BATCH_MISMATCH, f"all inputs need the same number of rows on axis 0: {listed}; {remedy}")
     return ordered
 
 

@@ -197,7 +197,8 @@ def _top_k(target: requests.TopK, name: str, output: Tensor) -> tuple[ResolvedTa
 def _classes(name: str, output: Float[Tensor, "batch *axes"]) -> Float[Tensor, "batch classes"]:
     if output.ndim != 2:
         text = f"{name!r} has shape {list(output.shape)}; a class target needs [batch, classes]"
-        raise error(Reason.TARGET_SHAPE, text)
+        remedy = "name one element by multi_index, or ask for the sum or the norm" if output.ndim > 2 else ""
+        raise error(Reason.TARGET_SHAPE, f"{text}: {remedy}" if remedy else text)
     return output.detach()
 
 

@@ -108,7 +108,9 @@ def _parameter_names(parameters: Mapping[str, nn.Parameter], pattern: str) -> li
         raise error(Reason.PARAMETER_NOT_FOUND, f"no parameter is named {pattern!r}; {hint}")
     floating = [name for name in names if parameters[name].is_floating_point()]
     if not floating and not is_glob(pattern):
-        raise error(Reason.POINT_NOT_DIFFERENTIABLE, f"{pattern!r} is {parameters[pattern].dtype} and has no gradient")
+        dtype = parameters[pattern].dtype
+        no = "whose gradient no reply can hold" if dtype.is_complex else "and has no gradient"
+        raise error(Reason.POINT_NOT_DIFFERENTIABLE, f"{pattern!r} is {dtype} {no}")
     return floating
 
 

@@ -398,7 +398,7 @@ export enum Cause {
   UNDERDETERMINED = 18,
 
   /**
-   * The check itself ended in an error, and says nothing of the values.
+   * The check ended in an error, or could not test a function of the model: it says nothing of the values.
    *
    * @generated from enum value: CAUSE_CHECK_FAILED = 19;
    */
