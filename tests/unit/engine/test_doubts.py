@@ -78,14 +78,23 @@ def test_every_explained_input_is_looked_at(mode: CheckMode) -> None:
 
 
 @pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize("edit", [ca.Scale("a", factor=1.0), ca.Add("a", addend=0.5), ca.Zero("a", rows=(1,))])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *(ca.Scale("a", factor=1.0), ca.Add("a", addend=0.5), ca.Zero("a", rows=(1,))),
+        ca.Replace("a", tensor=noise(3, 16, seed=9).numpy()),
+    ],
+    ids=lambda edit: type(edit).__name__,
+)
 def test_an_edit_ends_no_doubt(edit: ca.Edit, mode: CheckMode) -> None:
     """An edited model is looked at as it is then."""
     wrong = layers(lambda m, x: m.b(torch.tanh(reversed_(m.a(x) + x.sum(1, keepdim=True)))))
-    dropping = layers(lambda m, x: m.b(F.dropout(m.a(x), 0.5, training=True)))
+    dropping = layers(lambda m, x: m.b(F.dropout(m.a(x) + x.sum(1, keepdim=True), 0.5, training=True)))
     right = layers(lambda m, x: m.b(torch.tanh(m.a(x) + x.sum(1, keepdim=True))))
     found = [outcome(Served(build()).ask(ca.Saliency(), edits=(edit,), mode=mode)[0]) for build in (wrong, dropping)]
     assert found == [WRONG, RANDOM]
+    path = ca.IntegratedGradients(n_steps=8)
+    assert outcome(Served(dropping()).ask(path, edits=(edit,), mode=mode)[0]) == RANDOM
     assert outcome(Served(right()).ask(ca.Saliency(), edits=(edit,), mode=mode)[0]) == AGREES
 
 

@@ -16,7 +16,7 @@ from cutaway.contract.results import Cause
 from cutaway.engine.hooks.hook_site import Batch, Override
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import CapturedValues, RecordedCall, watching
-from cutaway.engine.hooks.row_axes import row_axes
+from cutaway.engine.hooks.row_axes import known_row_axes
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients, graph_nodes
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
@@ -44,7 +44,7 @@ def first_difference(model: InspectedModel, one: Inputs, other: Inputs, row: int
 
 def _calls(model: InspectedModel, inputs: Inputs, names: Sequence[str]) -> CallsBySite:
     sites = {name: watching(Point.INPUT, Point.OUTPUT) for name in names}
-    batch = Batch(len(next(iter(inputs.values()))), row_axes(model, inputs, names))
+    batch = Batch(len(next(iter(inputs.values()))), known_row_axes(model, inputs))
     with torch.no_grad(), observing(model.tree, sites, batch=batch) as seen, seen.forward():
         model.run(inputs)
     return seen.calls

@@ -26,7 +26,7 @@ from cutaway.engine.checks.fault_location import custom_functions, first_differe
 from cutaway.engine.checks.forward_mode import ForwardModeRefused
 from cutaway.engine.checks.function_checks import check_functions
 from cutaway.engine.checks.row_independence import distant_rows, other_rows
-from cutaway.engine.hooks.row_axes import row_axes
+from cutaway.engine.hooks.row_axes import known_row_axes
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.model.session import is_out_of_memory
@@ -243,7 +243,7 @@ def _changed_rows(
     """Returns whether the outputs of ``rows`` change with ``inputs``, in which only other rows differ."""
     after = _run(problem, inputs)
     before, after = _elements_read(problem, before, after)
-    axes, read = row_axes(problem.model, problem.inputs), [problem.target.source]
+    axes, read = known_row_axes(problem.model, problem.inputs), [problem.target.source]
     if not method_of(problem.request).has_target:
         read = [name for name, output in before.items() if axes.of_output(name, output, problem.rows) == 0]
     by_row = [name for name in read if name in before and before[name].ndim and len(before[name]) == problem.rows]
