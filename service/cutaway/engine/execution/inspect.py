@@ -288,7 +288,7 @@ def _result_and_values(problem: AttributionProblem, main: MainPass) -> tuple[res
 def _unreached(problem: AttributionProblem) -> tuple[str, ...]:
     """Returns the explained inputs that no gradient of the target reaches, in a pass at the input."""
     leaves = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in problem.arguments]
-    with problem.model.passes.uncounted(), problem.model.kept_rng_state():
+    with problem.model.unrecorded():
         scalars = problem.target.scalars(problem.forward(*leaves, *problem.additional_inputs))
         roots = [leaf for leaf in leaves if leaf.requires_grad]
         arrived = iter(gradients(scalars, roots) if scalars.requires_grad and roots else [None] * len(roots))

@@ -71,7 +71,7 @@ def _channels(
     model: InspectedModel, inputs: Inputs, layer: str, named: int | None, rows: Mapping[Path, int | None]
 ) -> dict[Path, int]:
     """Returns the axes by path; raises if a tensor does not have the one that is named, or if none was found."""
-    with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state():
+    with torch.no_grad(), model.unrecorded():
         ended: list[tuple[str, int]] = []
 
         def note(name: str, tensor: Tensor) -> Tensor:

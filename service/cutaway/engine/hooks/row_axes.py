@@ -43,7 +43,7 @@ def row_axes(model: InspectedModel, inputs: Inputs, sites: Collection[str] = ())
     if known.tested is None or not known.tested.issuperset(sites):
         untested = {*sites} - (known.tested or set())
         first = {name: tensor[:1] for name, tensor in inputs.items()}
-        with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state():
+        with torch.no_grad(), model.unrecorded():
             _test(model, first, untested, known)
         known.tested = (known.tested or set()) | untested
     return known

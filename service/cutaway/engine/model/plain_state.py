@@ -29,14 +29,14 @@ _LARGEST = 1 << 26
 """The bytes of the largest tensor that is copied; in a larger one, a change in place is not undone."""
 
 _MOST_ELEMENTS = 4096
-"""Of a container with more elements, such as a vocabulary, only their number is compared."""
+"""The most elements of a container that are compared; of a larger one, such as a vocabulary, only their number is."""
 
 _DEEPEST = 6
 """How many containers may lie in each other."""
 
 
 class _Content(NamedTuple):
-    """What a container held: the attribute ``name`` of a module, or something inside it; ``""`` is the module."""
+    """Holds what a container held: the attribute ``name`` of a module, or something inside it; ``""`` is the module."""
 
     name: str
     container: Any

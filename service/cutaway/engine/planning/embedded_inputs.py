@@ -49,7 +49,7 @@ def _is_integer(tensor: Tensor) -> bool:
 
 
 def _find(model: InspectedModel, inputs: Inputs, embeddings: Sequence[str], integers: Sequence[str]) -> frozenset[str]:
-    with torch.no_grad(), model.passes.uncounted(), model.kept_rng_state(), suppress(InvalidArgument):
+    with torch.no_grad(), model.unrecorded(), suppress(InvalidArgument):
         before = _lookups(model, inputs, embeddings)
         return frozenset(name for name in integers if _is_taken(model, inputs, name, embeddings, before))
     return frozenset()  # the request's own pass reports a model that cannot run
