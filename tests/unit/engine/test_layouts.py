@@ -308,3 +308,22 @@ def test_a_network_prepared_for_quantisation_is_explained() -> None:
         module._forward_hooks.clear()  # the owner's, which observe
     assert np.allclose(answer.attributions[0].values["input"], expected.abs(), rtol=1e-5)
     assert answer.attributions[0].checks[0].verdict is not Verdict.DISAGREES
+
+
+@pytest.mark.parametrize("point", list(ca.Point), ids=str)
+def test_what_is_inside_vmap_is_said_to_be_no_array(point: ca.Point) -> None:
+    """Also of a gradient, which does reach it; a module before it has its own, and no warning."""
+
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.func.vmap(self.b)(torch.tanh(self.a(x)))
+
+    captures = (ca.Capture("*", at=point),)
+    got = ask(Mapped().eval(), {"x": noise(2, 4)}, captures=captures, target=ca.ClassIndex((1,)))
+    assert [(warning.code, warning.subject) for warning in got.warnings] == [(ca.WarningCode.NOT_A_TENSOR, "b")]
+    assert str(point) in got.warnings[0].message
+    assert list(got.captures["a"].calls[0].leaves) == [point]

@@ -98,7 +98,7 @@ def _call_of(
 ) -> RecordedCall:
     """Returns what ``specs`` select in the ``rows`` of ``call``, of which the joint pass ``recorded`` other parts."""
     own = RecordedCall(call.number)
-    own.dtypes = call.dtypes
+    own.dtypes, own.without_array = call.dtypes, call.without_array
     for point, path, part in call.entries():
         if point in specs and specs[point].matches(call.number, path):
             axis = None if part is None else part.row_axis

@@ -10,6 +10,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.module_globs import glob_matcher, is_glob
 from cutaway.contract.requests import POINTS, Point
 from cutaway.contract.results import Warning, WarningCode
+from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.operators import is_address, nearest_addresses
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording
 from cutaway.engine.model.inspected_model import Outputs
@@ -129,9 +130,9 @@ _NO_ARRAY = "is nested or inside torch.vmap, and no array has its values: name a
 
 
 def _without_array(call: RecordedCall, point: Point, spec: CaptureSpec) -> list[str]:
-    """Returns the paths of the values at ``point`` that could not be recorded."""
-    paths = [path for path in call.dtypes.get(point, {}) if spec.matches(call.number, path)]
-    return [path for path in paths if path not in call.captured(point)]
+    """Returns the paths of tensors at ``point`` that no array can hold; of a gradient, those of its values."""
+    value = VALUE_POINTS[point]
+    return [path for other, path in call.without_array if other is value and spec.matches(call.number, path)]
 
 
 def _why_not_called(name: str, tree: ModuleTree) -> str:

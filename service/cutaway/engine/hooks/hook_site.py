@@ -267,6 +267,8 @@ class HookSite:
         for path, tensor in tensors.items():
             if has_array(tensor):
                 self._record(call, side.value, path, tensor)
+            else:
+                call.without_array += ((side.value, path),)
         self._finish(call, side)
 
     def process(
@@ -289,6 +291,7 @@ class HookSite:
         """
         plain = {path: tensor for path, tensor in tensors.items() if has_array(tensor)}
         call.dtypes[side.value] = {path: tensor.dtype for path, tensor in tensors.items()}
+        call.without_array += tuple((side.value, path) for path in tensors if path not in plain)
         floating = any(tensor.is_floating_point() for tensor in plain.values())
         results = dict(tensors)
         for path, tensor in plain.items():

@@ -267,13 +267,15 @@ class RecordedCall:
     Attributes:
         number: the number of the call, from 0; ``None`` if unknown.
         dtypes: by INPUT and OUTPUT, the data type of every tensor, captured or not.
+        without_array: the points of values, and the paths, of tensors that no array can hold.
     """
 
-    __slots__ = ("_captured", "_pending_copies", "dtypes", "number")
+    __slots__ = ("_captured", "_pending_copies", "dtypes", "number", "without_array")
 
     def __init__(self, number: int | None = 0) -> None:
         self.number = number
         self.dtypes: dict[Point, dict[Path, torch.dtype]] = {}
+        self.without_array: tuple[tuple[Point, Path], ...] = ()
         # A gradient is None until a backward pass brings it, but keeps its place among the module's tensors.
         self._captured: dict[Point, dict[Path, CapturedValues | None]] = {}
         self._pending_copies = PendingCopies()
