@@ -475,3 +475,26 @@ def test_rows_of_ids_share_a_pass_if_they_keep_apart(normalised: bool, captured:
     subject = subject_of(Bag(normalised).double())
     with subject.session():
         assert rows_independent(subject, {"ids": torch.tensor([[1, 8, 2, 0]])}, captured) is not normalised
+
+
+class TwoReads(nn.Module):
+    """The second output has the values of the first, and the gradients of the whole batch."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"own": x.square(), "shared": Backwards.apply(x.square())}
+
+
+@pytest.mark.parametrize("source", ["own", "shared"])
+def test_rows_are_independent_where_the_target_reads(source: str) -> None:
+    """Gradients of the output that is asked for are compared, and not those of another."""
+    subject = subject_of(TwoReads())
+    with subject.session():
+        assert rows_independent(subject, numbers(0, 2, 3), (), source) is (source == "own")
+
+
+@pytest.mark.parametrize(("model", "independent"), [(nn.Tanh(), True), (nn.Softmax(dim=0), False)])
+def test_rows_of_nothing_but_zeros_are_varied_too(model: nn.Module, independent: bool) -> None:
+    """Other rows are made of the first one: of zeros too, or nothing would be proven."""
+    subject = InspectedModel(model, lambda tensors: model(tensors["x"]))
+    with subject.session():
+        assert rows_independent(subject, {"x": torch.zeros(2, 3)}, ()) is independent

@@ -13,9 +13,9 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, ClassIndex, Surrogate
-from cutaway.contract.results import Verdict
+from cutaway.contract.results import Cause, Verdict
 from cutaway.engine.references import surrogates as references
-from cutaway.engine.references.surrogates import jackknife, least_squares
+from cutaway.engine.references.surrogates import FittedRow, jackknife, least_squares
 from tests.support.attribution_models import loud
 from tests.support.checked_attributions import MLP, ask, noise, verdict
 from tests.support.plain_captum import SEED
@@ -101,12 +101,25 @@ def test_the_jackknife_is_that_of_fits_without_each_draw() -> None:
     masks = generator.integers(0, 2, (40, 5)).astype(float)
     targets = masks @ np.arange(5.0) + generator.normal(size=40)
     weights = generator.uniform(0.5, 2, 40)
-    fit = least_squares(masks, targets, weights).coefficients
+    fitted = FittedRow(masks, targets, weights, least_squares(masks, targets, weights))
     without = [least_squares(*(np.delete(each, draw, axis=0) for each in (masks, targets, weights))).coefficients
                for draw in range(40)]  # fmt: skip
     by_hand = np.sqrt(39 / 40 * ((without - np.mean(without, axis=0)) ** 2).sum(axis=0))
-    np.testing.assert_allclose(jackknife(masks, targets, weights, fit, 0), by_hand, rtol=1e-9)
-    assert np.isinf(jackknife(masks[:6], targets[:6], weights[:6], fit, 0)).all()
+    np.testing.assert_allclose(jackknife(fitted, np.arange(5), 0), by_hand, rtol=1e-9)
+    few = FittedRow(masks[:6], targets[:6], weights[:6], fitted.fit)
+    assert np.isinf(jackknife(few, np.arange(5), 0)).all()
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 5])
+@pytest.mark.parametrize("kind", [ca.KernelShap, ca.Lime])
+def test_too_few_samples_have_no_finite_standard_errors(kind: type[Surrogate], samples: int) -> None:
+    """Also of features that are in all samples or in none, whose coefficients are 0.
+    The check says that the fit is open, and does not fail."""
+    (got,) = ask(loud(MLP)(), {"x": noise(2, 8)}, kind(n_samples=samples), seed=SEED).attributions
+    values, errors = got.values["x"], got.standard_errors["x"]
+    assert np.isinf(errors[np.abs(values) > 1e-5]).all()  # a Lasso leaves rounding errors of 1e-6 for zeros
+    assert np.isinf(errors).all() or kind is ca.Lime
+    assert got.checks[0].cause is Cause.UNDERDETERMINED
 
 
 def test_no_standard_errors_without_a_check() -> None:

@@ -348,8 +348,6 @@ class _PartComparison:
             return (Verdict.AGREES if doubt is None else Verdict.INCONCLUSIVE), doubt
         if measured.undefined or measured.rounding:
             return Verdict.INCONCLUSIVE, _UNDEFINED if measured.undefined else _cancelled(measured.relative)
-        if (open_fit := self.whole.method.vacuous(self.whole.problem)) and open_fit.cause is Cause.UNDERDETERMINED:
-            return Verdict.INCONCLUSIVE, open_fit
         independent = self.blank.mode is CheckMode.INDEPENDENT
         if independent and (random := model_properties.random_forward(self.whole.problem) or self._drift):
             return Verdict.INCONCLUSIVE, random

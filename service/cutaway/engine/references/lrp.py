@@ -311,7 +311,7 @@ def _weights_of(module: nn.Module) -> dict[str, Tensor]:
     """Returns the parameters by name, and the tensors that a hook makes of them before each forward pass, as those of
     `torch.nn.utils.weight_norm` do: they are plain attributes."""
     made = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
-    return {**dict(module.named_parameters(recurse=False)), **made}
+    return {**dict(module.named_parameters()), **made}
 
 
 def _float64_copy(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -303,23 +303,26 @@ _SINGULAR = 1e-9
 
 def standard_errors(problem: AttributionProblem) -> Values:
     """Returns the standard errors of the coefficients, 0 for those that LIME's penalty makes 0."""
-    fixed = SURROGATES[type(problem.request)].fixed
-    errors = [jackknife(row.masks, row.targets, row.weights, row.fit.coefficients, fixed) for row in fits(problem)]
+    kind = SURROGATES[type(problem.request)]
+    errors = []
+    for row in fits(problem):
+        coefficients = row.fit.coefficients
+        used = np.flatnonzero(coefficients) if kind.fit is lasso else np.arange(len(coefficients))
+        errors.append(jackknife(row, used, kind.fixed))
     return expand_features(problem, torch.from_numpy(np.stack(errors)))
 
 
-def jackknife(
-    masks: Masks, targets: PerSample, weights: PerSample, coefficients: Float64[Numbers, "features"], drawn: int
-) -> Float64[Numbers, "features"]:
-    """Returns the standard error of each coefficient.
+def jackknife(row: FittedRow, used: npt.NDArray[np.int64], drawn: int) -> Float64[Numbers, "features"]:
+    """Returns the standard error of each coefficient: 0 for those that are not ``used``, which a penalty makes 0.
 
     It follows from the fits in which the samples from number ``drawn`` on are left out, one at a time.
 
     A penalty keeps the signs of the coefficients, and those that are 0. Infinite where the samples left do not
     determine the fit. Miller 1974, doi:10.1093/biomet/61.1.1.
     """
+    masks, targets, weights, (coefficients, *_) = row
     errors = np.zeros(len(coefficients))
-    used, roots = np.flatnonzero(coefficients), np.sqrt(weights)
+    roots = np.sqrt(weights)
     intercept = weights @ (targets - masks @ coefficients) / weights.sum()
     residuals = roots * (targets - intercept - masks @ coefficients)
     design = np.column_stack([np.ones(len(masks)), masks[:, used]]) * roots[:, None]
@@ -329,6 +332,7 @@ def jackknife(
         errors[used] = np.inf
         return errors
     changes = inverse[1:, drawn:] * (residuals[drawn:] / left)
-    count = changes.shape[1]
-    errors[used] = np.sqrt((count - 1) / count * ((changes - changes.mean(axis=1, keepdims=True)) ** 2).sum(axis=1))
+    if count := changes.shape[1]:
+        squares = (changes - changes.mean(axis=1, keepdims=True)) ** 2
+        errors[used] = np.sqrt((count - 1) / count * squares.sum(axis=1))
     return errors
