@@ -128,6 +128,8 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     """The draws of a surrogate do not determine its coefficients: other fits are as good."""
     CAUSE_CHECK_FAILED: _Cause.ValueType  # 19
     """The check ended in an error, or could not test a function of the model: it says nothing of the values."""
+    CAUSE_DISCONTINUOUS: _Cause.ValueType  # 20
+    """The target jumps on the path, or rises steeply: more steps leave the attributions as far from its change."""
 
 class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
     """The likely cause of a verdict other than AGREES: programs branch on it, people read the reason."""
@@ -172,6 +174,8 @@ CAUSE_UNDERDETERMINED: Cause.ValueType  # 18
 """The draws of a surrogate do not determine its coefficients: other fits are as good."""
 CAUSE_CHECK_FAILED: Cause.ValueType  # 19
 """The check ended in an error, or could not test a function of the model: it says nothing of the values."""
+CAUSE_DISCONTINUOUS: Cause.ValueType  # 20
+"""The target jumps on the path, or rises steeply: more steps leave the attributions as far from its change."""
 Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final

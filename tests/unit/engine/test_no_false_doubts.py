@@ -111,8 +111,8 @@ def test_a_rule_of_the_first_order_needs_more_steps() -> None:
 def test_no_number_of_steps_helps_over_a_jump() -> None:
     """What a jump adds to the target is in no gradient: the reason asks for one, and promises nothing of steps."""
     jump = sums(lambda m, x: m.a(x) + (x > 0.37).float(), ca.IntegratedGradients(n_steps=48))
-    assert (jump.verdict, jump.cause) == (Verdict.INCONCLUSIVE, Cause.UNKNOWN)
-    assert "96 steps leave most of it: does the target jump" in jump.reason
+    assert (jump.verdict, jump.cause) == (Verdict.INCONCLUSIVE, Cause.DISCONTINUOUS)
+    assert "96 steps leave most of it: the target jumps on the path" in jump.reason
 
 
 @pytest.mark.parametrize("mode", CHECKED)

@@ -110,3 +110,45 @@ def test_steps_of_internal_influence_that_cancel() -> None:
     asked = ca.InternalInfluence(layer="0", baselines={"input": -inputs["input"].numpy()})
     (got,) = ask(model, inputs, asked).attributions
     assert got.checks[0].cause is Cause.CANCELLATION, got.checks
+
+
+class OfSteps(nn.Module):
+    """Rounds to steps, as in training for eight bits, behind a gradient times ``factor``, which no function makes."""
+
+    def __init__(self, factor: float, by_channel: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.factor, self.by_channel = factor, by_channel
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * self.factor)
+        if self.by_channel:
+            rounding = torch.full((16,), 0.02), torch.zeros(16, dtype=torch.int32)
+            return self.b(torch.tanh(torch.fake_quantize_per_channel_affine(hidden, *rounding, 1, -128, 127)))
+        return self.b(torch.tanh(torch.fake_quantize_per_tensor_affine(hidden, 0.02, 0, -128, 127)))
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_what_passes_the_rounding_of_fake_quantisation_is_its_gradient(
+    factor: float, by_channel: bool, mode: CheckMode
+) -> None:
+    """PyTorch's own gradient there is taken for right, and one that another part of the model makes wrong is found."""
+    asked = (ca.Saliency(), ca.InputXGradient())
+    for got in ask(OfSteps(factor, by_channel), {"x": noise(3, 8)}, *asked, check=CheckRequest(mode)).attributions:
+        cause = got.checks[0].cause
+        assert cause is (None if factor == 1.0 else Cause.WRONG_BACKWARD), got.checks
+
+
+def test_a_sum_that_misses_for_steps_says_so() -> None:
+    """A large part of the change lies in jumps, which no number of steps shows to a gradient."""
+
+    def jumps(x: Tensor) -> Tensor:
+        return torch.fake_quantize_per_tensor_affine(x, 1.5, 0, -128, 127)
+
+    (got,) = ask(nn.Sequential(Through(jumps)), {"input": noise(3, 8)}, ca.IntegratedGradients(n_steps=8)).attributions
+    assert [check.cause for check in got.checks] == [None, Cause.DISCONTINUOUS], got.checks

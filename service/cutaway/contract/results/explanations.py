@@ -69,6 +69,8 @@ class Cause(StrEnum):
     """The draws of a surrogate do not determine its coefficients: other fits are as good."""
     CHECK_FAILED = "CHECK_FAILED"
     """The check ended in an error, or could not test a function of the model: it says nothing of the values."""
+    DISCONTINUOUS = "DISCONTINUOUS"
+    """The target jumps on the path, or rises steeply: more steps leave the attributions as far from its change."""
 
 
 @dataclass(frozen=True)

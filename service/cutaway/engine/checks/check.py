@@ -77,8 +77,15 @@ def run_checks(
         if unexplained and method.sums_prove_rules:
             # Neither Captum nor the reference has a rule for some operation: then an agreement proves nothing.
             identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=_NO_RULE.reason, cause=_NO_RULE.cause)
-        checks += identity, summed
+        checks += identity, _with_cause_of(identity, summed)
     return tuple(checks)
+
+
+def _with_cause_of(identity: Check, summed: Check) -> Check:
+    """Returns ``summed`` with the cause that ``identity`` found, where its sum misses for no cause of its own."""
+    cause = identity.cause if summed.cause is Cause.UNKNOWN and identity.cause else summed.cause
+    rows = (replace(row, cause=cause) if row.cause is Cause.UNKNOWN else row for row in summed.rows)
+    return replace(summed, cause=cause, rows=tuple(rows))
 
 
 _Measured: TypeAlias = reference_inputs.Distance | reference_inputs.RowDistance

@@ -158,9 +158,9 @@ def _incomplete(problem: AttributionProblem, method: Method, sums: CompletenessS
     if path:
         most = steps_to_try(cast(PathAttribution, problem.request).n_steps)[-1]
         return Finding(
-            Cause.UNKNOWN,
-            f"{delta}, and {most} steps leave most of it: does the target jump on the path, rise steeply or have "
-            "kinks? request many more steps, or choose a nearer baseline",
+            Cause.DISCONTINUOUS,
+            f"{delta}, and {most} steps leave most of it: the target jumps on the path, or rises steeply (does the "
+            "model round, compare or choose?); request many more steps, or choose a nearer baseline",
         )
     return Finding(
         Cause.UNKNOWN,

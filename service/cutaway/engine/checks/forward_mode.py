@@ -13,6 +13,7 @@ Forward mode follows the values that the model computes, wherever they go. Some 
 - ``detach``, ``.data``, ``nn.Parameter`` and inference mode drop the tangent. Inside the block they keep it: what is
   detached from the backward pass still changes with the input.
 - Numbers that leave PyTorch (``numpy``, ``tolist``, ``item``) have no tangent: the block notes them.
+- Operators that round for training in eight bits have a gradient, and no ``jvp``: their gradient is taken for it.
 - A module's full backward hooks put functions without ``jvp`` into the graph. They change no value, and are left out.
 """
 
@@ -78,6 +79,8 @@ class _KeepTangents(TorchFunctionMode):
         if func in _LEAVING and _tangent(args[0]) is not None:
             self._left.append(func.__name__)
             return func(forward_ad.unpack_dual(args[0]).primal.detach(), *args[1:], **keywords)
+        if func in _ROUNDING and (tangent := _tangent(args[0])) is not None:
+            return _rounded(func, args, keywords, tangent)
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():
                 return func(*args, **keywords)
@@ -87,6 +90,24 @@ class _KeepTangents(TorchFunctionMode):
 _DETACHING = (Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__)  # type: ignore[attr-defined]
 
 _LEAVING = (Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__, Tensor.__float__)
+
+_ROUNDING = (
+    torch.fake_quantize_per_tensor_affine,
+    torch.fake_quantize_per_channel_affine,
+    torch.fused_moving_avg_obs_fake_quant,
+)
+"""PyTorch's operators that round, whose gradient is 1 inside of the range and 0 outside, without a ``jvp``."""
+
+
+def _rounded(func: Any, args: Sequence[Any], keywords: dict[str, Any], tangent: Tensor) -> Tensor:
+    """Returns what one of `_ROUNDING` makes of ``args``, with a tangent: its derivative is diagonal, so J v = Jᵀ v."""
+    primal = forward_ad.unpack_dual(args[0]).primal
+    with torch.enable_grad():
+        primal = primal if primal.requires_grad else primal.detach().requires_grad_()
+        output = func(primal, *args[1:], **keywords)
+    (change,) = torch.autograd.grad(output, primal, tangent, retain_graph=True)
+    dual: Tensor = forward_ad.make_dual(output, change)
+    return dual
 
 
 @contextmanager
