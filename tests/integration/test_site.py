@@ -16,6 +16,8 @@ import pytest
 import cutaway
 from tests.support.documents import ROOT
 
+pytestmark = pytest.mark.slow  # the site is built
+
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 """Elements that load something when a page is shown, and the attribute with its address."""
 

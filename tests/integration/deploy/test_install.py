@@ -245,6 +245,7 @@ except ca.FailedPrecondition as failure:
 """
 
 
+@pytest.mark.slow
 def test_five_lines_need_neither_torchserve_nor_http(notebook: Place) -> None:
     """The README's first program runs as it is with `cutaway[local]`; one that asks for HTTP says what that needs."""
     program = next(block.text for block in blocks(ROOT / "README.md") if block.language == "python")

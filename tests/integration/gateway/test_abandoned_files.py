@@ -33,9 +33,8 @@ def kill(server: Server) -> None:
     server.process.wait()
 
 
-@pytest.mark.parametrize(
-    "engine", ["embedded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchserve", "processes"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["embedded", "torchserve", "processes"])
 def test_the_next_start_deletes_what_a_killed_one_left(tmp_path: Path, scratch: Path, engine: str) -> None:
     """Unpacked archives and all; and its own when it ends in order."""
     store = tmp_path / "store"

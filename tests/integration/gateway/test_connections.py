@@ -187,7 +187,7 @@ def test_a_connection_has_no_more_streams_than_allowed(address: str) -> None:
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["unary", "stream"])
 def test_a_long_call_outlives_the_limits(address: str, stream: bool) -> None:
     """Also on a connection whose request before it was long ago."""
     with ca.Client(address) as client:

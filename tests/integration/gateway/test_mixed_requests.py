@@ -51,7 +51,7 @@ def subjects(store: Path) -> list[Model]:
     return models(store)
 
 
-@pytest.mark.parametrize("count", [250, pytest.param(A_THOUSAND, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [120, pytest.param(A_THOUSAND, marks=pytest.mark.slow)])
 def test_mixed_requests_through_torchserve(
     count: int, subjects: list[Model], server: Server, record_property: Record
 ) -> None:

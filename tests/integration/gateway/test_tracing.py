@@ -139,7 +139,8 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("collector", ["silent", pytest.param("gone", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("collector", ["silent", "gone"])
+@pytest.mark.slow
 def test_a_dead_collector_does_not_hold_up_the_end(
     collector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

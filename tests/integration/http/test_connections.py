@@ -129,6 +129,7 @@ def test_who_reads_slowly_gets_everything(server: Served) -> None:
         assert got + len(everything(connection)) > 32 << 20
 
 
+@pytest.mark.slow
 def test_who_has_read_a_large_reply_is_not_cut_later(server: Served) -> None:
     """The next call, already sent, takes twice as long as a connection may be idle."""
     large = encode(build_request("echo", {"input": np.ones((1, 2 << 20), np.float32)})).SerializeToString()

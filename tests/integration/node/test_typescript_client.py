@@ -76,6 +76,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield {"url": f"http://{server.http_address}", "token": "app"}
 
 
+@pytest.mark.slow
 def test_programs_from_the_inspector_run(built: Path, server: Server) -> None:
     """What the page writes in TypeScript, for a short question and for one in a file, asks what the page asked."""
     with running_browser() as browser, opened(browser, f"http://{server.http_address}") as inspector:
@@ -175,6 +176,7 @@ def test_the_same_mixed_questions_in_node(
     _compare(ask, store, server.address, server.http_address, tmp_path, chosen)
 
 
+@pytest.mark.slow
 @in_a_browser
 @MIXED
 def test_the_same_mixed_questions_in_a_page(built: Path, store: Path, tmp_path: Path, chosen: Chosen) -> None:

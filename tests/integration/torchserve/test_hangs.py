@@ -111,6 +111,7 @@ def test_an_engine_that_hangs_is_replaced(server: Server) -> None:
     assert leader(server).pid != before
 
 
+@pytest.mark.slow
 def test_a_hang_in_the_gateways_process_is_reported(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def reachable(server: Server) -> set[tuple[str, int]]:
     }
 
 
+@pytest.mark.slow
 def test_a_scan_from_elsewhere_finds_one_port(tmp_path: Path) -> None:
     """Of the whole system, TorchServe, its workers and the gateway, at work, one port is open beyond loopback; what
     the processes listen on and what a scan of every port finds say the same."""
