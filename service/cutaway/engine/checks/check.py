@@ -69,21 +69,19 @@ def run_checks(
     if sums is None or not method.adds_up(problem):
         return tuple(identities)
     checks: list[Check] = []
-    for part, identity in zip(own, identities):
-        summed = completeness.check_completeness(
-            part.problem, method, sums.of_rows(part.rows), request, comparison.dtype
-        )
+    for (rows, its), identity in zip(own, identities):
+        summed = completeness.check_completeness(its, method, sums.of_rows(rows), request, comparison.dtype)
         unexplained = identity.verdict is Verdict.AGREES and summed.cause is Cause.UNKNOWN
         if unexplained and method.sums_prove_rules:
             # Neither Captum nor the reference has a rule for some operation: then an agreement proves nothing.
             identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=_NO_RULE.reason, cause=_NO_RULE.cause)
-        checks += identity, _with_cause_of(identity, summed)
+        checks += identity, _with_cause_of(identity, summed) if summed.cause is Cause.UNKNOWN else summed
     return tuple(checks)
 
 
 def _with_cause_of(identity: Check, summed: Check) -> Check:
-    """Returns ``summed`` with the cause that ``identity`` found, where its sum misses for no cause of its own."""
-    cause = identity.cause if summed.cause is Cause.UNKNOWN and identity.cause else summed.cause
+    """Returns ``summed``, whose sum misses for no cause of its own, with the cause that ``identity`` found, if any."""
+    cause = identity.cause or Cause.UNKNOWN
     rows = (replace(row, cause=cause) if row.cause is Cause.UNKNOWN else row for row in summed.rows)
     return replace(summed, cause=cause, rows=tuple(rows))
 
@@ -239,7 +237,8 @@ class _Comparison:
         return () if many or apart else self.passes
 
     def _one_more(self) -> Tensor:
-        with self.problem.model.unrecorded(), torch.no_grad():
+        model, draws = self.problem.model, model_properties.random_forward(self.problem)
+        with model.unrecorded() if draws else model.passes.uncounted(), torch.no_grad():
             return self.problem.read(self.problem.inputs).detach()
 
     @cached_property
