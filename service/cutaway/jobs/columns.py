@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -152,7 +153,7 @@ def feature_columns(
     for name, spec in _vectors(job).items():
         with at(f"inputs.{name}.columns"):
             columns = _expanded(spec.columns, table, others)
-            resolved[name] = _in_order(columns, (names or {}).get(name, ()), spec.columns == FEATURES)
+            resolved[name] = _in_order(columns, (names or {}).get(name, ()), spec)
     return resolved
 
 
@@ -189,25 +190,46 @@ def _expanded(patterns: tuple[str, ...] | str, table: Sequence[str], others: Col
     return tuple(dict.fromkeys(columns))
 
 
-def _in_order(columns: tuple[str, ...], names: Sequence[str], may_choose: bool) -> tuple[str, ...]:
-    """Returns ``columns`` in the order of the model's ``names``; without columns of these names, as they are."""
-    chosen = set(names) <= set(columns) if may_choose else set(names) == set(columns)
-    if names and chosen:
-        return tuple(names)
-    if names and len(names) != len(columns):
-        _refuse_count(columns, names)
+def _in_order(columns: tuple[str, ...], names: Sequence[str], spec: TensorColumn) -> tuple[str, ...]:
+    """Returns ``columns`` in the order of the model's ``names``; as they are where the model has none, or where the job
+    says their order.
+
+    A list of names says it, unless one of them is the model's at another place.
+    """
+    chosen = set(names) <= set(columns) if spec.columns == FEATURES else set(names) == set(columns)
+    if not names or (chosen and not spec.by_position):
+        return tuple(names) or columns
+    is_list = set(columns) == set(spec.columns)
+    if len(names) != len(columns) or not (spec.by_position or (is_list and not _contradicts(columns, names))):
+        _refuse_order(columns, names)
     return columns
 
 
-def _refuse_count(columns: Sequence[str], names: Sequence[str]) -> None:
-    what = f"the model has {len(names)} features, and the job names {len(columns)} columns"
+def _contradicts(columns: Sequence[str], names: Sequence[str]) -> bool:
+    """Returns whether a column has the name of a feature at another place, but for case and signs."""
+    places = {_plain(name): place for place, name in enumerate(names)}
+    return any(places.get(_plain(column), place) != place for place, column in enumerate(columns))
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.casefold()))
+
+
+def _refuse_order(columns: Sequence[str], names: Sequence[str]) -> None:
     missing = [name for name in names if name not in columns]
+    nearest = {_plain(column): column for column in columns}
+    pairs = []
+    for name in missing[:_NAMED]:
+        close = get_close_matches(_plain(name), nearest, 1)
+        pairs.append(f"{name!r}" + (f" (did you mean {nearest[close[0]]!r}?)" if close else ""))
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    what = f"the model has {len(names)} features, and the job names {len(columns)} columns"
     if missing:
-        try:
-            check_columns(missing[:1], columns)
-        except CutawayError as failure:
-            what += f": {failure.message}"
-    raise error(Reason.COLUMN_NOT_FOUND, what)
+        what += f", none of which is {', '.join(pairs)}{more}"
+    raise error(
+        Reason.COLUMN_NOT_FOUND,
+        f"{what}; rename the columns, list them in the order of the features, or say `by_position: true`",
+    )
 
 
 def _not_numeric(column: Column) -> str:

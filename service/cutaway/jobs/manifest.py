@@ -287,9 +287,9 @@ def _relevant(job: dict[str, Any]) -> dict[str, Any]:
     model["adapter"] = job["model"]["adapter"].rpartition(":")[2]
     output = {name: job["output"][name] for name in ("shard_rows", "keep_inputs", "captures_to", "tensors")}
     sections = {name: job[name] for name in ("inputs", "id", "label", "target", "request")}
-    # Jobs of versions without `columns` stay the same jobs.
+    # Jobs of versions without these fields stay the same jobs.
     sections["inputs"] = {
-        name: {field: value for field, value in spec.items() if field != "columns" or value}
+        name: {field: value for field, value in spec.items() if field not in ("columns", "by_position") or value}
         for name, spec in job["inputs"].items()
     }
     return {**sections, "model": model, "output": output, "engine": {"batch": job["engine"]["batch"]}}

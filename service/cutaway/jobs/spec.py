@@ -124,6 +124,8 @@ class TensorColumn(Section):
         description="The columns of a vector, a number each: names and globs such as 'mean_*', or `features`: all but "
         "those of ids and labels.",
     )
+    by_position: bool = False
+    """Take the columns in their own order, whatever the model calls its features."""
     dtype: Annotated[str, AfterValidator(_data_type)] = ""
     """The data type of the input; by default the one that the model declares."""
     shape: tuple[int, ...] | None = None

@@ -157,6 +157,48 @@ def test_wrong_columns_are_refused_before_anything_runs(tmp_path: Path, name: st
     assert not list((tmp_path / "out").glob("part-*"))
 
 
+def renamed(names: dict[str, str]) -> dict[str, Any]:
+    """The table with other ``names`` for some columns."""
+    return {names.get(name, name): values for name, values in table().items()}
+
+
+CAPITALS = {name: name.upper() for name in FEATURES}
+CONTRADICTIONS: dict[str, tuple[dict[str, str], Any, str]] = {
+    "a unit": ({"worst_size": "worst_size_mm"}, "features", "'worst_size' .did you mean 'worst_size_mm'"),
+    "a space": ({"age": "age "}, "features", "'age' .did you mean 'age '"),
+    "capitals": (CAPITALS, "features", "'mean_size' .did you mean 'MEAN_SIZE'"),
+    "no name at all": ({name: f"c{number}" for number, name in enumerate(FEATURES)}, "features", "by_position"),
+    "by a glob": ({"age": "years"}, ["*"], "none of which is 'age'"),
+    "listed in another order": ({"age": "years"}, ["worst_size", "years", "mean_hue", "mean_size"], "'age'"),
+    "listed in capitals": (CAPITALS, [*map(str.upper, reversed(FEATURES))], "did you mean 'AGE'"),
+}
+
+
+@pytest.mark.parametrize("name", list(CONTRADICTIONS))
+def test_columns_with_other_names_than_the_models_are_never_taken_by_their_place(tmp_path: Path, name: str) -> None:
+    """Or each explanation would stand at another feature. The nearest names are told."""
+    names, columns, message = CONTRADICTIONS[name]
+    with pytest.raises(CutawayError, match=message) as caught:
+        run(job(tmp_path, columns, renamed(names)))
+    assert (caught.value.reason, caught.value.field) == (Reason.COLUMN_NOT_FOUND, "inputs.x.columns")
+
+
+@pytest.mark.parametrize("columns", [["mean_size", "mean_hue", "years", "worst_size"], [*map(str.upper, FEATURES)]])
+def test_a_list_in_the_models_order_is_taken_as_it_is(tmp_path: Path, columns: list[str]) -> None:
+    """Names of its own, at the places of the features that they stand for."""
+    run(job(tmp_path, columns, renamed(dict(zip(FEATURES, columns)))))
+    np.testing.assert_array_equal(read(tmp_path / "out")["input:x"], in_order(table(), FEATURES))
+
+
+def test_a_job_may_say_that_places_count(tmp_path: Path) -> None:
+    """Then the columns are taken in their own order, whatever they are called."""
+    spec = job(tmp_path, "features")
+    by_position = spec.inputs["x"].model_copy(update={"by_position": True})  # type: ignore[index]
+    run(spec.model_copy(update={"inputs": {"x": by_position}}))
+    order = [name for name in table() if name in FEATURES]
+    np.testing.assert_array_equal(read(tmp_path / "out")["input:x"], in_order(table(), order))
+
+
 @pytest.mark.parametrize("both", [{"columns": ["a"], "column": "a"}, {}])
 def test_an_input_is_a_column_or_several(tmp_path: Path, both: dict[str, Any]) -> None:
     """Exactly one of the two."""
