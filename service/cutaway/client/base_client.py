@@ -12,7 +12,7 @@ import ssl
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import grpc
 
+from cutaway.client.connect_channel import require_connect
 from cutaway.client.request_builder import (
     AttributionLike,
     CaptureLike,
@@ -31,7 +32,7 @@ from cutaway.client.request_builder import (
     build_request,
 )
 from cutaway.client.transport import SERVICE, TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
-from cutaway.client.trust import Tls, make_trust
+from cutaway.client.trust import Tls, is_loopback, make_trust
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Argument, CheckMode, InspectRequest
 from cutaway.contract.results import ModelName
@@ -116,8 +117,22 @@ def speaks_tls(target: str) -> bool:
         return False
 
 
-_OPTIONS = (("grpc.max_receive_message_length", 2**31 - 1), ("grpc.max_send_message_length", -1))
-"""Options of every gRPC channel: Protobuf reads no larger messages."""
+_OPTIONS = (
+    # Protobuf reads no larger messages.
+    ("grpc.max_receive_message_length", 2**31 - 1),
+    ("grpc.max_send_message_length", -1),
+    # By default, gRPC tries again after up to two minutes.
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+)
+"""Options of every gRPC channel."""
+
+_KEPT_ALIVE = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""Options of a channel to a gateway, which permits this: a connection that a load balancer dropped is noticed."""
 
 _SPREADING = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": SERVICE}}
 """gRPC's service config for an address of several servers: calls go to the serving ones in turn."""
@@ -168,11 +183,14 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             raise error(Reason.INVALID_VALUE, f"{transport!r} is neither grpc nor connect", "transport")
         self._transport, self._target = _transport_for(address)
         self._trust = make_trust(self._target, token, tls)
-        self._channel: Any = (
-            self._trust.channel(self._grpc, self._target, _options(self._target))
-            if transport == "grpc"
-            else self._connect(self._target, tls)
-        )
+        if transport == "connect":
+            require_connect()
+            self._make_channel = partial(self._connect, self._target, tls)
+        else:
+            options = _options(self._target, self._transport)
+            self._make_channel = partial(self._trust.channel, self._grpc, self._target, options)
+        self._channels: MutableMapping[Any, Any] = {}
+        self._is_closed = False
         self._timeout = timeout
         self._sizes = ReplySizes()
 
@@ -277,6 +295,14 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         send = partial(self._messages, self._transport.inspect_stream(request))
         return cast(Streamed, self._reply_stream(send, self._seconds(timeout), request))
 
+    def _channel_of(self, owner: Hashable) -> Any:
+        """Returns the channel of ``owner``, an event loop or a process, which is made at its first call."""
+        if self._is_closed:
+            raise ValueError("the client is closed: make another one")
+        if owner not in self._channels:
+            self._channels[owner] = self._make_channel()
+        return self._channels[owner]
+
     @abstractmethod
     def _run(self, steps: Steps[Any]) -> Any:
         """Drives a call to its end; returns its result, or an awaitable of it."""
@@ -346,10 +372,16 @@ def _request(arguments: Mapping[str, Any]) -> InspectRequest:
     return build_request(**{name: arguments[name] for name in arguments if name not in ("self", "stream", "timeout")})
 
 
-def _options(target: str) -> list[tuple[str, Any]]:
+def _options(target: str, transport: Transport) -> list[tuple[str, Any]]:
     """Returns the options of a channel to ``target``."""
-    several = target.startswith(("dns:", "ipv4:", "ipv6:"))
-    return [*_OPTIONS, *([("grpc.service_config", json.dumps(_SPREADING))] if several else [])]
+    options: list[tuple[str, Any]] = [*_OPTIONS]
+    if target.startswith(("dns:", "ipv4:", "ipv6:")):
+        options.append(("grpc.service_config", json.dumps(_SPREADING)))
+    if isinstance(transport, GatewayTransport):
+        options += _KEPT_ALIVE
+    if is_loopback(target):
+        options.append(("grpc.enable_http_proxy", 0))
+    return options
 
 
 def _transport_for(address: str) -> tuple[Transport, str]:

@@ -10,6 +10,8 @@ result.captures["conv1"].output        # [batch, channels, height, width]
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any, TypeVar, cast
 
@@ -24,6 +26,9 @@ from cutaway.contract.results import ModelDetail, ModelName
 from cutaway.views.inspection import Inspection
 
 T = TypeVar("T")
+
+_FORKED = "Wrong file descriptor generation"
+"""gRPC's text for a connection that it could not make in a process that was forked; another attempt succeeds."""
 
 
 class Client(BaseClient[Inspection, ReplyStream]):
@@ -46,7 +51,13 @@ class Client(BaseClient[Inspection, ReplyStream]):
 
     def close(self) -> None:
         """Closes the connection."""
-        self._channel.close()
+        self._is_closed = True
+        if channel := self._channels.pop(os.getpid(), None):
+            channel.close()
+
+    @property
+    def _channel(self) -> Any:
+        return self._channel_of(os.getpid())  # no channel works in a process that was forked after it was made
 
     def _run(self, steps: Steps[T]) -> T:
         value: Any = None
@@ -57,11 +68,15 @@ class Client(BaseClient[Inspection, ReplyStream]):
             return cast(T, end.value)
 
     def _send(self, call: Call[Any], timeout: float | None) -> bytes:
-        send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
-        try:
-            return send(call.payload, timeout=self._seconds(timeout), metadata=self._trust.metadata)
-        except grpc.RpcError as failure:
-            raise self._error_of(failure) from None
+        deadline = time.monotonic() + self._seconds(timeout)
+        while True:
+            send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+            try:
+                return send(call.payload, timeout=deadline - time.monotonic(), metadata=self._trust.metadata)
+            except grpc.RpcError as failure:
+                if _FORKED not in (failure.details() or ""):
+                    raise self._error_of(failure) from None
+                self._channels.pop(os.getpid()).close()
 
     def _messages(self, call: Call[bytes], timeout: float) -> Generator[bytes, None, None]:
         send: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(call.path)
@@ -99,7 +114,15 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
 
     async def close(self) -> None:
         """Closes the connection."""
-        await self._channel.close()
+        self._is_closed = True
+        if channel := self._channels.pop(asyncio.get_running_loop(), None):
+            await channel.close()
+
+    @property
+    def _channel(self) -> Any:
+        for ended in [loop for loop in self._channels if loop.is_closed()]:
+            del self._channels[ended]
+        return self._channel_of(asyncio.get_running_loop())  # a channel belongs to the loop in which it is made
 
     async def _run(self, steps: Steps[T]) -> T:
         resume: Any = steps.send

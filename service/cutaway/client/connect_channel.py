@@ -33,9 +33,6 @@ class _BaseChannel:
     Args:
         target: ``host:port``.
         tls: as of `cutaway.Client`.
-
-    Raises:
-        FailedPrecondition: ``PACKAGE_MISSING``.
     """
 
     _client: Any
@@ -65,9 +62,9 @@ class ConnectChannel(_BaseChannel):
     """The blocking channel."""
 
     def __init__(self, target: str, tls: bool | Tls) -> None:
-        with _requires_extra():
-            from connectrpc.client import ConnectClientSync
-            from pyqwest import SyncClient, SyncHTTPTransport
+        from connectrpc.client import ConnectClientSync
+        from pyqwest import SyncClient, SyncHTTPTransport
+
         self._transport = SyncHTTPTransport(**_options(target, tls))
         self._client = ConnectClientSync(**_arguments(target, tls), http_client=SyncClient(self._transport))
         self._stream = _Messages
@@ -85,9 +82,9 @@ class AsyncConnectChannel(_BaseChannel):
     """`ConnectChannel` for asyncio."""
 
     def __init__(self, target: str, tls: bool | Tls) -> None:
-        with _requires_extra():
-            from connectrpc.client import ConnectClient
-            from pyqwest import Client, HTTPTransport
+        from connectrpc.client import ConnectClient
+        from pyqwest import Client, HTTPTransport
+
         self._transport = HTTPTransport(**_options(target, tls))
         self._client = ConnectClient(**_arguments(target, tls), http_client=Client(self._transport))
         self._stream = _AsyncMessages
@@ -187,10 +184,11 @@ def _error(failure: ConnectError) -> CutawayError:
     return grpc_status.decode(code, failure.message, [(grpc_status.DETAILS_KEY, status.SerializeToString())])
 
 
-@contextmanager
-def _requires_extra() -> Iterator[None]:
+def require_connect() -> None:
+    """Raises ``PACKAGE_MISSING`` where the packages for these channels are not installed."""
     try:
-        yield
+        import connectrpc  # noqa: F401
+        import pyqwest  # noqa: F401
     except ImportError:
         what = "calls by Connect need Python 3.11 and: pip install 'cutaway[connect]'"
         raise error(Reason.PACKAGE_MISSING, what, "transport") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -44,16 +44,13 @@ class Trust:
     Attributes:
         credentials: for an encrypted connection; None for a plaintext one.
         metadata: sent with every call.
-        options: of the gRPC channel, beside the caller's own.
     """
 
     credentials: grpc.ChannelCredentials | None
     metadata: Metadata
-    options: tuple[tuple[str, Any], ...]
 
-    def channel(self, library: Any, target: str, options: Iterable[tuple[str, Any]]) -> Any:
+    def channel(self, library: Any, target: str, options: Sequence[tuple[str, Any]]) -> Any:
         """Returns a channel to ``target``; ``library`` is `grpc`, or `grpc.aio` for asyncio."""
-        options = (*options, *self.options)
         if self.credentials is None:
             return library.insecure_channel(target, options)
         return library.secure_channel(target, self.credentials, options)
@@ -72,14 +69,12 @@ def make_trust(target: str, token: str | None, tls: bool | Tls) -> Trust:
     """
     credentials = _credentials(Tls() if tls is True else tls) if tls else None
     if token is None:
-        return Trust(credentials, (), ())
+        return Trust(credentials, ())
     if not re.fullmatch(r"[A-Za-z0-9._~+/-]+=*", token):
         raise error(Reason.INVALID_VALUE, "a token is letters, digits and ._~+/-=, without spaces or newlines", "token")
     if credentials is None and not is_loopback(target):
         raise error(Reason.TOKEN_EXPOSED, "a token is sent to another machine only inside TLS: set tls", "token")
-    # Without this, gRPC sends plaintext for this machine through a proxy that an environment variable names.
-    options = (("grpc.enable_http_proxy", 0),) if credentials is None else ()
-    return Trust(credentials, bearer(token), options)
+    return Trust(credentials, bearer(token))
 
 
 def bearer(token: str) -> Metadata:

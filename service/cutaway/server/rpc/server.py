@@ -36,8 +36,9 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", max(_MIN_STREAMS, 4 * settings.max_queue_length)),
         ("grpc.server_handshake_timeout_ms", round(settings.receive_timeout_s * 1000)),
         ("grpc.max_connection_idle_ms", round(settings.idle_timeout_s * 1000)),
-        # A caller who vanished answers no ping. An honest one may ping during a long call.
+        # A caller who vanished answers no ping. An honest one may ping during a long call, and between calls.
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
     ]
 

@@ -1,0 +1,87 @@
+"""Clients where applications make them: at the top of a module, before a fork, behind a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from torch import nn
+
+import cutaway as ca
+from cutaway.gateway import serve
+
+X = np.ones((1, 4), np.float32)
+FORKED = """
+import os, sys
+import numpy as np
+import cutaway as ca
+
+unused, client = ca.Client(sys.argv[1]), ca.Client(sys.argv[1])
+x = np.ones((1, 4), np.float32)
+client.inspect("net", x)
+for _ in range(12):
+    child = os.fork()
+    if not child:
+        for each in (client, unused, ca.Client(sys.argv[1])):
+            each.inspect("net", x, timeout=60)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    client.inspect("net", x)
+"""
+ASKS = "import sys, numpy, cutaway as ca; ca.Client(sys.argv[1]).inspect('net', numpy.ones((1, 4), 'f'))"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A server in this process."""
+    with serve({"net": nn.Linear(4, 2)}) as server:
+        yield server.address
+
+
+def test_a_client_for_asyncio_may_be_made_anywhere_and_used_in_every_loop(address: str) -> None:
+    """At the top of a module, as in FastAPI and Streamlit, before any loop runs; and in one loop after the other."""
+    client = ca.AsyncClient(address)
+
+    async def ask() -> None:
+        replies = await asyncio.gather(*(client.inspect("net", X) for _ in range(8)))
+        assert all(reply.predictions["output"].shape == (1, 2) for reply in replies)
+
+    for _ in range(3):
+        asyncio.run(ask())
+    assert len(client._channels) == 1  # none of a loop that has ended
+
+    async def close() -> None:
+        await ask()
+        await client.close()
+        with pytest.raises(ValueError, match="closed"):
+            await client.inspect("net", X)
+
+    asyncio.run(close())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_process_that_is_forked_has_channels_of_its_own(address: str) -> None:
+    """Clients that have called before the fork, that have not, and that are made behind it."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED, address], check=True)
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_this_machine_is_never_called_through_a_proxy(address: str, variable: str) -> None:
+    """With and without a token: a proxy of the environment, here one that nobody runs, is for other machines."""
+    subprocess.run(
+        [sys.executable, "-c", ASKS, address], check=True, env={**os.environ, variable: "http://127.0.0.1:9"}
+    )
+
+
+def test_a_client_that_is_closed_says_so(address: str) -> None:
+    """And closing it twice, or unused, is no error."""
+    client = ca.Client(address)
+    client.close()
+    client.close()
+    with pytest.raises(ValueError, match="closed"):
+        client.inspect("net", X)
