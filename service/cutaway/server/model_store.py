@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
 
 from cutaway.client.transport import parse_model
 from cutaway.contract.errors import CutawayError, Reason, error
@@ -74,11 +77,15 @@ def _reason(why: str) -> Reason:
     return next((reason for reason in _TOLD_TO_CALLERS if why.startswith(reason)), Reason.MODEL_NOT_LOADED)
 
 
-def version_key(version: str) -> list[tuple[int, str]]:
-    """Returns a sort key for versions: 1.10 is above 1.9, and numbers, of any length, are above words."""
-    parts = re.split(r"[._-]", version)
-    numbers = {part: part.lstrip("0") for part in parts if re.fullmatch("[0-9]+", part)}
-    return [(1 + len(numbers[part]), numbers[part]) if part in numbers else (0, part) for part in parts]
+def version_key(version: str) -> tuple[Any, ...]:
+    """Returns a sort key for versions: in the order of Python's packages (PEP 440) where they have their form, so that
+    1.0rc1 is below 1.0 and v10 above v9; else below these, numbers by their size: 2024-09-30 is below 2024-10-01."""
+    texts = re.split("([0-9]+)", version)
+    natural = [(len(text.lstrip("0")), text.lstrip("0")) if place % 2 else text for place, text in enumerate(texts)]
+    try:
+        return 1, Version(version), natural
+    except ValueError:  # InvalidVersion, or a number with more digits than Python converts
+        return 0, natural
 
 
 _NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

@@ -268,13 +268,13 @@ def test_pages_list_every_model_once() -> None:
 
 
 def test_the_highest_version_is_the_default() -> None:
-    """1.10 is above 1.9, 1.9.1 above 1.9, and no number too long; words, ``1.²`` among them, come before numbers."""
+    """In the order of Python's packages; what has not their form comes before them, and no number is too long."""
     longer = "1.1" + "0" * 5000
-    versions = ["1.9", longer, "1.10", "1.9.1", "1.²", "beta"]
-    catalog = Catalog([ModelName("m", version) for version in versions])
-    assert catalog.resolve("m").version == longer
-    assert [each.version for each in catalog.all()] == ["beta", "1.²", "1.9", "1.9.1", "1.10", longer]
-    assert catalog.resolve("models/m/versions/beta").version == "beta"
+    in_order = [longer, "1.²", "2024-09-30", "2024-10-01", "a9", "a10", "1.0rc1", "1.0", "1.0.1", "1.9", "v1.10", "v10"]
+    catalog = Catalog([ModelName("m", version) for version in reversed(in_order)])
+    assert [each.version for each in catalog.all()] == in_order
+    assert catalog.resolve("m").version == "v10"
+    assert catalog.resolve("models/m/versions/a9").version == "a9"
 
 
 def test_a_caller_that_hangs_up_is_not_worked_for(address: str) -> None:
