@@ -15,13 +15,19 @@ A complete adapter, for a network whose inputs are grey images of 8 x 8 pixels:
 
 from __future__ import annotations
 
+import builtins
 import importlib
-import importlib.util
 import io
+import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -308,10 +314,61 @@ def find_adapter(spec: str, directory: Path) -> type[Adapter]:
     return kind
 
 
-def _import_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"cutaway_adapter_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path.name} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _import_file(path: Path) -> ModuleType:
+    """Imports an adapter's file as a module of a package of its own, in which the files beside it are the others.
+
+    Two adapters with a ``helpers.py`` each stay apart, and what the file defines can be pickled, as in any module.
+    """
+    if _Files not in sys.meta_path:
+        sys.meta_path.insert(0, _Files)
+    package = ModuleType(f"{_PACKAGE}{next(_NUMBERS)}")
+    package.__path__ = [str(path.parent)]
+    sys.modules[package.__name__] = package
+    try:
+        return importlib.import_module(f"{package.__name__}.{path.stem}")
+    except BaseException:
+        for name in [name for name in sys.modules if name.partition(".")[0] == package.__name__]:
+            del sys.modules[name]
+        raise
+
+
+_PACKAGE = "cutaway_adapter_"
+
+_NUMBERS = itertools.count()
+
+
+class _Files(MetaPathFinder):
+    """Finds the modules of the packages that `_import_file` makes."""
+
+    @classmethod
+    def find_spec(cls, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        """Returns the spec of a module; None for those of other packages."""
+        if path is None or not fullname.startswith(_PACKAGE):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _File(fullname, spec.loader.path)
+        return spec
+
+
+class _File(SourceFileLoader):
+    """Loads a file whose code imports the files of its package by their plain names: ``import helpers``."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the code of ``module``."""
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": partial(_import, module.__name__)}
+        super().exec_module(module)
+
+
+def _import(
+    importer: str, name: str, variables: Any = None, local: Any = None, attributes: Sequence[str] = (), level: int = 0
+) -> ModuleType:
+    """Does what ``__import__`` does, for the code of the module ``importer``."""
+    package, top = importer.partition(".")[0], name.partition(".")[0]
+    directory = Path(sys.modules[package].__path__[0])
+    if level or not ((directory / f"{top}.py").is_file() or (directory / top / "__init__.py").is_file()):
+        return builtins.__import__(name, variables, local, attributes, level)
+    module = importlib.import_module(f"{package}.{name}")
+    if not attributes:
+        return sys.modules[f"{package}.{top}"]
+    return builtins.__import__(module.__name__, variables, local, attributes)
