@@ -44,7 +44,7 @@ class Pid(nn.Module):
             HELD.write_text("at work")
             while HELD.exists():
                 time.sleep(0.01)
-        else:
+        elif seconds != {until_released}:
             time.sleep(seconds)  # raises for negative ones, such as those that probe a model when it is loaded
         return x * 0 + os.getppid() % 65536
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import cutaway as ca
+from cutaway.contract.results import ModelName
 from tests.support.health import health
 from tests.support.processes import family
 from tests.support.replicas import UNTIL_RELEASED, X, held, is_at_work, javas, load, package_who, who
@@ -156,3 +157,27 @@ def test_a_reload_takes_over(store: Path, tmp_path: Path) -> None:
         everything = [each for each, _ in family(running)]
         assert running.stop() == 0
     assert psutil.wait_procs(everything, timeout=PATIENCE_S)[1] == []
+
+
+@pytest.mark.parametrize("engine", ["processes", "torchserve"])
+def test_a_long_call_outlives_changes_of_the_store(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """It finishes on the worker that it has, whatever the time that a stop gives it; new calls go to the newest
+    version, and in the end nothing of the old ones is left."""
+    monkeypatch.setenv("CUTAWAY_GRACE_S", "1")
+    served = tmp_path / "store"
+    served.mkdir()
+    shutil.copy(next(store.glob("*.mar")), served)
+    with serving(served, tmp_path / "logs", f"--engine={engine}") as running, ThreadPoolExecutor() as pool:
+        with ca.Client(running.address, timeout=PATIENCE_S) as client:
+            with held(store):
+                long = pool.submit(who, client, UNTIL_RELEASED)
+                until(lambda: is_at_work(store))
+                for version in ("2.0", "3.0"):
+                    package(served, "who", f"{store / 'who.py'}:Who", version=version)
+                    until(lambda version=version: ModelName("who", version) in client.list_models())  # type: ignore[misc]
+                assert not long.done()
+            answered_by, newest = long.result(), who(client)
+        assert answered_by != newest
+        until(lambda: answered_by not in {process.pid % 65536 for process, _ in family(running)})

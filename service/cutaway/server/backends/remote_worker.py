@@ -64,12 +64,18 @@ class RemoteWorker(asyncio.Protocol):
         self._late_s = 0.0
         self._owed: float | None = None
         self._fetching = 0
+        self._fetched_until = 0.0
         self._leaving: asyncio.Future[None] | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether it has calls, or a streamed reply that is being read."""
         return bool(self.turns or self._fetching)
+
+    @property
+    def latest_deadline(self) -> float:
+        """That of its calls, and of replies that are being read, in Unix seconds; 0 without any."""
+        return max(self.turns.latest_deadline, self._fetched_until if self._fetching else 0.0)
 
     @property
     def takes_turns(self) -> bool:
@@ -112,7 +118,7 @@ class RemoteWorker(asyncio.Protocol):
         except (ConnectionError, FileNotFoundError):
             raise worker_died() from None
         timer = asyncio.get_running_loop().call_later(until - time.time(), writer.transport.abort)
-        self._fetching += 1
+        self._fetching, self._fetched_until = self._fetching + 1, max(self._fetched_until, until)
         try:
             writer.write(frame(FrameKind.FETCH, number=number))
             while True:
@@ -223,6 +229,11 @@ class WorkerPool:
     def open(self) -> None:
         """Begins to look for workers."""
         self._search = asyncio.ensure_future(self._find())
+
+    @property
+    def busy_for_s(self) -> float:
+        """The seconds until the latest deadline of a call that runs; 0 or less without any."""
+        return max((worker.latest_deadline for worker in self.workers), default=0.0) - time.time()
 
     async def drain(self, grace_s: float) -> None:
         """Waits until no worker has calls, or streamed replies that are being read; ``grace_s`` seconds at most."""

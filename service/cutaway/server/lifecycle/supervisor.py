@@ -7,7 +7,7 @@ replica set starts beside the old one and replaces it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import chain, repeat
@@ -268,6 +268,7 @@ class Supervisor:
         self._workers = workers
         self._current = ReplicaSet(store, settings, workers)
         self._running = [self._current]
+        self._retiring: set[asyncio.Future[None]] = set()
         self._watch = FileWatch(lambda: archives_in(self._directory), settle_s=_SETTLE_S, inodes=False)
         self.backend: Backend
 
@@ -284,7 +285,10 @@ class Supervisor:
             self.backend = Backend(self._current.pool, self._current.store.catalog, self._settings)
             yield self.backend, self._supervise
         finally:
-            await self._stop(list(self._running), self._settings.grace_s)
+            for retiring in self._retiring:
+                retiring.cancel()
+            await asyncio.gather(*self._retiring, return_exceptions=True)
+            await asyncio.gather(*(self._stop(each, self._settings.grace_s) for each in [*self._running]))
 
     async def _supervise(self, set_serving: SetServing) -> None:
         """Restarts processes and workers that end or hang, and reloads the model store when it changes.
@@ -337,7 +341,7 @@ class Supervisor:
     async def _reload(self) -> None:
         """Replaces the replica set by one over the current content of the store; if that fails, keeps the old one."""
         log.info("the model store has changed; loading it beside the models that are served")
-        old = self._current
+        old, new = self._current, None
         try:
             store = await asyncio.to_thread(read_store, self._directory)
             for why in store.faults:
@@ -346,7 +350,8 @@ class Supervisor:
             self._running.append(new)
             await new.start()
         except Exception as failure:
-            await self._stop([replica_set for replica_set in self._running if replica_set is not old], 0.0)
+            if new is not None:
+                await self._stop(new, 0.0)
             if not isinstance(failure, CutawayError):
                 raise
             log.warning(f"the previous models stay in service: {failure.message.splitlines()[0]}")
@@ -356,14 +361,15 @@ class Supervisor:
         new.supervise()
         # Running calls finish on the old processes; all others go to the new ones.
         self.backend.switch(new.pool, store.catalog)
-        await self._stop([old], self._settings.grace_s)
+        retiring = asyncio.ensure_future(self._stop(old, max(self._settings.grace_s, old.pool.busy_for_s)))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
         for name in store.archives:
             log.info(f"serving {name.model} {name.version}")
 
-    async def _stop(self, replica_sets: Sequence[ReplicaSet], grace_s: float) -> None:
-        for replica_set in replica_sets:
-            await replica_set.stop(grace_s)
-            self._running.remove(replica_set)
+    async def _stop(self, replica_set: ReplicaSet, grace_s: float) -> None:
+        await replica_set.stop(grace_s)
+        self._running.remove(replica_set)
 
 
 def _described(settings: Settings) -> str:
