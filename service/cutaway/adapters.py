@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
-import io
 import itertools
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -35,6 +33,7 @@ from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from cutaway.contract import pictures
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import InputSpec
 from cutaway.engine.model.input_validation import check_feature_names, specs_from_signature, takes_any_name
@@ -156,7 +155,7 @@ class ImageAdapter(Adapter):
     mean: Sequence[float] = (0.0,)
     std: Sequence[float] = (1.0,)
     argument: str = "image"
-    most_pixels: int = 1 << 26
+    most_pixels: int = pictures.MOST_PIXELS
     media_types = ("image/png", "image/jpeg", "image/bmp", "image/gif", "image/webp", "image/tiff")
 
     @property
@@ -164,17 +163,15 @@ class ImageAdapter(Adapter):
         """The image tensor."""
         return (InputSpec(self.argument, "float32", (-1, len(Image.new(self.mode, (1, 1)).getbands()), *self.size)),)
 
+    def decode(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
+        """Decodes an image of the ``media_type``; without one, of that among the adapter's which its bytes have."""
+        return super().decode(data, media_type or pictures.media_type_of(data, self.media_types))
+
     def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
-        """Decodes one image to float32 [1, channels, height, width]."""
-        try:
-            with Image.open(io.BytesIO(data)) as file:
-                if math.prod(file.size) > self.most_pixels:
-                    raise ValueError(f"{file.width} x {file.height} pixels; at most {self.most_pixels} are decoded")
-                image = _eight_bits(ImageOps.exif_transpose(file)).convert(self.mode)
-                image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
-        except Exception as failure:  # Pillow raises many kinds of errors
-            text = f"these {len(data)} bytes are no image that can be decoded: {failure}"
-            raise error(Reason.RAW_UNDECODABLE, text, "data") from None
+        """Decodes one image of the ``media_type`` to float32 [1, channels, height, width]."""
+        with pictures.opened(data, [media_type], self.most_pixels) as file:
+            image = _eight_bits(ImageOps.exif_transpose(file)).convert(self.mode)
+            image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         channels_first = pixels.reshape(1, *self.size, -1).permute(0, 3, 1, 2)
         # contiguous() would keep the strides of a grey image, and PyTorch would choose another convolution kernel, with

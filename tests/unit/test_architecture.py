@@ -22,7 +22,7 @@ LAYERS = ["v1", "contract", "views", "client", "cutaway", "engine", "adapters", 
 
 INNER_LAYERS = {
     "contract": [
-        *("values", "errors", "module_globs", "tensors", "requests", "results", "wire"),
+        *("values", "errors", "pictures", "module_globs", "tensors", "requests", "results", "wire"),
         *("torchserve_messages", "request_reader"),
     ],
     "engine": [
@@ -40,6 +40,7 @@ INNER_LAYERS = {
 CLIENT_SIDE = set(LAYERS[: LAYERS.index("cutaway") + 1])
 CLIENT_PACKAGES = {"google", "google_crc32c", "grpc", "ml_dtypes", "numpy"}
 OPTIONAL_PACKAGES = {
+    "cutaway.contract.pictures": {"PIL"},
     "cutaway.contract.tensors": {"zstandard"},
     "cutaway.contract.module_globs": {"re2"},
     "cutaway.contract.request_reader.files": {"yaml"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import mimetypes
 import zipfile
 from collections.abc import Callable, Sequence
@@ -13,7 +12,8 @@ import numpy as np
 import typer
 from google.protobuf import json_format
 
-from cutaway.contract.errors import Reason, error
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.pictures import ANY, opened
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult, ModelDetail
 from cutaway.contract.results.arrays import by_name, entries, write_npz
@@ -31,12 +31,10 @@ def read_raw(files: Sequence[Path], texts: Sequence[str]) -> list[Raw]:
 
 def decode_image(raw: Raw) -> dict[str, Array]:
     """Returns ``{"image": [1, channels, height, width]}``, from 0 to 1; ``{}`` for what is no image."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
-        with Image.open(io.BytesIO(raw.data)) as opened:
-            image = opened.convert("L" if opened.mode in ("1", "L", "I", "F") else "RGB")
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
+        with opened(raw.data, [raw.media_type] if raw.media_type else ANY) as picture:
+            image = picture.convert("L" if picture.mode in ("1", "L", "I", "F") else "RGB")
+    except CutawayError:
         return {}
     pixels = np.asarray(image, np.float32) / 255
     return {"image": pixels[None, None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)[None]}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.pictures import media_type_of
 from cutaway.contract.requests import ClassIndex, InspectRequest, Raw
 from cutaway.contract.results import ModelDetail
 from cutaway.contract.tensors import DTYPES, FLOATING, Array
@@ -112,7 +113,7 @@ class BatchBuilder:
         self.template = template = parse_request(job.request, job.target)
         self._classes = {name: index for index, name in enumerate(detail.labels)}
         self._declared = {spec.name: spec.data_type for spec in detail.inputs}
-        self._media_type = next(iter(detail.media_types), "")  # what the adapter takes bytes without one for
+        self._media_types = detail.media_types
         self._parameters = detail.provenance.data_type
         request = replace(template.request, model=job.model.name or detail.model.model, seed=template.seed)
         self.request = self._with_typed_baselines(request)
@@ -170,12 +171,18 @@ class BatchBuilder:
         inputs = self._job.inputs
         if isinstance(inputs, RawInput):
             with at("inputs.raw"):
-                return Raw(_as_bytes(_value(columns, "inputs.raw", row)), inputs.raw.media_type or self._media_type)
+                data = _as_bytes(_value(columns, "inputs.raw", row))
+            return Raw(data, inputs.raw.media_type or self._media_type(data))
         tensors = {}
         for name, spec in inputs.items():
             with at(f"inputs.{name}"):
                 tensors[name] = self._tensor(name, spec, _value(columns, f"inputs.{name}", row))
         return tensors
+
+    def _media_type(self, data: bytes) -> str:
+        """Returns the media type of a picture, else the one that the adapter takes bytes without one for."""
+        default = next(iter(self._media_types), "")
+        return (media_type_of(data, self._media_types) if default.startswith("image/") else "") or default
 
     def _tensor(self, name: str, spec: TensorColumn, value: Any) -> Array:
         """Returns ``value`` in the data type and shape of the input ``name``, without a batch axis."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.pictures import ANY, opened
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult
 from cutaway.contract.results.arrays import entries
@@ -182,7 +183,7 @@ def sent_tensors(result: InspectResult, request: InspectRequest) -> dict[str, Ar
 
 
 def _decoded(raw: Raw) -> SentInput:
-    picture = None if raw.media_type.startswith("text/") else _picture(raw.data)
+    picture = None if raw.media_type.startswith("text/") else _picture(raw)
     if picture is not None:
         return SentInput(picture, raw=True)
     try:
@@ -191,16 +192,11 @@ def _decoded(raw: Raw) -> SentInput:
         return SentInput(text=f"{raw.media_type or 'raw data'}, {len(raw.data):,} bytes", raw=True)
 
 
-def _picture(data: bytes) -> Array | None:
+def _picture(raw: Raw) -> Array | None:
     """Returns [3, height, width], or None if this is no picture, or Pillow is not installed."""
     try:
-        with importing("a picture"):
-            from PIL import Image, UnidentifiedImageError
+        with importing("a picture"), opened(raw.data, [raw.media_type] if raw.media_type else ANY) as picture:
+            picture.thumbnail((_ENLARGED_SIDE, _ENLARGED_SIDE))
+            return np.moveaxis(np.asarray(picture.convert("RGB")), -1, 0)
     except CutawayError:
-        return None
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            opened.thumbnail((_ENLARGED_SIDE, _ENLARGED_SIDE))
-            return np.moveaxis(np.asarray(opened.convert("RGB")), -1, 0)
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError):
         return None

@@ -95,7 +95,7 @@ class Raw:
 
     Args:
         data: the bytes.
-        media_type: their format, such as ``image/png``; ``""`` is the adapter's default.
+        media_type: their format, such as ``image/png``; ``""`` is the adapter's default, or, of a picture, its own.
     """
 
     data: bytes
