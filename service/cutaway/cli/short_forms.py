@@ -17,7 +17,7 @@ import typer
 import yaml
 
 from cutaway.contract.errors import CutawayError
-from cutaway.contract.request_reader.files import load_arrays, parse_yaml, read_text
+from cutaway.contract.request_reader.files import load_arrays, parse_yaml, read_text, read_yaml
 from cutaway.contract.request_reader.reader import data_type, place, read, read_request
 from cutaway.contract.requests import Attribution, Capture, Edit, ExplainIf, InspectRequest, Target
 from cutaway.contract.requests.fields import plain
@@ -162,7 +162,7 @@ def _fields(pairs: Iterable[str]) -> dict[str, Any]:
     for key, value in map(pair, pairs):
         name, dot, element = key.partition(".")
         try:
-            loaded = yaml.safe_load(value)
+            loaded = read_yaml(value)
         except yaml.YAMLError as failure:
             raise typer.BadParameter(f"{key}: {value!r} is not YAML: {' '.join(str(failure).split())}") from None
         if dot:

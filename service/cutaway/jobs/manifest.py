@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Annotated, Any
 
 import pyarrow as pa
 from google.protobuf import json_format
+from pydantic import Field, TypeAdapter, ValidationError
 
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.json_text import read_json
 from cutaway.contract.results import ModelDetail
 from cutaway.contract.values import __version__
 from cutaway.contract.wire import requests as wire_requests
@@ -77,7 +79,7 @@ class Folder:
             FailedPrecondition: ``FOLDER_TAKEN``: another run has locked it, or it has files of no job.
         """
         self._create()
-        with (self.path / ".lock").open("w") as lock:
+        with self._lock_file() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -85,6 +87,14 @@ class Folder:
             for path in self.path.glob(f".*{_TEMPORARY}"):  # of a run that was killed
                 path.unlink(missing_ok=True)
             yield
+
+    def _lock_file(self) -> IO[bytes]:
+        try:
+            # A link would lead to a file of another folder.
+            return open(os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "rb")
+        except OSError as failure:
+            what = f"{self.path / '.lock'} cannot be locked: {failure.strerror}"
+            raise error(Reason.FOLDER_TAKEN, what, "output.folder") from None
 
     def _create(self) -> None:
         try:
@@ -161,8 +171,8 @@ class Manifest:
     job: dict[str, Any]
     digest: str
     fingerprint: str
-    rows: int
-    shard_rows: int
+    rows: Annotated[int, Field(ge=0)]
+    shard_rows: Annotated[int, Field(gt=0)]
     model: str
     version: str
     labels: list[str]
@@ -225,7 +235,10 @@ class Manifest:
 
     def read_layout(self) -> Layout:
         """Returns the columns of the tables."""
-        return Layout(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.layout))))
+        try:
+            return Layout(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.layout))))
+        except (ValueError, OSError) as failure:
+            raise error(Reason.DATA_UNREADABLE, f"the layout in the manifest cannot be read: {failure}") from None
 
     @property
     def shards(self) -> int:
@@ -265,10 +278,15 @@ class Manifest:
             InvalidArgument: ``DATA_UNREADABLE``: there is none, or it cannot be read.
         """
         try:
-            fields = json.loads(folder.manifest.read_text("utf-8"))
+            fields = read_json(folder.manifest.read_text("utf-8"))
             if fields.get("schema") != SCHEMA:
-                raise ValueError(f"it has schema {fields.get('schema')!r}, and this Cutaway reads {SCHEMA}")
+                raise ValueError(f"it has schema {fields.get('schema')!r:.40}, and this Cutaway reads {SCHEMA}")
+            TypeAdapter(cls).validate_python(fields)
             return cls(**fields)
+        except ValidationError as failure:
+            first = failure.errors(include_input=False)[0]
+            what = f"{folder.path} holds no job: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise error(Reason.DATA_UNREADABLE, what, "folder") from None
         except (OSError, ValueError, TypeError, AttributeError) as failure:
             raise error(Reason.DATA_UNREADABLE, f"{folder.path} holds no job: {failure}", "folder") from None
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import zstandard
 
 import cutaway as ca
 from cutaway.contract.results import Provenance, Warning
 from cutaway.contract.results.comparison import compare, tolerance
+from cutaway.contract.wire.message_walk import tensors_in
 from cutaway.gateway import serve
+from cutaway.v1 import inspection_pb2, tensor_pb2
 from tests.support.cli import Net, cutaway
 from tests.support.serving import Server
 
@@ -143,6 +149,54 @@ def rewritten(stored: Path, to: Path, how: int = zipfile.ZIP_STORED, **members: 
 def manifest(stored: Path, **changes: Any) -> bytes:
     with zipfile.ZipFile(stored) as archive:
         return json.dumps(json.loads(archive.read("manifest.json")) | changes).encode()
+
+
+def signed(stored: Path, to: Path, **sums: Any) -> Path:
+    """The file with another reply, whose sums are right; ``reply`` is its bytes, the others change its sums."""
+    reply = sums.pop("reply")
+    with zipfile.ZipFile(stored) as archive:
+        members = json.loads(archive.read("manifest.json"))["members"]
+    members["reply.binpb"] = {"bytes": len(reply), "sha256": sha256(reply).hexdigest()} | sums
+    return rewritten(stored, to, reply_binpb=reply, manifest_json=manifest(stored, members=members))
+
+
+def with_tensor(stored: Path, **fields: Any) -> bytes:
+    """The reply with other fields of its prediction, a tensor."""
+    with zipfile.ZipFile(stored) as archive:
+        reply = inspection_pb2.InspectResponse.FromString(archive.read("reply.binpb"))
+    tensor = next(tensors_in(reply.predictions))
+    del tensor.shape[:]
+    tensor.MergeFrom(tensor_pb2.Tensor(**fields))
+    return reply.SerializeToString()
+
+
+def test_a_forged_file_is_refused(stored: Path, tmp_path: Path) -> None:
+    """Also one whose sums are right: nothing in it is larger in memory, or deeper, than it is on disk."""
+    a_gigabyte = zstandard.compress(bytes(1 << 30))
+    assert len(a_gigabyte) < 1 << 18
+    compressed = {"data": a_gigabyte, "compression": tensor_pb2.COMPRESSION_ZSTD, "shape": [1 << 28]}
+    files = {
+        "compressed": signed(stored, tmp_path / "a", reply=with_tensor(stored, **compressed)),
+        "needs 8589934592 bytes": signed(stored, tmp_path / "b", reply=with_tensor(stored, shape=[2 << 30])),
+        "more than 1099511627776 elements": signed(stored, tmp_path / "c", reply=with_tensor(stored, shape=[2**62])),
+        "reply is empty": signed(stored, tmp_path / "d", reply=b""),
+        "the manifest says 5": signed(stored, tmp_path / "e", reply=b"", bytes=5),
+        "the manifest says 'x'": signed(stored, tmp_path / "f", reply=b"", bytes="x"),
+        "nested too deeply": rewritten(stored, tmp_path / "g", manifest_json=b"[" * 100_000),
+        "is there twice": rewritten(stored, tmp_path / "h", manifest_json=b'{"format": "", "format": ""}'),
+    }
+    stated = bytearray(stored.read_bytes())
+    entry = stated.rindex(b"PK\x01\x02")  # of the last member in the directory, with its two sizes
+    stated[entry + 20 : entry + 28] = struct.pack("<LL", 2**32 - 2, 2**32 - 2)
+    files["says that a member has more"] = tmp_path / "i"
+    files["says that a member has more"].write_bytes(stated)
+    os.mkfifo(tmp_path / "j")
+    with pytest.raises(ca.InvalidArgument, match="no regular file"):
+        ca.Inspection.load(tmp_path / "j")
+    for said, path in files.items():
+        with pytest.raises(ca.InvalidArgument, match=said) as caught:
+            ca.Inspection.load(path)
+        assert (caught.value.reason, caught.value.field) == ("EXPLANATION_CORRUPT", "path"), said
 
 
 def test_a_file_that_was_changed_is_refused(stored: Path, tmp_path: Path) -> None:

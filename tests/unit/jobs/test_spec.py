@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cutaway as ca
+from cutaway.jobs.manifest import Folder, Manifest
+from cutaway.jobs.sources import open_source
 from cutaway.jobs.spec import Job
 
 LONG = """
@@ -55,3 +60,70 @@ def test_other_values_are_refused(change: tuple[Any, Any], field: str, message: 
     with pytest.raises(ca.InvalidArgument) as caught:
         load(SHORT.replace(*change), tmp_path)
     assert (caught.value.field, caught.value.message) == (field, message)
+
+
+MANIFEST = asdict(
+    Manifest(
+        job={}, digest="", fingerprint="", rows=1, shard_rows=1, model="net", version="1.0", labels=[],
+        weights_sha256="", files_sha256="", device="cpu", data_type="float32", seed=0, versions={}, columns={},
+        layout="",
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (json.dumps(MANIFEST | {"schema": 9}), "it has schema 9, and this Cutaway reads 1"),
+        (json.dumps(MANIFEST | {"rows": -1}), "rows: Input should be greater than or equal to 0"),
+        (json.dumps(MANIFEST | {"shard_rows": 0}), "shard_rows: Input should be greater than 0"),
+        (json.dumps(MANIFEST | {"labels": 5}), "labels: Input should be a valid list"),
+        (json.dumps(MANIFEST | {"columns": {"x": 1}}), "columns.x: Input should be a valid dict"),
+        (json.dumps(MANIFEST | {"more": 1}), "unexpected keyword argument 'more'"),
+        (json.dumps(MANIFEST).replace("{", '{"rows": 2, ', 1), "the key 'rows' is there twice"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"schema": 1, "job": ' + '{"a": ' * 500 + "1" + "}" * 501, "nested too deeply"),
+        ("[]", "holds no job"),
+        ('{"schema": ' + "9" * 5000 + "}", "holds no job"),
+    ],
+)
+def test_a_foreign_manifest_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    """With the field at fault."""
+    (tmp_path / "_manifest.json").write_text(text)
+    with pytest.raises(ca.InvalidArgument, match=said) as caught:
+        Manifest.load(Folder(tmp_path))
+    assert caught.value.reason == "DATA_UNREADABLE"
+
+
+def test_a_lock_writes_through_no_link(tmp_path: Path) -> None:
+    """The file at the other end stays as it is."""
+    other, folder = tmp_path / "other", tmp_path / "out"
+    other.write_text("precious")
+    folder.mkdir()
+    (folder / ".lock").symlink_to(other)
+    with pytest.raises(ca.FailedPrecondition, match=r"\.lock cannot be locked") as caught, Folder(folder).locked():
+        pass
+    assert (caught.value.reason, other.read_text()) == ("FOLDER_TAKEN", "precious")
+
+
+@pytest.mark.parametrize("suffix", ["png", "csv", "npy", "jsonl", "parquet"])
+def test_pipes_are_no_data(suffix: str, tmp_path: Path) -> None:
+    """A reader would wait at them for ever; links to files are data."""
+    os.mkfifo(tmp_path / f"a.{suffix}")
+    (tmp_path / f"b.{suffix}").symlink_to(tmp_path / f"a.{suffix}")
+    for location in (tmp_path, tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"):
+        with pytest.raises(ca.NotFound, match="contains no file"):
+            open_source(str(location))
+
+
+def test_links_are_data(tmp_path: Path) -> None:
+    """A link to a file is the file; a broken one is a bad row."""
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "a.png").write_bytes(b"a")
+    (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
+    (tmp_path / "c.png").symlink_to(tmp_path / "nowhere")
+    source = open_source(str(tmp_path))
+    assert list(source.read(0, 3, ["name"])["name"]) == ["a.png", "b.png", "c.png"]
+    images = source.read(0, 3, ["image"])["image"]
+    assert list(images[:2]) == [b"a", b"a"]
+    assert "does not exist" in images[2].reason

@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.json_text import MAX_DEPTH
 from cutaway.contract.request_reader.reader import map_values
 from cutaway.contract.tensors import Array
 from cutaway.contract.wire.codec import convert_each
@@ -47,7 +48,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
         InvalidArgument: ``INVALID_VALUE`` with ``name`` and the line, if ``text`` is no YAML or holds no mapping.
     """
     try:
-        content = yaml.safe_load(text)
+        content = read_yaml(text)
     except yaml.MarkedYAMLError as failure:
         line = f"line {failure.problem_mark.line + 1}: " if failure.problem_mark else ""
         raise error(Reason.INVALID_VALUE, f"{name} is not YAML: {line}{failure.problem}") from None
@@ -56,6 +57,50 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise error(Reason.INVALID_VALUE, f"{name} holds no mapping of field names to values")
     return {str(key): value for key, value in content.items()}
+
+
+def read_yaml(text: str) -> Any:
+    """Returns the value of a YAML text without aliases, which multiply, and with each key once in a mapping.
+
+    Raises:
+        yaml.YAMLError: the text is no such YAML.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, MemoryError):
+        raise
+    except Exception as failure:  # of a date, a number or a tag: PyYAML raises many kinds
+        raise yaml.YAMLError(f"a value cannot be read: {failure}"[:200]) from None
+
+
+class _Loader(yaml.SafeLoader):
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases are not read: write the value", problem_mark=self._mark())
+        if self._depth == MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=self._mark())
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def _mark(self) -> Any:
+        event: Any = self.peek_event  # without types
+        return event().start_mark
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        seen = set[Any]()
+        for key, _ in node.value if len(mapping) < len(node.value) else ():
+            name = self.construct_object(key, deep=True)
+            if name in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {name!r:.80} is there twice", problem_mark=key.start_mark)
+            seen.add(name)
+        return mapping
 
 
 def load_arrays(value: Any, directory: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -151,12 +152,20 @@ def find_files(location: str) -> DataFiles:
 
 def _data_files(location: str, system: Any, root: str, infos: dict[str, dict[str, Any]], is_folder: bool) -> DataFiles:
     start = len(root.rstrip("/")) + 1
-    files = sorted((path, info) for path, info in infos.items() if info.get("type") != "directory")
+    files = sorted((path, info) for path, info in infos.items() if _is_file(system, path, info))
     if not files:
         raise error(Reason.DATA_NOT_FOUND, f"{location!r} does not exist, or contains no file", "path")
     return DataFiles(
         location, system, root, {path[start:]: int(info.get("size") or 0) for path, info in files}, is_folder
     )
+
+
+def _is_file(system: Any, path: str, info: dict[str, Any]) -> bool:
+    """Returns False also for pipes, sockets and devices, at which a reader would wait; True for a broken link."""
+    kind = info.get("type")
+    if kind == "other" and isinstance(system, LocalFileSystem):  # also of links
+        return os.path.isfile(path) or not os.path.exists(path)
+    return bool(kind != "directory")
 
 
 class FileSource:

@@ -7,7 +7,6 @@ has 8 bytes per row. The first thousand rows decide whether a CSV column holds n
 from __future__ import annotations
 
 import csv
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
@@ -18,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from cutaway.contract.json_text import read_json
 from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
 from cutaway.jobs.sources.source import Column, Unreadable, check_columns, from_values
 
@@ -212,7 +212,7 @@ class JsonFile:
 
 def _json_record(line: str) -> Record | Unreadable:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as failure:
+        record = read_json(line)
+    except ValueError as failure:
         return Unreadable(f"the line is not JSON: {failure}") if _is_utf8(line) else _NOT_UTF8
     return record if isinstance(record, dict) else Unreadable("the line is not a JSON object")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import encodings.cp437  # noqa: F401  # zipfile imports it for names, but not where no file can be opened
 import errno
 import hashlib
-import json
 import re
 import shutil
 import stat
@@ -23,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.json_text import read_json
 
 # Names and versions of models are safe in paths, in URLs and in TorchServe's configuration.
 
@@ -213,7 +213,7 @@ def _parse_manifest(text: bytes) -> ArchiveManifest:
 
 def _json(member: str, text: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(text)
+        values = read_json(text)
     except ValueError as failure:
         raise _Damage(f"{member} is not JSON ({failure})") from failure
     if not isinstance(values, dict):
