@@ -22,7 +22,7 @@ LAYERS = ["v1", "contract", "views", "client", "cutaway", "engine", "adapters", 
 
 INNER_LAYERS = {
     "contract": [
-        *("values", "errors", "json_text", "pictures", "module_globs", "tensors", "requests", "results", "wire"),
+        *("values", "errors", "json_text", "pictures", "module_globs", "tensors", "npy", "requests", "results", "wire"),
         *("torchserve_messages", "request_reader"),
     ],
     "engine": [

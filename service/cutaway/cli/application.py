@@ -10,7 +10,7 @@ import typer
 
 from cutaway.cli import batch, console_output, inspect_commands, manual, serving
 from cutaway.cli.console_output import Failure, print_error, print_line
-from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.errors import Reason, error, of_exception
 from cutaway.contract.values import __version__
 
 _FIRST_STEPS = """\
@@ -73,8 +73,6 @@ def _run() -> int:
     """Returns the exit status of the command in ``sys.argv``; prints its error, if any."""
     try:
         status = _status()
-    except CutawayError as failure:
-        status = _failed(str(failure), console_output.of_call(failure))
     except console_output.USAGE_ERROR as failure:
         status = _misused(failure)
     except BrokenPipeError:
@@ -83,6 +81,10 @@ def _run() -> int:
         if failure.errno != errno.ENOSPC:
             raise
         status = _failed_on_full_disk(failure)
+    except Exception as exception:
+        if (known := of_exception(exception)) is None:
+            raise
+        status = _failed(str(known), console_output.of_call(known))
     if status == console_output.STOPPED:
         _failed("interrupted", Failure(console_output.INTERRUPTED, "interrupted", exit_status=status))
     return status

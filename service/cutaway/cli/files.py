@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import mimetypes
 import zipfile
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import typer
 from google.protobuf import json_format
 
 from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.npy import read_npy
 from cutaway.contract.pictures import ANY, opened
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult, ModelDetail
@@ -88,9 +90,12 @@ def _only_input(model: ModelDetail) -> str:
 
 def _load(file: Path) -> Array | dict[str, Array]:
     try:
-        loaded = np.load(file, allow_pickle=False)
-        return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as failure:
+        if not zipfile.is_zipfile(file):
+            with file.open("rb") as stream:
+                return read_npy(stream)
+        with zipfile.ZipFile(file) as archive:
+            return {name.removesuffix(".npy"): read_npy(io.BytesIO(archive.read(name))) for name in archive.namelist()}
+    except (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as failure:
         raise error(Reason.INVALID_VALUE, f"{file} is not a numpy file: {failure}") from None
 
 

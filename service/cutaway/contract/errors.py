@@ -19,6 +19,7 @@ Applications branch on ``reason``, never on the message. Deep code raises a shor
 from __future__ import annotations
 
 from enum import IntEnum
+from tokenize import TokenError
 
 from cutaway.contract.values import StrEnum
 
@@ -263,6 +264,22 @@ _CLASSES: dict[int, type[CutawayError]] = {kind.code: kind for kind in CutawayEr
 def error(reason: Reason, message: str, field: str = "") -> CutawayError:
     """Returns the exception for ``reason``, of the class for its status code."""
     return from_wire(reason.code, reason, message, field)
+
+
+def of_exception(failure: Exception) -> CutawayError | None:
+    """Returns the error for an exception of Python that what was sent has caused; None for any other."""
+    if isinstance(failure, CutawayError):
+        return failure
+    if isinstance(failure, MemoryError):
+        return error(Reason.OUT_OF_MEMORY, "there is not enough memory for this; send less at once")
+    if isinstance(failure, UnicodeEncodeError):
+        what = f"a text has {failure.object[failure.start : failure.start + 1]!r}, which is no character"
+        return error(Reason.MALFORMED_REQUEST, what)
+    if isinstance(failure, RecursionError):
+        return error(Reason.MALFORMED_REQUEST, "it is nested too deeply")
+    if isinstance(failure, TokenError):
+        return error(Reason.MALFORMED_REQUEST, f"a text cannot be parsed: {failure.args[0]}")
+    return None
 
 
 def from_wire(code: int, reason: str, message: str, field: str = "") -> CutawayError:

@@ -22,6 +22,7 @@ from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
 from cutaway.server.settings import Settings
 from tests.support.doors import post
+from tests.support.npy_files import HOSTILE_NPY
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
@@ -299,6 +300,43 @@ WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
 }
 
 
+WRONG |= {
+    f"npy: {name}": (
+        "/v1/models/classes:predict",
+        data,
+        {"content_type": "application/x-npy"},
+        (400, "MALFORMED_REQUEST", ""),
+    )
+    for name, data in HOSTILE_NPY.items()
+}
+
+SURROGATE = "\ud800"
+TENSOR = {"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+WRONG |= {
+    f"surrogate {number}": (path, body, {}, (400, "MALFORMED_REQUEST", ""))
+    for number, (path, body) in enumerate(
+        [
+            ("/v1/models/classes:predict", {"instances": [[1, 2, 3, 4]], "target": SURROGATE}),
+            ("/v1/models/classes:explain", {"instances": [[1, 2, 3, 4]], "captures": [SURROGATE]}),
+            ("/v1/models/classes:predict", {"instances": [[1, 2, 3, 4]], "arguments": {"a": SURROGATE}}),
+            ("/v1/models/classes:predict", {"instances": [{SURROGATE: [1, 2, 3, 4]}]}),
+            ("/v1/models/classes:predict", {"instances": [SURROGATE]}),
+            ("/v1/models/classes:inspect", {"captures": [{"module": SURROGATE}]}),
+            ("/v1/models/classes:program?language=python", {"captures": [{"module": SURROGATE}]}),
+            ("/v2/models/classes/infer", {"inputs": [TENSOR | {"name": SURROGATE}]}),
+            ("/v2/models/classes/infer", {"inputs": [TENSOR], "outputs": [{"name": SURROGATE}]}),
+            ("/v2/models/classes/infer", {"inputs": [TENSOR], "id": SURROGATE}),
+        ]
+    )
+}
+WRONG["a name that is no Unicode"] = (
+    "/v1/models/classes:explain",
+    {"instances": [[1, 2, 3, 4]], "attributions": [SURROGATE]},
+    {},
+    (400, "INVALID_VALUE", "attributions[0].method"),
+)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_told(site: Site, name: str) -> None:
     """As problem details, with the reason, the field and a status that fits."""
@@ -309,7 +347,7 @@ def test_what_is_wrong_is_told(site: Site, name: str) -> None:
     else:
         status, got, reply = site.post(path, body, **headers)
     assert (status, reply["reason"], reply.get("field", "")) == expected, reply
-    assert got["content-type"] == "application/problem+json"
+    assert got["content-type"] == ("application/json" if path.startswith("/v2") else "application/problem+json")
     assert reply["status"] == status
 
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import cutaway as ca
+from cutaway.cli.files import read_tensors
 from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.request_reader.files import load_arrays
 from cutaway.jobs.sources import FORMATS, Column, Source, Unreadable, open_source
 from cutaway.jobs.sources.files import find_files
+from tests.support.npy_files import HOSTILE_NPY
 
 ROWS = 25
 PIXELS: npt.NDArray[np.float32] = np.random.default_rng(0).normal(size=(ROWS, 3, 4)).astype(np.float32)
@@ -394,6 +399,20 @@ def test_damaged_files_are_unreadable(suffix: str, content: bytes, tmp_path: Pat
         failure = refused(path)
         assert failure.reason == Reason.DATA_UNREADABLE
         assert f"a{suffix}" in failure.message
+
+
+@pytest.mark.parametrize("name", HOSTILE_NPY)
+def test_headers_of_arrays_are_checked(name: str, tmp_path: Path) -> None:
+    """Also inside of an NPZ file, in a request's file, and in an input of the command line."""
+    (tmp_path / "a.npy").write_bytes(HOSTILE_NPY[name])
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.write(tmp_path / "a.npy", "a.npy")
+    for suffix in ("npy", "npz"):
+        assert refused(str(tmp_path / f"a.{suffix}")).reason == Reason.DATA_UNREADABLE
+        with pytest.raises(ca.InvalidArgument, match="is not a numpy file"):
+            read_tensors([tmp_path / f"a.{suffix}"], ["x"], lambda: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ca.InvalidArgument, match="cannot be read"):
+        load_arrays("a.npy", tmp_path)
 
 
 def test_data_damaged_inside_is_unreadable(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from tokenize import generate_tokens
+from typing import Any
 from urllib.parse import quote
 
 import grpc
@@ -262,3 +264,32 @@ def test_status_of_somebody_else_is_not_called_our_fault() -> None:
                 foreign.details.add().Pack(detail)
             caught = grpc_status.decode(code, SAID, [(grpc_status.DETAILS_KEY, foreign.SerializeToString())])
             assert _same(caught, code), (caught, detail)
+
+
+def _nested() -> None:
+    _nested()
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason", "message"),
+    [
+        (lambda: bytes(1 << 60), Reason.OUT_OF_MEMORY, "there is not enough memory for this; send less at once"),
+        ("a\ud800b".encode, Reason.MALFORMED_REQUEST, "a text has '\\ud800', which is no character"),
+        (_nested, Reason.MALFORMED_REQUEST, "it is nested too deeply"),
+        (lambda: list(generate_tokens(iter(["("]).__next__)), Reason.MALFORMED_REQUEST, "a text cannot be parsed: "),
+    ],
+)
+def test_exceptions_that_a_request_causes_have_words(cause: Callable[[], Any], reason: Reason, message: str) -> None:
+    """They are no errors inside the server."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        cause()
+    failure = errors.of_exception(caught.value)
+    assert failure is not None
+    assert (failure.reason, failure.message[: len(message)]) == (reason, message)
+
+
+def test_a_text_that_is_no_unicode_can_be_told() -> None:
+    """In the message and in the field."""
+    failure = received(error(Reason.INVALID_VALUE, "no \ud800", "a.\ud800"))
+    assert (failure.message, failure.field) == (r"no \ud800", r"a.\ud800")
+    assert as_failure(error(Reason.MODEL_FAILED, "no \ud800")).message == r"no \ud800"

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.json_text import MAX_DEPTH
+from cutaway.contract.npy import read_npy
 from cutaway.contract.request_reader.reader import map_values
 from cutaway.contract.tensors import Array
 from cutaway.contract.wire.codec import convert_each
@@ -125,10 +125,8 @@ def load_arrays(value: Any, directory: Path) -> Any:
 
 def _load_array(path: Path) -> Array:
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as failure:
+        with path.open("rb") as file:
+            return read_npy(file)
+    except (OSError, ValueError) as failure:
         cause = failure.strerror if isinstance(failure, OSError) and failure.strerror else failure
         raise error(Reason.INVALID_VALUE, f"{path} cannot be read: {cause}") from None
-    if not isinstance(array, np.ndarray):
-        raise error(Reason.INVALID_VALUE, f"{path} holds no array")
-    return array

@@ -117,8 +117,9 @@ def _decode_details(status: status_pb2.Status) -> CutawayError | None:
 
 
 def _shortened(string: str) -> str:
-    data = string.encode()
-    return string if len(data) <= _MAX_TEXT_BYTES else data[: _MAX_TEXT_BYTES - 3].decode(errors="ignore") + "..."
+    data = string.encode(errors="backslashreplace")  # names in a request may be no Unicode
+    short = data if len(data) <= _MAX_TEXT_BYTES else data[: _MAX_TEXT_BYTES - 3] + b"..."
+    return short.decode(errors="ignore")
 
 
 # Connect's messages stay bytes: the code that parses those of gRPC parses them too.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.npy import check_npy
 from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
 from cutaway.jobs.sources.source import Column, Unreadable, check_columns, from_arrow
 
@@ -49,12 +50,18 @@ def _column(values: Any) -> Column:
     return array
 
 
+def _mapped(path: Path) -> Any:
+    with path.open("rb") as file:
+        check_npy(file)
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
 def open_npy(files: DataFiles) -> Arrays:
     """Opens NPY files and maps them into memory; a file is a column with the file's name."""
     arrays = {}
     for name in files.sizes:
         with read_errors(f"{name!r} in {files.location!r}"):
-            arrays[PurePosixPath(name).stem] = np.load(files.local(name), mmap_mode="r", allow_pickle=False)
+            arrays[PurePosixPath(name).stem] = _mapped(files.local(name))
     return Arrays(files, arrays)
 
 
@@ -66,8 +73,7 @@ def open_npz(files: DataFiles) -> Arrays:
     arrays = {}
     with read_errors(f"{files.location!r}"), zipfile.ZipFile(files.local(next(iter(files.sizes)))) as archive:
         for member in archive.namelist():
-            path = archive.extract(member, folder)
-            arrays[member.removesuffix(".npy")] = np.load(path, mmap_mode="r", allow_pickle=False)
+            arrays[member.removesuffix(".npy")] = _mapped(Path(archive.extract(member, folder)))
     return Arrays(files, arrays)
 
 

@@ -28,6 +28,7 @@ from starlette.routing import BaseRoute, Route
 
 from cutaway.client.request_builder import request_inputs
 from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.npy import read_npy
 from cutaway.contract.request_reader.reader import read_request
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import ModelName
@@ -126,8 +127,7 @@ def _arrays_in(data: bytes, media_type: str, max_bytes: int) -> dict[str, Array]
 
 
 def _array(file: io.BytesIO) -> Array:
-    array: Array = np.lib.format.read_array(file, allow_pickle=False)
-    return array
+    return read_npy(file)
 
 
 # Forms are what a page or ``curl -F`` sends: files for the model to decode, and fields of the request.

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from cutaway.client.transport import SERVICE
-from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.errors import CutawayError, Reason, error, of_exception
 from cutaway.contract.results import ModelName
 from cutaway.contract.torchserve_messages import decode_stream_opening, decode_worker_reply
 from cutaway.contract.wire import chunks
@@ -110,10 +110,12 @@ class Servicer:
         """
         try:
             yield
-        except CutawayError as failure:
+        except Exception as exception:
+            if (failure := of_exception(exception)) is None:
+                raise
             if not call.trailing_metadata():
                 await self.refuse(name, failure, call)
-            raise
+            raise failure from None
 
     async def call(self, name: str, data: bytes, context: Context) -> bytes | None:
         """Runs the method ``name`` for a serialised request of an admitted caller, as a call by gRPC does.

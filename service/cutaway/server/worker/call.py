@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 def as_failure(failure: BaseException) -> worker_pb2.Failure:
     """Encodes an exception; logs an unexpected one with its traceback."""
     failed = _as_error(failure)
-    return worker_pb2.Failure(code=failed.code, reason=failed.reason, message=failed.message, field=failed.field)
+    message = failed.message.encode(errors="backslashreplace").decode()  # a model's own text may be no Unicode
+    return worker_pb2.Failure(code=failed.code, reason=failed.reason, message=message, field=failed.field)
 
 
 def with_failure(pieces: Iterator[chunks.Piece]) -> Iterator[chunks.Piece]:

@@ -1,0 +1,47 @@
+"""Reads NPY files that others have written: no header makes an array larger than its file."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import IO
+
+import numpy as np
+
+from cutaway.contract.tensors import Array
+
+_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def check_npy(file: IO[bytes]) -> None:
+    """Reads the header of an NPY file, and leaves the file at its begin.
+
+    Raises:
+        ValueError: there is no header that numpy can read, or it states more bytes than follow.
+    """
+    begin = file.tell()
+    try:
+        shape, _, dtype = _READERS[np.lib.format.read_magic(file)](file)
+        stated = math.prod(shape) * dtype.itemsize
+    except ValueError:
+        raise
+    except Exception as failure:  # numpy's parser raises what Python's raises: MemoryError, TokenError and others
+        raise ValueError(f"its header cannot be read ({type(failure).__name__})") from None
+    header = file.tell()
+    left = file.seek(0, os.SEEK_END) - header
+    file.seek(begin)
+    if any(size < 0 for size in shape) or not dtype.itemsize:
+        raise ValueError(f"its header states an array {shape} of {dtype}, which does not exist")
+    if stated > left and not dtype.hasobject:
+        raise ValueError(f"its header states {stated} bytes, and {left} follow")
+
+
+def read_npy(file: IO[bytes]) -> Array:
+    """Returns the array in an NPY file.
+
+    Raises:
+        ValueError: it cannot be read, or has Python objects.
+    """
+    check_npy(file)
+    array: Array = np.lib.format.read_array(file, allow_pickle=False)
+    return array
