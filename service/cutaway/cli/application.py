@@ -11,7 +11,7 @@ import typer
 from cutaway.cli import batch, console_output, inspect_commands, manual, serving
 from cutaway.cli.console_output import Failure, print_error, print_line
 from cutaway.contract.errors import Reason, error, of_exception
-from cutaway.contract.values import __version__
+from cutaway.contract.values import __version__, printable
 
 _FIRST_STEPS = """\
 First steps:
@@ -113,6 +113,7 @@ def _failed(line: str, failure: Failure) -> int:
 def _misused(failure: console_output.UsageError) -> int:
     described = console_output.of_usage(failure)
     if not console_output.is_requested():
+        failure.message = printable(failure.message)
         failure.show()
         return described.exit_status
     return _failed(described.message, described)

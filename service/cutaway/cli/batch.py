@@ -13,7 +13,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from cutaway.cli import console_output
@@ -52,7 +51,7 @@ def run(
         from cutaway.server.observability.prometheus import metrics_endpoint
     with _exit_statuses(), ExitStack() as stack:
         job = Job.load(spec)
-        console = Console(stderr=as_json)
+        console = console_output.new_console(stderr=as_json)
         say = partial(console_output.print_line, to_stderr=as_json)
         watchers: list[Watcher] = [progress.Bar(console) if console.is_terminal else progress.ProgressLines(say)]
         if metrics_address:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from cutaway.contract import errors
@@ -23,6 +24,7 @@ from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.results import ModelName
 from cutaway.contract.results.comparison import Comparison
 from cutaway.contract.results.document import MAX_VALUES, document
+from cutaway.contract.values import printable
 
 USAGE, PACKAGE_MISSING, INTERRUPTED = "USAGE", "PACKAGE_MISSING", "INTERRUPTED"
 """Reasons of the command line itself; all others are those of `cutaway.contract.errors.Reason`."""
@@ -51,7 +53,9 @@ USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 
 
 class UsageError(Protocol):
-    """The methods of `USAGE_ERROR` that are used here."""
+    """The members of `USAGE_ERROR` that are used here."""
+
+    message: str
 
     def format_message(self) -> str:
         """Returns the message, with the name of the option."""
@@ -107,9 +111,18 @@ def of_usage(failure: UsageError) -> Failure:
 _PIPED_WIDTH = 120  # columns; without a terminal rich takes 80, and folds lines that a script reads
 
 
-def _console(*, stderr: bool = False) -> Console:
-    # A new one for each use: tests and callers replace sys.stdout.
-    console = Console(stderr=stderr, markup=False, highlight=False)
+class _PrintableConsole(Console):
+    """A console on which no text of a server, a file or a model can control the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yields what is printed, with escapes in all texts."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
+
+
+def new_console(*, stderr: bool = False) -> Console:
+    """Returns a console for texts of others; a new one for each use, since tests and callers replace sys.stdout."""
+    console = _PrintableConsole(stderr=stderr, markup=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPED_WIDTH
     return console
@@ -117,7 +130,7 @@ def _console(*, stderr: bool = False) -> Console:
 
 def print_blocks(*blocks: RenderableType) -> None:
     """Prints tables and texts with an empty line between them."""
-    console = _console()
+    console = new_console()
     for index, block in enumerate(blocks):
         if index:
             console.print()
@@ -126,7 +139,7 @@ def print_blocks(*blocks: RenderableType) -> None:
 
 def print_line(line: str, style: str = "", *, to_stderr: bool = False) -> None:
     """Prints one line at once and unfolded, for a process that waits for it or copies it."""
-    console = _console(stderr=to_stderr)
+    console = new_console(stderr=to_stderr)
     console.print(Text(line, style=style), soft_wrap=True)
     console.file.flush()
 
@@ -137,7 +150,7 @@ def print_error(line: str, failure: Failure) -> None:
     if is_requested():
         text = Text(json.dumps({"error": asdict(failure)}))
     with suppress(OSError):  # stderr itself cannot be written: the exit status is all that is left
-        _console(stderr=True).print(text, soft_wrap=True)
+        new_console(stderr=True).print(text, soft_wrap=True)
 
 
 @contextmanager
@@ -152,7 +165,7 @@ def waiting(what: str, after_s: float = 1.0) -> Iterator[None]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    progress = Progress(*columns, console=_console(stderr=True), transient=True)
+    progress = Progress(*columns, console=new_console(stderr=True), transient=True)
     progress.add_task(what)
     timer = threading.Timer(after_s, progress.start)
     timer.start()

@@ -21,7 +21,7 @@ from __future__ import annotations
 from enum import IntEnum
 from tokenize import TokenError
 
-from cutaway.contract.values import StrEnum
+from cutaway.contract.values import StrEnum, printable
 
 DOMAIN = "cutaway.dev"
 """The ``domain`` of every `google.rpc.ErrorInfo` that Cutaway sends."""
@@ -215,7 +215,7 @@ class CutawayError(Exception):
 
     def __str__(self) -> str:
         where = f" [{self.field}]" if self.field else ""
-        return f"{self.reason}{where}: {self.message}"
+        return printable(f"{self.reason}{where}: {self.message}")
 
 
 class InvalidArgument(CutawayError, code=Code.INVALID_ARGUMENT):

@@ -1,4 +1,4 @@
-"""Changed copies of frozen dataclasses, string enums, and the installed version."""
+"""Changed copies of frozen dataclasses, string enums, texts that can be printed, and the installed version."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ def changed(value: T, **attributes: Any) -> T:
     other: T = object.__new__(type(value))
     other.__dict__.update(value.__dict__, **attributes)
     return other
+
+
+_JOINERS = "\u200c\u200d"
+"""Join and separate letters of Persian, Hindi and emoji; they do nothing else."""
+
+
+def printable(text: str) -> str:
+    """Returns ``text``, which others may have written, with escapes for all but line feeds that controls a terminal or
+    changes the direction of the text."""
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or character in _JOINERS or character == "\n":
+        return character
+    return " " if character.isspace() and character not in "\r\v\f" else ascii(character)[1:-1]
 
 
 # `enum.StrEnum` exists from Python 3.11 on.

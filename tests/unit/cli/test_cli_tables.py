@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 import cutaway as ca
-from cutaway.cli import model_tables
+from cutaway.cli import console_output, model_tables
+from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import (
     AttributionError,
     ClassPrediction,
@@ -21,9 +24,11 @@ from cutaway.contract.results import (
     OperatorInfo,
     Provenance,
     TokenAttribution,
+    Warning,
 )
 from cutaway.views import tables
-from tests.support.cli import squeezed
+from cutaway.views.inspection import Inspection
+from tests.support.cli import cutaway, squeezed
 
 LOGITS = np.array([[0.25, 1.5], [2.0, -1.0]], np.float32)
 
@@ -259,3 +264,70 @@ def test_an_error_stands_in_its_attributions_place() -> None:
     )
     assert "Lime x [1, 2] 1 1 0.5" in shown
     assert "LayerGradCam METHOD_INAPPLICABLE: no such thing" in shown
+
+
+_HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\u202egnp\r\ud800over"
+
+
+def test_no_text_of_others_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """In tables of every kind, lines, errors, misuses and printed results; what was there is shown as its escape."""
+    array = np.zeros((1, 2), np.float32)
+    result = Inspection(
+        {_HOSTILE: array},
+        captures={_HOSTILE: ca.ModuleCapture((ca.CapturedCall({ca.Point.OUTPUT: {_HOSTILE: array}}),))},
+        input_gradients={_HOSTILE: array},
+        attributions=(
+            ca.AttributionResult(_HOSTILE, _HOSTILE, {_HOSTILE: array}),
+            ca.AttributionResult(_HOSTILE, _HOSTILE, {}, error=AttributionError(3, _HOSTILE, _HOSTILE)),
+        ),
+        classes=(ClassPrediction(0, _HOSTILE, 0.5),),
+        warnings=(Warning(ca.WarningCode.NO_GRADIENT, _HOSTILE, _HOSTILE),),
+        provenance=Provenance(model=_HOSTILE, device=_HOSTILE),
+        request=ca.InspectRequest("net", tensors={_HOSTILE: array}),
+    )
+    modules = ModuleInfo("", _HOSTILE, 0), ModuleInfo(_HOSTILE, _HOSTILE, 0)
+    detail = ModelDetail(ModelName(_HOSTILE, _HOSTILE), (), (), (_HOSTILE,), (_HOSTILE,), modules, Provenance())
+    tree = model_tables.Tree(detail, None, False)
+    failure = error(Reason.INVALID_VALUE, _HOSTILE, _HOSTILE)
+    console_output.print_blocks(
+        *tables.result_tables(result), model_tables.summary(detail), model_tables.ModuleTable(tree)
+    )
+    console_output.print_line(_HOSTILE)
+    console_output.print_line(_HOSTILE, to_stderr=True)
+    console_output.print_error(str(failure), console_output.of_call(failure))
+    print(result, detail, failure)
+    output, errors = capsys.readouterr()
+    for text in (output, errors):
+        assert r"\x1b[31mred\x1b]0;title" in text
+        assert not [each for each in set(text) if not (each.isprintable() or each == "\n")]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["layers", _HOSTILE[:8]], ["inspect", "net", "--edit", _HOSTILE[:8]], [_HOSTILE[:8]]]
+)
+def test_no_argument_controls_the_terminal(arguments: list[str]) -> None:
+    """Programs pass names that others have chosen."""
+    done = cutaway(*arguments, "--address", "127.0.0.1:1")
+    assert done.returncode
+    assert "\x1b" not in done.stderr + done.stdout
+
+
+def test_no_text_in_the_log_controls_the_terminal() -> None:
+    """Of an event, its fields, another library's, and an exception."""
+    script = f"""
+import logging as library
+import structlog
+from cutaway.server.observability import logging
+logging.configure("text")
+hostile = {_HOSTILE!r}
+structlog.get_logger().warning(hostile, path=hostile, paths=[hostile])
+library.getLogger("x").error("%s", hostile)
+try:
+    raise ValueError(hostile)
+except ValueError:
+    structlog.get_logger().exception("failed")
+    library.getLogger("x").exception("failed")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.count(r"\x9b2J") == 6
+    assert not [each for each in set(done.stderr) if not (each.isprintable() or each == "\n")]

@@ -12,6 +12,7 @@ import numpy as np
 from cutaway.contract.requests import Point
 from cutaway.contract.results.arrays import Place, captures, entries, examples_first, tensors
 from cutaway.contract.tensors import Array
+from cutaway.contract.values import printable
 
 if TYPE_CHECKING:
     from cutaway.contract.results import (
@@ -25,25 +26,10 @@ if TYPE_CHECKING:
     )
 
 
-# A server may send any text: what is printed has escapes for control characters.
-
-_JOINERS = "\u200c\u200d"
-"""Join and separate letters of Persian, Hindi and emoji; they do nothing else."""
-
-
 def harmless(text: str, limit: int = 60) -> str:
-    """Returns ``text`` in at most ``limit`` characters.
-
-    Characters that control a terminal, end a line or change the direction of the text are escaped.
-    """
-    shown = "".join(_visible(character) for character in text[:limit])
+    """Returns ``text``, which a server sent, as `printable` in at most ``limit`` characters of one line."""
+    shown = printable(text[:limit]).replace("\n", " ")
     return shown if len(text) <= limit and len(shown) <= limit else f"{shown[: limit - 1]}…"
-
-
-def _visible(character: str) -> str:
-    if character.isprintable() or character in _JOINERS:
-        return character
-    return " " if character.isspace() and character not in "\r\v\f" else ascii(character)[1:-1]
 
 
 def outline(array: Array) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from io import StringIO
 from typing import Literal, TextIO, TypeAlias
 
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, FilteringBoundLogger, Processor, WrappedLogger
 
+from cutaway.contract.values import printable
 from cutaway.server.observability.call_watch import CallRecord, current_call
 
 Format: TypeAlias = Literal["json", "text"]
@@ -109,6 +111,20 @@ def _processors(log_format: Format) -> list[Processor]:
     ]
     if log_format == "json":
         return [*common, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    # A plain traceback: structlog's default prints local variables, and so requests and tokens.
-    plain = structlog.dev.plain_traceback
-    return [*common, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    return [
+        *common,
+        _printable,
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback),
+    ]
+
+
+def _printable(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
+    """Escapes what others have written: no text may control the terminal that shows the log."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in line.items()}
+
+
+def _write_traceback(output: TextIO, failure: ExcInfo) -> None:
+    """Writes a plain traceback: structlog's default prints local variables, and so requests and tokens."""
+    text = StringIO()
+    structlog.dev.plain_traceback(text, failure)
+    output.write(printable(text.getvalue()))
