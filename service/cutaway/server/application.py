@@ -68,7 +68,7 @@ async def _run(model_store: Path, settings: Settings, workers: int | None, annou
             url = f"{'https' if settings.tls_certificate else 'http'}://{server.http_address}"
             announce(f"http: {url}")
             announce(f"page: {url}/")
-        if warning := exposure_warning(settings, server.address):
+        if warning := exposure_warning(settings, server.address, server.http_address):
             log.warning(warning)
         gc.collect()
         gc.freeze()  # these objects stay; every full collection would scan them and delay all calls

@@ -122,6 +122,9 @@ class Settings(BaseSettings):
     http_origins: str = Field(
         default="", description="Origins of web pages that may call by HTTP, with commas between them; * for all."
     )
+    http_connections: int = Field(
+        default=1000, gt=0, description="The most connections by HTTP at once; more are refused at once."
+    )
     http_anonymous: bool = Field(
         default=False, description="Serve HTTP beyond this machine although callers need neither token nor certificate."
     )

@@ -23,7 +23,7 @@ from cutaway.adapters import Adapter
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
-from cutaway.server.auth.tokens import REQUIRED_SCOPES
+from cutaway.server.auth.tokens import REQUIRED_SCOPES, read
 from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2
 from tests.support.token_files import EVERY, entry, write
@@ -436,6 +436,18 @@ def test_no_server_starts_with_a_broken_file(kind: str, tmp_path: Path) -> None:
         pass
     assert caught.value.field == "CUTAWAY_TOKENS"
     assert str(path) in caught.value.message
+
+
+def test_a_file_that_every_user_may_write_is_refused(tmp_path: Path) -> None:
+    """At the start; while a server runs, it keeps what it has read. A group may be trusted."""
+    path = tmp_path / "tokens.toml"
+    path.write_text(entry("one", {"*": EVERY}))
+    path.chmod(0o660)
+    assert read(path)
+    path.chmod(0o602)
+    with pytest.raises(ca.InvalidArgument, match="every user of this machine can add a token to it") as caught:
+        read(path)
+    assert caught.value.field == "CUTAWAY_TOKENS"
 
 
 def test_a_list_of_layers_is_said_to_be_gone(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_an_operator_is_told_what_is_open(pki: Pki, tmp_path: Path) -> None:
     bare, tls, mutual = Settings(), pki.served(), pki.served(callers="ours")
     tokens = {"tokens": tmp_path}
     for address in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
-        assert exposure_warning(bare, address) == ""
+        assert exposure_warning(bare, address) == exposure_warning(bare, address, "") == ""
     for address in ("0.0.0.0:1", "[::]:1", "192.0.2.1:1", "cutaway.example:1"):
         assert "without tokens" in exposure_warning(bare, address)
         assert "without TLS" in exposure_warning(bare, address)
@@ -290,6 +290,7 @@ def test_an_operator_is_told_what_is_open(pki: Pki, tmp_path: Path) -> None:
         assert "without TLS" in exposure_warning(bare.model_copy(update=tokens), address)
         assert exposure_warning(mutual, address) == exposure_warning(tls.model_copy(update=tokens), address) == ""
         assert "\n" not in exposure_warning(bare, address)
+        assert "without TLS" in exposure_warning(bare.model_copy(update=tokens), "127.0.0.1:1", address)  # HTTP's
 
 
 # The client's side.

@@ -8,10 +8,12 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import trustme
 from torch import Tensor, nn
 
 import cutaway as ca
@@ -87,6 +89,100 @@ def test_who_sends_too_slowly_is_told_and_left(server: Served, slow: dict[str, s
     said = everything(slow[what])
     assert b"DEADLINE_EXCEEDED" in said or b"deadline_exceeded" in said or "body" not in what
     still_answers(server)
+
+
+LENGTH = "Content-Length: 1000000\r\n\r\n"
+CHUNKED = "Transfer-Encoding: chunked\r\n\r\n"
+DRIPPED = {
+    "a body after 401": (f"{HEAD}{LENGTH}", b" "),
+    "a body for connect after 401": (f"{INSPECT}{LENGTH}", b"{"),
+    "chunks after 401": (f"{HEAD}{CHUNKED}", b"1\r\na\r\n"),
+    "trailers after 401": (f"{HEAD}{CHUNKED}0\r\n", b"X: a\r\n"),
+    "a body for a page": (f"GET /docs HTTP/1.1\r\nHost: 127.0.0.1\r\n{LENGTH}", b" "),
+    "a body for another host": (f"GET / HTTP/1.1\r\nHost: example\r\n{LENGTH}", b" "),
+    "a body for a health check": (f"POST /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n{LENGTH}", b" "),
+    "empty lines": ("GET /docs HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"\r\n"),
+    "one byte of a body, then nothing": (f"{HEAD}{LENGTH} ", b""),
+    "a body after its reply, then nothing": (f"{HEAD}Content-Length: 2\r\n\r\n", b"{}"),
+}
+
+
+@pytest.fixture(scope="module")
+def dripped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, socket.socket]]:
+    """Connections of callers without a token, each with the first part of a request."""
+    file = tmp_path_factory.mktemp("tokens") / "tokens.toml"
+    file.write_text("[tokens]\n")
+    settings = Settings(http_address="127.0.0.1:0", receive_timeout_s=RECEIVE_S, idle_timeout_s=RECEIVE_S, tokens=file)
+    with serve({"net": nn.Linear(4, 2)}, settings=settings) as server, contextlib.ExitStack() as stack:
+        connections = {what: stack.enter_context(connected(server)) for what in DRIPPED}
+        for what, (head, _) in DRIPPED.items():
+            connections[what].sendall(head.encode())
+        yield connections
+
+
+@pytest.mark.parametrize("what", DRIPPED)
+def test_who_drips_after_the_reply_is_left(dripped: dict[str, socket.socket], what: str) -> None:
+    """Whatever arrives: only a whole request keeps a connection."""
+    connection, (_, drop) = dripped[what], DRIPPED[what]
+    once = what.endswith("then nothing")
+    connection.settimeout(RECEIVE_S / 10)
+
+    def ended() -> bool:
+        nonlocal drop
+        try:
+            connection.sendall(drop)
+            drop = b"" if once else drop
+            return connection.recv(1 << 16) == b""
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+
+    until(ended)
+
+
+def test_connections_have_a_greatest_number() -> None:
+    """One more is refused, as long as the others are there."""
+    with serve({"net": nn.Linear(4, 2)}, settings=Settings(http_address="127.0.0.1:0", http_connections=3)) as server:
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(connected(server)).sendall(HEAD.encode())
+            with connected(server) as further:
+                assert everything(further).startswith(b"HTTP/1.1 503 ")
+        until(lambda: post(f"http://{server.http_address}/v1/models", None, {})[0] == 200)
+
+
+def test_the_handshake_of_tls_has_an_end(tmp_path: Path) -> None:
+    """A caller who never begins it, or stops within it, is left."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    settings = Settings(
+        http_address="127.0.0.1:0",
+        receive_timeout_s=RECEIVE_S,
+        tls_certificate=tmp_path / "cert.pem",
+        tls_key=tmp_path / "key.pem",
+    )
+    with serve({"net": nn.Linear(4, 2)}, settings=settings) as server:
+        begin = time.monotonic()
+        for sent in (b"", b"\x16\x03\x01\x02\x00\x01"):
+            with connected(server) as connection:
+                connection.sendall(sent)
+                assert everything(connection) == b""
+        assert time.monotonic() - begin < 50  # asyncio's own limit is a minute for each
+
+
+def test_a_request_has_one_host(server: Served) -> None:
+    """A proxy may have looked at the other one; each reply keeps itself out of other sites' pages."""
+    for more, status in (("", "200"), ("Host: 127.0.0.1\r\n", "400"), ("HOST: example\r\n", "400")):
+        with connected(server) as connection:
+            connection.sendall(
+                f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n{more}Connection: close\r\n\r\n".encode()
+            )
+            reply = everything(connection)
+        assert reply.startswith(f"HTTP/1.1 {status} ".encode())
+        assert b"cross-origin-resource-policy: same-origin\r\n" in reply
 
 
 def test_a_connection_without_a_further_request_is_ended(server: Served) -> None:

@@ -104,10 +104,10 @@ def _unusable(files: str, failure: Exception, variable: str) -> CutawayError:
     return error(Reason.INVALID_VALUE, f"{files}: {getattr(failure, 'strerror', None) or failure}", variable)
 
 
-def exposure_warning(settings: Settings, address: str) -> str:
-    """Returns a warning for the operator if ``address`` is reachable from other machines without tokens or without TLS;
-    empty otherwise."""
-    if is_loopback(address):
+def exposure_warning(settings: Settings, *addresses: str) -> str:
+    """Returns a warning for the operator if any of ``addresses`` is reachable from other machines without tokens or
+    without TLS; empty otherwise. An empty address is not served."""
+    if all(not address or is_loopback(address) for address in addresses):
         return ""
     gaps = []
     if settings.tokens is None and settings.tls_client_ca is None:

@@ -11,6 +11,7 @@ A token is 32 random bytes, so one plain SHA-256 hides it: it cannot be guessed,
 from __future__ import annotations
 
 import hmac
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -256,9 +257,11 @@ def read(path: Path) -> Mapping[str, TokenEntry]:
     """Returns the tokens in a file, by name.
 
     Raises:
-        InvalidArgument: ``INVALID_VALUE``: the file is missing, is not TOML or breaks the schema.
+        InvalidArgument: ``INVALID_VALUE``: the file is missing, is not TOML, breaks the schema, or all may write it.
     """
     try:
+        if path.stat().st_mode & stat.S_IWOTH:
+            raise _invalid(path, f"every user of this machine can add a token to it: chmod o-w {path}")
         entries = _File.model_validate(tomli.loads(path.read_text("utf-8"))).tokens
     except OSError as failure:
         raise _invalid(path, failure.strerror or "cannot be read") from None

@@ -6,8 +6,10 @@ import asyncio
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cutaway.client.trust import is_loopback
@@ -149,12 +151,15 @@ class Guard:
         self._local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request."""
+        """Answers a request, with a header that keeps replies out of other sites' pages."""
+
+        async def own(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"cross-origin-resource-policy", b"same-origin")]
+            await send(message)
+
         failure = self._failure(scope)
-        if failure is None:
-            await self._application(scope, receive, send)
-        else:
-            await problem(failure)(scope, receive, send)
+        await (self._application if failure is None else problem(failure))(scope, receive, own)
 
     def _failure(self, scope: Scope) -> CutawayError | None:
         headers = Headers(scope=scope)
@@ -165,6 +170,8 @@ class Guard:
         except UnicodeDecodeError:
             return error(Reason.MALFORMED_REQUEST, "the headers of the request are no UTF-8")
         host, origin = headers.get("host", ""), headers.get("origin")
+        if len(headers.getlist("host")) > 1:
+            return error(Reason.MALFORMED_REQUEST, "the request has several hosts; a proxy may see another one", "host")
         if self._local and _name(host) not in _LOCAL:
             return error(Reason.ORIGIN_REFUSED, f"this server is not known as {host!r:.80}; ask for 127.0.0.1", "host")
         own = (f"http://{host}", f"https://{host}")
@@ -215,17 +222,23 @@ MAX_HEAD_BYTES = 64 << 10
 """The largest head of a request: its line and its headers."""
 
 
+_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
 class HttpConnection(HttpToolsProtocol):
     """A connection by HTTP/1.1, with limits that uvicorn does not have.
 
-    The head of a request may take `receive_timeout_s` to arrive. A caller who reads nothing of a reply for
-    `idle_timeout_s` loses the connection, with the rest of the reply.
+    The head of a request may take `receive_timeout_s` to arrive, and so may the rest of a body after its reply. A
+    caller who reads nothing of a reply for `idle_timeout_s` loses the connection, with the rest of the reply. After a
+    request, the next one must begin within `idle_timeout_s`, whatever else arrives.
 
     Attributes:
+        most: the most connections of the server; more are refused.
         receive_timeout_s: seconds; a subclass sets it.
         idle_timeout_s: seconds; a subclass sets it.
     """
 
+    most: int
     receive_timeout_s: float
     idle_timeout_s: float
 
@@ -235,8 +248,13 @@ class HttpConnection(HttpToolsProtocol):
         # asyncio does it only for sockets that name their protocol; else a reply waits 40 ms for an acknowledgement.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._head_bytes = 0
+        self._is_receiving = False
         self._overdue: asyncio.TimerHandle | None = self._abort_later()
         self._unread: asyncio.TimerHandle | None = None
+        self._between: asyncio.TimerHandle | None = None
+        if len(self.connections) > self.most:
+            transport.write(_TOO_MANY)
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Reads a part of a request."""
@@ -250,6 +268,8 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Starts the time limit for the head of a request."""
         super().on_message_begin()
+        self._is_receiving = True
+        self._limit_pause(None)
         if self._overdue is None:
             self._head_bytes = 0
             self._overdue = self._abort_later()
@@ -259,6 +279,20 @@ class HttpConnection(HttpToolsProtocol):
         self._forget()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """Ends the time limit for a body that arrived after its reply."""
+        super().on_message_complete()
+        self._is_receiving = False
+        if self._between is not None:
+            self._limit_pause(self.idle_timeout_s)
+
+    def on_response_complete(self) -> None:
+        """Starts the time limit for the rest of the request, or for the next one."""
+        is_last = not self.pipeline and self._overdue is None
+        super().on_response_complete()
+        if is_last:
+            self._limit_pause(self.receive_timeout_s if self._is_receiving else self.idle_timeout_s)
+
     def pause_writing(self) -> None:
         """Begins to watch a caller who reads more slowly than the server sends."""
         super().pause_writing()
@@ -267,12 +301,13 @@ class HttpConnection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """Ends the watch: the caller has read most of the reply."""
         super().resume_writing()
-        if self._unread is not None:
+        if self._unread is not None and not self.transport.is_closing():
             self._unread.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends all timers: the connection has ended."""
         self._forget()
+        self._limit_pause(None)
         if self._unread is not None:
             self._unread.cancel()
         super().connection_lost(exc)
@@ -287,7 +322,21 @@ class HttpConnection(HttpToolsProtocol):
             else:
                 self._watch_reader(now)
 
+        if self._unread is not None:
+            self._unread.cancel()
         self._unread = self.loop.call_later(self.idle_timeout_s, look)
+
+    def _limit_pause(self, seconds: float | None) -> None:
+        """Limits the time between a reply and the next request. uvicorn's own limit ends at any byte."""
+        if self._between is not None:
+            self._between.cancel()
+        self._between = None if seconds is None else self.loop.call_later(seconds, self._leave)
+
+    def _leave(self) -> None:
+        """Ends the connection once the rest of a reply is read."""
+        self.transport.close()
+        if left := self.transport.get_write_buffer_size():
+            self._watch_reader(left)
 
     def _abort_later(self) -> asyncio.TimerHandle:
         return self.loop.call_later(self.receive_timeout_s, self.transport.abort)
@@ -315,10 +364,16 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, servicer: Servicer, serving: Collection[ModelName], further: Sequence[BaseRoute]) -> None:
         settings, tls = servicer.settings, ssl_context(servicer.settings)
-        limits = {"receive_timeout_s": settings.receive_timeout_s, "idle_timeout_s": settings.idle_timeout_s}
+        self._handshake_s = None if tls is None else settings.receive_timeout_s
+        limits = {
+            "most": settings.http_connections,
+            "receive_timeout_s": settings.receive_timeout_s,
+            "idle_timeout_s": settings.idle_timeout_s,
+        }
+        self._connection: Any = type("LimitedConnection", (HttpConnection,), limits)
         config = uvicorn.Config(
             _application(servicer, serving, further),
-            http=type("LimitedConnection", (HttpConnection,), limits),
+            http=self._connection,
             ws="none",
             lifespan="off",
             loop="none",
@@ -347,8 +402,19 @@ class HttpServer(uvicorn.Server):
         await self._begun.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to listen."""
-        await super().startup(sockets)
+        """Begins to listen. uvicorn's own start has no time limit for the handshake of TLS."""
+        connection = partial(self._connection, config=self.config, server_state=self.server_state, app_state={})
+        self.servers = [
+            await asyncio.get_running_loop().create_server(
+                connection,
+                sock=listener,
+                ssl=self.config.ssl,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=self._handshake_s,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
         self._begun.set()
 
     async def stop(self, grace_s: float) -> None:
