@@ -21,8 +21,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from cutaway.contract.errors import Reason, error
+from cutaway.contract.errors import InvalidArgument, Reason, error
 from cutaway.contract.json_text import read_json
+from cutaway.contract.request_reader.files import parse_yaml
 
 # Names and versions of models are safe in paths, in URLs and in TorchServe's configuration.
 
@@ -99,9 +100,8 @@ def unpack(path: Path, directory: Path, *, workers: int | None = None, batch: in
 def workers(path: Path) -> int:
     """Returns the number of workers in the archive at ``path``."""
     with _open(path) as archive:
-        config = archive.read(MODEL_CONFIG).decode() if MODEL_CONFIG in archive.namelist() else ""
-    count = _WORKER_COUNTS.search(config)
-    return int(count[0].partition(":")[2]) if count else 1
+        config = _config(archive)
+    return int(config.get("minWorkers", config.get("maxWorkers", 1)))
 
 
 def unpacked(directory: Path) -> ArchiveManifest:
@@ -120,7 +120,7 @@ class _Damage(Exception):
 # zipfile and zlib raise these for damaged archives.
 _WRONG_BYTES = (
     *(_Damage, zipfile.BadZipFile, zlib.error, struct.error, EOFError),
-    *(ArithmeticError, RuntimeError, ValueError, OSError),
+    *(ArithmeticError, RuntimeError, ValueError, OSError, InvalidArgument),
 )
 
 
@@ -131,7 +131,8 @@ def _reporting(name: str) -> Iterator[None]:
     except _WRONG_BYTES as failure:
         if isinstance(failure, OSError) and failure.errno != errno.EINVAL:  # EINVAL comes from a wrong offset
             raise
-        what = f"{name}: {failure}; rebuild it with `cutaway package`"
+        why = failure.message if isinstance(failure, InvalidArgument) else failure
+        what = f"{name}: {why}; rebuild it with `cutaway package`"
         raise error(Reason.ARCHIVE_CORRUPT, what) from failure
 
 
@@ -177,9 +178,28 @@ def _verify(archive: zipfile.ZipFile) -> ArchiveManifest:
         raise _Damage(f"{TORCHSERVE_MANIFEST} and {MANIFEST} do not name the same model")
     adapter = manifest.adapter.rpartition(":")[0]
     _check_present(archive, *([adapter] if adapter.endswith(".py") else []))
+    _config(archive)
     if manifest.weights:
         _check_weights(archive, manifest)
     return manifest
+
+
+_LEAST = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1, "maxBatchDelay": 0, "responseTimeout": 1}
+"""The settings of TorchServe that are whole numbers, and the smallest."""
+
+
+def _config(archive: zipfile.ZipFile) -> dict[str, Any]:
+    """Returns TorchServe's settings of a model, which TorchServe waits for ever to have read if they are wrong."""
+    if MODEL_CONFIG not in archive.namelist():
+        return {}
+    config = parse_yaml(archive.read(MODEL_CONFIG).decode(), MODEL_CONFIG)
+    for name, least in _LEAST.items():
+        value = config.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
+            raise _Damage(f"{MODEL_CONFIG}: {name} is {value!r:.40}, and not a whole number from {least} on")
+    if config.get("minWorkers", 1) > config.get("maxWorkers", 1 << 31):
+        raise _Damage(f"{MODEL_CONFIG}: minWorkers is more than maxWorkers")
+    return config
 
 
 def _check_present(archive: zipfile.ZipFile, *members: str) -> None:
