@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import IntEnum
+from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -102,19 +103,21 @@ _PREFIX = "cutaway-"
 
 _LOCK = ".cutaway-owner"
 _LONGEST_PATH = 103  # of a socket, in bytes: 107 on Linux, 103 elsewhere
-_LONGEST_NAME = len("/.ts.sock.12345")  # TorchServe's socket, the longest name in these directories
+LONGEST_NAME = len("/.ts.sock.12345")  # TorchServe's socket, the longest name in these directories
 _OWN = len(f"/{_PREFIX}12345678")
-_LONGEST_PARENT = _LONGEST_PATH - _OWN - _LONGEST_NAME
 
 
 class ScratchDirectory(tempfile.TemporaryDirectory[str]):
     """A directory that only this user may enter, deleted at the end of its context.
 
     It lies in the default directory for temporary files, or in ``/tmp`` if that path is too long for Unix sockets.
+
+    Args:
+        longest_name: the length of the longest name of a socket in the directory, with the slash before it.
     """
 
-    def __init__(self) -> None:
-        super().__init__(prefix=_PREFIX, dir=_parent(), ignore_cleanup_errors=True)
+    def __init__(self, longest_name: int = LONGEST_NAME) -> None:
+        super().__init__(prefix=_PREFIX, dir=_parent(longest_name), ignore_cleanup_errors=True)
         self._lock = _take_lock(Path(self.name))
 
     def cleanup(self) -> None:
@@ -135,16 +138,19 @@ def listening(path: Path) -> socket.socket:
 
 def delete_abandoned() -> None:
     """Deletes the directories of this user whose owner has ended without deleting them."""
-    for directory in Path(_parent()).glob(f"{_PREFIX}*"):
+    for directory in chain(*(Path(parent).glob(f"{_PREFIX}*") for parent in {tempfile.gettempdir(), _SHORT})):
         # One without a lock, of a running owner or of another user stays.
         with suppress(OSError), _open_lock(directory) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _parent() -> str:
+_SHORT = "/tmp"
+
+
+def _parent(longest_name: int) -> str:
     parent = tempfile.gettempdir()
-    return parent if len(parent.encode()) <= _LONGEST_PARENT else "/tmp"
+    return parent if len(os.fsencode(parent)) + _OWN + longest_name <= _LONGEST_PATH else _SHORT
 
 
 def _take_lock(directory: Path) -> IO[bytes]:

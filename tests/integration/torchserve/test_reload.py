@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,8 +40,10 @@ def test_a_new_version_takes_over_without_a_failed_call(
 ) -> None:
     """Callers go on calling while an archive is put into the store: not one call fails, those that name no version get
     the new one once it answers, those that name the old one keep it, and of the processes before nothing is left. An
-    archive that cannot be loaded changes nothing. Archives that go, go."""
+    archive that cannot be loaded changes nothing. Archives that go, go. A normal end leaves no temporary file."""
     monkeypatch.setenv("CUTAWAY_RAY_CPUS", "0.1")
+    scratch = tempfile.mkdtemp(dir="/tmp")  # short enough for the sockets of each engine
+    monkeypatch.setenv("TMPDIR", scratch)
     store = tmp_path / "store"
     package(store, "tiny", TINY)
     package(tmp_path / "later", "tiny", TINY, version="1.1")
@@ -75,7 +78,10 @@ def test_a_new_version_takes_over_without_a_failed_call(
         (store / "tiny-1.1.mar").unlink()
         until(lambda: _says(server, "the previous models stay in service"))
         assert version(client) == "1.1"
+        assert list(Path(scratch).glob("cutaway-*"))
         assert server.stop() == 0
+    assert not list(Path(scratch).glob("cutaway-*"))
+    shutil.rmtree(scratch)
 
 
 @pytest.mark.slow

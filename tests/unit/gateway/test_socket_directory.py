@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cutaway.server.ray.workers import RayWorkers
 from cutaway.server.worker_protocol import ScratchDirectory, delete_abandoned
 
 TORCHSERVE = ".ts.sock.65535"
@@ -28,6 +29,22 @@ def test_a_socket_fits_wherever_temporary_files_go(length: int, monkeypatch: pyt
             assert Path(directory).stat().st_mode & 0o777 == 0o700
             assert (Path(directory).parent == Path(parent)) == (length <= 71)
         assert not Path(directory).exists()
+
+
+def test_a_socket_of_ray_fits_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its names are longer; directories in the other place are found again by `delete_abandoned`."""
+    name = "session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        for length in range(20, 60):
+            parent = f"{short}/".ljust(length, "x")
+            Path(parent).mkdir(exist_ok=True)
+            monkeypatch.setattr(tempfile, "tempdir", parent)
+            with ScratchDirectory(RayWorkers.longest_name) as directory, socket.socket(socket.AF_UNIX) as listener:
+                path = Path(directory, name)
+                path.parent.mkdir(parents=True)
+                listener.bind(str(path))
+                delete_abandoned()
+                assert path.exists()
 
 
 OWNER = """

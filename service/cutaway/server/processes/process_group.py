@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, ClassVar, Protocol
 
 import psutil
 
 from cutaway.contract.errors import Reason, error
-from cutaway.server.worker_protocol import ScratchDirectory
+from cutaway.server.worker_protocol import LONGEST_NAME, ScratchDirectory
 
 _TAIL_BYTES = 16 << 10
 
@@ -156,9 +156,11 @@ class Engine(ABC):
 
     Attributes:
         name: the name for people, such as ``TorchServe``.
+        longest_name: the length of the longest name of a socket in the directory of the processes.
     """
 
     name: str = field(init=False)
+    longest_name: ClassVar[int] = LONGEST_NAME
     _log: RunLog = field(init=False, default_factory=RunLog)
     _group: ProcessGroup | None = field(init=False, default=None)
     _cleanup: ExitStack = field(init=False, default_factory=ExitStack)
@@ -166,7 +168,7 @@ class Engine(ABC):
     def start(self) -> None:
         """Starts the processes; their workers load their models after that."""
         with ExitStack() as undo:
-            directory = Path(undo.enter_context(ScratchDirectory()))
+            directory = Path(undo.enter_context(ScratchDirectory(self.longest_name)))
             self._log = RunLog(self._log_path(directory))
             undo.callback(self._log.close)
             command, environment = self._command(directory)

@@ -183,11 +183,14 @@ def _deploy(plan: RayPlan, keeper: Address, identity: Identity, trusted: bytes) 
 
 def _options(settings: Settings, model: PlannedModel) -> dict[str, Any]:
     """Returns the options of a deployment: how many replicas, on what, and when Serve ends one."""
+    variables = {name: os.environ[name] for name in _OF_WORKERS if name in os.environ}
+    if not settings.ray_address:
+        variables["TMPDIR"] = os.getcwd()  # a replica may be killed, and this directory is deleted with the keeper
     options: dict[str, Any] = {
         "ray_actor_options": {
             "num_cpus": settings.ray_cpus,
             "num_gpus": settings.ray_gpus,
-            "runtime_env": {"env_vars": {name: os.environ[name] for name in _OF_WORKERS if name in os.environ}},
+            "runtime_env": {"env_vars": variables},
         },
         "health_check_period_s": _HEALTH_PERIOD_S,
         "health_check_timeout_s": settings.hang_s,

@@ -33,6 +33,7 @@ class RayWorkers(WorkerProcesses):
     module: ClassVar = "cutaway.server.ray.keeper"
     log_name: ClassVar = "ray.log"
     end_s: ClassVar = 10.0
+    longest_name: ClassVar = len("/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store")  # Ray's
 
     def _plan(self, directory: Path) -> str:
         models = tuple(self._planned(name, path) for name, path in self.archives.items())
