@@ -140,13 +140,21 @@ class Calls:
         worker: runs them.
         thread: the thread of its model.
         reply: sends a serialised `cutaway.v1.WorkerReply`, with the number of its call.
+        unsound: called where the worker no longer passes its example after it ran out of memory.
 
     Attributes:
         waiting: the number of other calls that waited in the gateway when it sent its last turn.
     """
 
-    def __init__(self, worker: Worker, thread: ModelThread, reply: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        thread: ModelThread,
+        reply: Callable[[int, bytes], None],
+        unsound: Callable[[], None] = lambda: None,
+    ) -> None:
         self._worker = worker
+        self._unsound = unsound
         self._thread = thread
         self._reply = reply
         self.waiting = 0
@@ -183,6 +191,8 @@ class Calls:
             self._reply(number, reply)
         self._under_way.difference_update(numbers)
         self._cancelled.difference_update(numbers)
+        if self._worker.ran_out and not self._worker.is_sound():
+            self._unsound()
 
     def _replies(self, calls: Sequence[Call]) -> Iterator[bytes]:
         """Yields a reply for every call, also if the worker has a fault: callers must not wait for their deadlines."""

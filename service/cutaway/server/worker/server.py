@@ -56,6 +56,12 @@ class FrameSender:
                 if len(self._waiting) == 1:
                     threading.Thread(target=self._send_waiting, name="cutaway-sender", daemon=True).start()
 
+    def flush(self) -> None:
+        """Waits until everything is sent, for `PATIENCE_S` at most."""
+        until = time.monotonic() + PATIENCE_S
+        while self._waiting and time.monotonic() < until:
+            time.sleep(_POLL_S)
+
     def _send_now(self, data: bytes) -> int:
         try:
             return self._connection.send(data, socket.MSG_DONTWAIT)
@@ -73,6 +79,7 @@ class FrameSender:
 
 
 _PAUSE_S = 0.1
+_POLL_S = 0.01
 _READ_BYTES = 1 << 20
 _BUFFER_BYTES = 2 << 20
 
@@ -112,6 +119,12 @@ class WorkerServer:
         for sender in [*self._connected]:
             sender.send(frame(FrameKind.LEAVE))
 
+    def _end(self) -> None:
+        """Ends this process, so that another worker takes its place; gateways send its other calls again."""
+        for sender in [*self._connected]:
+            sender.flush()
+        os._exit(1)
+
     def _accept(self) -> None:
         while True:
             try:
@@ -143,7 +156,10 @@ class WorkerServer:
 
     def _serve_calls(self, sender: FrameSender, frames: Iterator[Frame]) -> None:
         calls = Calls(
-            self._worker, self._thread, lambda number, reply: sender.send(frame(FrameKind.REPLY, reply, number))
+            self._worker,
+            self._thread,
+            lambda number, reply: sender.send(frame(FrameKind.REPLY, reply, number)),
+            self._end,
         )
         name = self._worker.name
         hello = worker_pb2.WorkerHello(pid=self._number, model=name.model, version=name.version)

@@ -52,7 +52,7 @@ from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.inspect import describe
 from cutaway.engine.model.input_validation import named, validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
-from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, timed
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, timed
 from cutaway.engine.planning.plan import RequestPlan, plan_request
 from cutaway.engine.runtime.numerics import from_numpy, to_numpy
 from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
@@ -170,6 +170,7 @@ class Worker:
         busy_until: the latest deadline of the calls that run, in Unix seconds; `IDLE` while none runs.
         request_memory_bytes: the most memory that a request may take on a CPU; None for no limit.
         pieces: streamed replies that nobody has fetched yet.
+        ran_out: whether a call of the last turn ran out of memory.
     """
 
     def __init__(self, model: InspectedModel, adapter: Adapter, name: ModelName, settings: Settings) -> None:
@@ -180,6 +181,8 @@ class Worker:
         self.busy_until = IDLE
         self.request_memory_bytes = settings.request_memory_bytes
         self.pieces = WaitingPieces()
+        self.ran_out = False
+        self._passed_example = False
         self._valid_inputs: dict[Hashable, tuple[str, ...]] = {}
         self._kinds: dict[str, Callable[[Call], _Decoded | worker_pb2.WorkerReply]] = {
             "inspect": self._inspect,
@@ -219,10 +222,22 @@ class Worker:
         try:
             example = self._example()
             with self._model.session():
-                if example is not None and not rows_independent(self._model, example, ()):
+                independent = example is None or rows_independent(self._model, example, ())
+                self._passed_example = example is not None
+                if not independent:
                     log.warning("%s: rows are not proven to be independent; calls run one by one", self.name.model)
         except Exception as failure:  # in the adapter's example: a request for it gets the same error
             log.warning("%s: its example cannot be run: %s", self.name.model, failure)
+
+    def is_sound(self) -> bool:
+        """Returns whether the model still passes its example; after a call without memory, libraries may be broken."""
+        try:
+            if self._passed_example:
+                self.describe()
+        except Exception as failure:
+            log.warning("%s no longer passes its example: %s", self.name.model, failure)
+            return False
+        return True
 
     def _example(self) -> Inputs | None:
         example = self._adapter.example()
@@ -253,6 +268,8 @@ class Worker:
         with self._busy(calls), attached(call.traceparent for call in calls):
             decoded = deque(_catch(self._decode, call) for call in calls)
             results = deque(inspect_batch([item.plan for item in decoded if isinstance(item, _Decoded)]))
+        # A refusal before the model has run is no such failure.
+        self.ran_out = any(isinstance(each, BaseException) and is_out_of_memory(each) for each in (*decoded, *results))
         while decoded:  # when a reply is out, nothing of its call is left
             yield self._reply(decoded.popleft(), results, start)
 
