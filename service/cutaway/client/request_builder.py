@@ -12,7 +12,7 @@ import numpy as np
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.request_reader.reader import read_request
-from cutaway.contract.tensors import Array, ArrayLike, as_array, dtype_name
+from cutaway.contract.tensors import Array, ArrayLike, as_array, dtype_name, holds_texts
 from cutaway.contract.values import changed
 
 # Inputs become tensors by name or raw examples. Packages are recognised, never imported.
@@ -26,6 +26,10 @@ _RIGHT = (
     "send arrays by name, {'x': array}; one array, if the model has one input; a Raw, a text or a Pillow image, or "
     "several of them"
 )
+
+
+_NUMBERS = "send numbers, or raw examples instead of arrays by name"
+_OBJECTS = {"O": "Python objects", "S": "texts", "U": "texts"}
 
 
 def request_inputs(inputs: Inputs) -> dict[str, Any]:
@@ -94,6 +98,8 @@ def _array(value: Any, name: str) -> Array:
     """Returns ``value`` as an array of the contract. Numbers of Python and of tables become float32 or int64, as in
     torch; arrays of numpy and torch stay as they are."""
     with at(name):
+        if holds_texts(value):
+            raise error(Reason.INPUT_DTYPE, f"an array of {_OBJECTS['U']} has no tensor; {_NUMBERS}")
         try:
             array = as_array(value)
         except CutawayError:
@@ -103,8 +109,7 @@ def _array(value: Any, name: str) -> Array:
         if array.dtype == "float64" and not (isinstance(value, np.ndarray) or hasattr(value, "detach")):
             array = array.astype("float32")
         if array.dtype.kind in "OUS":
-            what = f"an array of {'texts' if array.dtype.kind in 'US' else 'Python objects'} has no tensor"
-            raise error(Reason.INPUT_DTYPE, f"{what}; send numbers, or raw examples instead of arrays by name")
+            raise error(Reason.INPUT_DTYPE, f"an array of {_OBJECTS[array.dtype.kind]} has no tensor; {_NUMBERS}")
         dtype_name(array)
         return array
 

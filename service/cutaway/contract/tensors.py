@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -169,6 +170,22 @@ def as_array(array: ArrayLike) -> Array:
     return np.asarray(tensor)
 
 
+def holds_texts(value: Any) -> bool:
+    """Returns whether nested lists hold a text, which is no number.
+
+    numpy would make an array of all texts, each as long as the longest: 260 kB become 6 GiB.
+    """
+    level = [value]
+    for _ in range(MAX_RANK + 1):
+        kinds = set(map(type, level))
+        if kinds & {str, bytes}:
+            return True
+        if not kinds & {list, tuple}:
+            break
+        level = list(chain.from_iterable(item for item in level if type(item) in (list, tuple)))
+    return False
+
+
 def dtype_name(array: Array) -> str:
     """Returns the contract's name of the data type of ``array``.
 
@@ -189,10 +206,16 @@ def _name(dtype: np.dtype[Any]) -> str:
 
 def to_bytes(array: Array) -> bytes:
     """Returns the elements of ``array``, row-major and little-endian."""
-    return np.ascontiguousarray(array, dtype=DTYPES[dtype_name(array)]).tobytes()
+    return bytes(bytes_in(array))
 
 
-def from_bytes(name: str, shape: Sequence[int], data: bytes) -> Array:
+def bytes_in(array: Array) -> memoryview:
+    """Returns the elements of ``array`` as `to_bytes` does, without a copy where they are so in memory."""
+    plain: Any = np.ascontiguousarray(array, dtype=DTYPES[dtype_name(array)])
+    return memoryview(plain.reshape(-1).view(np.uint8))
+
+
+def from_bytes(name: str, shape: Sequence[int], data: Buffer) -> Array:
     """Returns a read-only array over ``data``, without a copy.
 
     Raises:

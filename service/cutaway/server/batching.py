@@ -157,21 +157,55 @@ class ByteBudget:
             raise _overloaded(held, self._most)
 
     @contextmanager
-    def hold(self, size: int) -> Iterator[None]:
+    def hold(self, size: int = 0) -> Iterator[HeldBytes]:
         """Holds the bytes of a request of the current task's caller; raises ``OVERLOADED`` if they are too many."""
-        caller = caller_id.get()
+        held = HeldBytes(self)
+        try:
+            held.add(size)
+            yield held
+        finally:
+            held.release()
+
+    def take(self, caller: str, size: int, own: int) -> None:
+        """Holds ``size`` more bytes of a request that has ``own`` bytes; raises ``OVERLOADED``."""
         for held, most in ((self._held.total(), self._most), (self._held[caller], self._most // 2)):
-            if held and held + size > most:
+            if held > own and held + size > most:
                 raise _overloaded(held, most)
         self._held[caller] += size
-        try:
-            yield
-        finally:
-            self._held -= Counter({caller: size})  # without callers that hold none
-            self._passed += size
-            if self._passed > _BURST_BYTES and not self._held:
-                self._passed = 0
-                threading.Thread(target=_return_memory, name="cutaway-trim", daemon=True).start()
+
+    def give_back(self, caller: str, size: int) -> None:
+        """Ends the hold of ``size`` bytes."""
+        self._held -= Counter({caller: size})  # without callers that hold none
+        self._passed += size
+        if self._passed > _BURST_BYTES and not self._held:
+            self._passed = 0
+            threading.Thread(target=_return_memory, name="cutaway-trim", daemon=True).start()
+
+
+class HeldBytes:
+    """The bytes of one request within a budget; they grow while the request arrives."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._caller = ""
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        """Holds ``size`` more bytes.
+
+        Raises:
+            CutawayError: ``OVERLOADED``, if they are too many for the caller, or for all.
+        """
+        if not self._size:
+            self._caller = caller_id.get()
+        self._budget.take(self._caller, size, self._size)
+        self._size += size
+
+    def release(self) -> None:
+        """Ends the hold."""
+        if self._size:
+            self._budget.give_back(self._caller, self._size)
+        self._size = 0
 
 
 def _return_memory() -> None:

@@ -39,7 +39,7 @@ from cutaway.contract.requests import (
     TokenId,
 )
 from cutaway.contract.requests.fields import field_advice, plain, suggestion
-from cutaway.contract.tensors import COMPRESSIONS, FLOATING, ArrayLike
+from cutaway.contract.tensors import COMPRESSIONS, FLOATING, ArrayLike, holds_texts
 from cutaway.contract.values import changed
 from cutaway.contract.wire.codec import OneOf, convert_each, type_hints
 from cutaway.contract.wire.methods import METHODS, METRICS, RULES
@@ -150,8 +150,8 @@ def _array(value: Any) -> ArrayLike:
     if hasattr(value, "__array__"):
         return value
     try:
-        array = np.asarray(value)
-    except ValueError:  # lists of different lengths
+        array = np.asarray(None if holds_texts(value) else value)
+    except (ValueError, OverflowError):  # lists of different lengths; 1e400 beside a whole number of 400 digits
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise wrong_type("a .npy file or lists of numbers", value)

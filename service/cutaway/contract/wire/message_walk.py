@@ -96,10 +96,11 @@ def parse(kind: type[M], data: bytes, name: str = "") -> M:
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise _malformed(data, name) from None
+        raise malformed(data, name) from None
 
 
-def _malformed(data: bytes, name: str) -> CutawayError:
+def malformed(data: bytes, name: str) -> CutawayError:
+    """Returns the error for ``data`` that are no message of the type ``name``."""
     return error(Reason.MALFORMED_REQUEST, f"the {len(data)} bytes are not a {name}")
 
 
@@ -124,7 +125,7 @@ def check_entries(kind: type[Message], data: bytes, name: str) -> None:
     try:
         _count_entries(fields, memoryview(data), 0)
     except LookupError:
-        raise _malformed(data, name) from None
+        raise malformed(data, name) from None
 
 
 _MIN_FIELD_BYTES = 2  # a tag, and a value or a length

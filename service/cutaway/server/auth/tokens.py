@@ -154,6 +154,17 @@ class Caller:
         """Returns whether the caller has ``scope`` for any model."""
         return any(scope in permissions.scopes for permissions in self.permissions.values())
 
+    def require_model(self) -> None:
+        """Refuses a caller who may call no model.
+
+        Raises:
+            CutawayError: as a call of any model.
+        """
+        if not any(permissions.scopes for permissions in self.permissions.values()):
+            raise _no_such_model()
+        if not self.has_scope(Scope.PREDICT):
+            raise error(Reason.SCOPE_MISSING, "this token may predict no model", "model")
+
     def resolve(self, model: str, catalog: Catalog) -> tuple[ModelName, Permissions]:
         """Returns the model that a request names, and the caller's permissions for it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 from connectrpc.code import Code
@@ -48,7 +49,7 @@ class _Admission(MetadataInterceptor[None]):
 
     async def on_start(self, ctx: _Context) -> None:
         async with _translated(self._servicer, ctx) as call:
-            self._servicer.admit(call.invocation_metadata())
+            self._servicer.admit(call.invocation_metadata(), call.peer())
 
 
 class _Method:
@@ -74,27 +75,34 @@ class _Method:
 
     async def _unary(self, body: bytes, ctx: _Context) -> bytes:
         async with _translated(self._servicer, ctx) as call:
-            reply = await self._servicer.call(self._name, await self._binary(body, ctx), call)
-            return await self._as_sent(reply or b"", ctx)
+            reply = await self._servicer.call(self._name, await self._binary(body, ctx, call), call)
+            return await self._as_sent(reply or b"", ctx, call)
 
     async def _stream(self, body: bytes, ctx: _Context) -> AsyncIterator[bytes]:
         messages: asyncio.Queue[bytes] = asyncio.Queue(1)
         async with _translated(self._servicer, ctx, messages.put) as call:
-            data = await self._binary(body, ctx)
+            data = await self._binary(body, ctx, call)
             running = asyncio.ensure_future(self._servicer.call(self._name, data, call))
             try:
                 async for message in _until_done(messages, running):
-                    yield await self._as_sent(message, ctx)
+                    yield await self._as_sent(message, ctx, call)
             finally:
                 running.cancel()
                 await asyncio.wait([running])
 
-    async def _binary(self, body: bytes, ctx: _Context) -> bytes:
-        return await json_messages.as_binary(self._request, body) if _is_json(ctx) else body
+    async def _binary(self, body: bytes, ctx: _Context, call: TranslatedCall) -> bytes:
+        """Returns a request as its message; the name of the model is in it."""
+        if not _is_json(ctx):
+            return body
+        if self._name.startswith("Inspect"):
+            self._servicer.require_scopes()
+        return await self._servicer.convert(partial(json_messages.binary_of, self._request), body, call)
 
-    async def _as_sent(self, data: bytes, ctx: _Context) -> bytes:
+    async def _as_sent(self, data: bytes, ctx: _Context, call: TranslatedCall) -> bytes:
         """Returns a reply in the form of its request."""
-        return await json_messages.as_text(self._reply, data) if _is_json(ctx) else data
+        if not _is_json(ctx):
+            return data
+        return await self._servicer.convert(partial(json_messages.text_of, self._reply), data, call)
 
 
 def _is_json(ctx: _Context) -> bool:
@@ -181,7 +189,7 @@ class ConnectApplication(ConnectASGIApplication[Servicer]):
             compressions=(),  # tensors have one of their own; gzip would hold all other calls up
             codecs=[BytesCodec("proto"), BytesCodec("json")],
         )
-        self._settings = servicer.settings
+        self._servicer = servicer
 
     @property
     def path(self) -> str:
@@ -190,15 +198,16 @@ class ConnectApplication(ConnectASGIApplication[Servicer]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
-        body = RequestBody(receive, self._settings)
+        with self._servicer.arriving() as held:
+            body = RequestBody(scope, receive, self._servicer.settings, held)
 
-        async def limited() -> Any:
-            try:
-                return await body()
-            except CutawayError as failure:
-                raise _connect_error(failure) from None
+            async def limited() -> Any:
+                try:
+                    return await body()
+                except CutawayError as failure:
+                    raise _connect_error(failure) from None
 
-        await super().__call__(scope, limited, _with_length(send))
+            await super().__call__(scope, limited, _with_length(send))
 
 
 def refused(content_type: str) -> CutawayError | None:

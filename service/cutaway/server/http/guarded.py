@@ -6,16 +6,18 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope
 
 from cutaway.contract.errors import DOMAIN, Code, CutawayError, Reason, error
 from cutaway.contract.wire import grpc_status
+from cutaway.server.batching import HeldBytes
 from cutaway.server.rpc.servicer import Servicer
 from cutaway.server.rpc.status import Headers, TranslatedCall
 from cutaway.server.settings import Settings
@@ -72,7 +74,7 @@ TIMEOUT = "x-timeout-ms"
 
 log = logging.getLogger(__name__)
 
-Handler: TypeAlias = Callable[[Request, TranslatedCall], Awaitable[Response]]
+Handler: TypeAlias = "Callable[[Request, TranslatedCall, RequestBody], Awaitable[Response]]"
 
 T = TypeVar("T")
 
@@ -87,8 +89,14 @@ def guarded(
         try:
             async with servicer.reporting(name, call):
                 call.limit(_timeout(request))
-                servicer.admit(call.invocation_metadata())
-                response = await handler(request, call)
+                servicer.admit(call.invocation_metadata(), call.peer())
+                with servicer.arriving() as held:
+                    body = RequestBody(request.scope, request.receive, servicer.settings, held)
+                    try:
+                        response = await handler(request, call, body)
+                    except CutawayError:
+                        await body.discard()
+                        raise
             response.headers.update(dict(call.reply_headers))
         except CutawayError as failure:
             return problem(failure, call.reply_headers, media_type)
@@ -100,19 +108,27 @@ def guarded(
     return answer
 
 
+_DISCARDED = 4
+"""How much of a refused request is received, in largest requests."""
+
+
 class RequestBody:
     """The body of a request, with limits of its size and of the time that it may take to arrive.
 
     Args:
+        scope: the request without its body.
         receive: the server's own.
         settings: the limits.
+        held: counts the bytes that have arrived.
 
     Attributes:
-        max_bytes: the largest size, of unpacked arrays too. Slightly larger requests get an error that names the limit.
+        max_bytes: the largest size, of unpacked arrays too.
     """
 
-    def __init__(self, receive: Receive, settings: Settings) -> None:
-        self.max_bytes = 2 * settings.max_message_bytes
+    def __init__(self, scope: Scope, receive: Receive, settings: Settings, held: HeldBytes) -> None:
+        self.max_bytes = settings.max_message_bytes
+        self._announced = int(dict(scope["headers"]).get(b"content-length", 0))
+        self._held = held
         self._receive = receive
         self._timeout_s = settings.receive_timeout_s
         self._until = asyncio.get_running_loop().time() + self._timeout_s
@@ -123,37 +139,52 @@ class RequestBody:
         """Returns the next ASGI message.
 
         Raises:
-            CutawayError: ``DEADLINE_EXCEEDED`` or ``REQUEST_TOO_LARGE``.
+            CutawayError: ``DEADLINE_EXCEEDED`` or ``REQUEST_TOO_LARGE``; ``OVERLOADED`` if there is no room for it.
         """
         if self._complete:  # what comes now is the end of the connection, at any time
             return await self._receive()
+        await self._refuse_large(self._announced)
+        message = await self._next()
+        await self._refuse_large(self._bytes)
+        self._held.add(len(message.get("body", b"")))
+        return message
+
+    async def _next(self) -> Message:
         left = self._until - asyncio.get_running_loop().time()
         try:
             message = await within(max(0.0, left), self._receive())
         except asyncio.TimeoutError:
             raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {self._timeout_s:g} s") from None
         self._bytes += len(message.get("body", b""))
-        if self._bytes > self.max_bytes:
-            what = f"the request has more than {self.max_bytes} bytes, which is the limit"
-            raise error(Reason.REQUEST_TOO_LARGE, what)
         self._complete = message["type"] != "http.request" or not message.get("more_body", False)
         return message
 
-    async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Yields the body as it arrives.
+    async def _refuse_large(self, size: int) -> None:
+        if size > self.max_bytes:
+            await self.discard()
+            what = f"the request has more than the {self.max_bytes} bytes that are allowed"
+            raise error(Reason.REQUEST_TOO_LARGE, what)
+
+    async def discard(self) -> None:
+        """Receives the rest of a refused request, up to a size, and keeps nothing: many callers send all of a request
+        before they read the reply."""
+        with suppress(CutawayError):
+            while not self._complete and self._bytes < _DISCARDED * self.max_bytes:
+                await self._next()
+
+    async def read(self) -> bytes:
+        """Returns the whole body.
 
         Raises:
             CutawayError: as a call of this object; ``MALFORMED_REQUEST`` if the connection ends before.
         """
+        parts = []
         while not self._complete:
             message = await self()
             if message["type"] != "http.request":
                 raise error(Reason.MALFORMED_REQUEST, "the connection ended before its request was sent")
-            yield message.get("body", b"")
-
-    async def read(self) -> bytes:
-        """Returns the whole body; raises what `parts` does."""
-        return b"".join([part async for part in self.parts()])
+            parts.append(message.get("body", b""))
+        return b"".join(parts)
 
 
 async def unless_gone(request: Request, call: Awaitable[T]) -> T:

@@ -1,18 +1,17 @@
 """Messages of the contract as JSON, by protobuf's own mapping.
 
-Large ones are converted in a thread. JSON is limited to `MAX_JSON_BYTES`: Python's parser holds all other calls up
-while it works.
+JSON is limited to `MAX_JSON_BYTES`, and counted before it is parsed: Python's parser holds all other calls up while it
+works, and makes objects of fifty bytes and more from two.
 """
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
@@ -22,45 +21,72 @@ from cutaway.contract.results.arrays import by_name, entries, npy, tensors, writ
 from cutaway.contract.results.document import document, numbers
 from cutaway.contract.results.explanations import AttributionResult
 from cutaway.contract.tensors import Array
+from cutaway.contract.wire.message_walk import MAX_ENTRIES
 
 MAX_JSON_BYTES = 16 << 20
 
-_LARGE = 1 << 16
-"""The size in bytes from which a thread converts a message."""
+MAX_ELEMENTS = 1 << 20
+"""The most values of a request in JSON, with the lists and objects around them, and the most numbers of a reply."""
 
-T = TypeVar("T")
-
-
-async def as_binary(kind: type[Message], text: bytes) -> bytes:
-    """Returns the serialised message of the type ``kind`` that a JSON text holds.
-
-    Raises:
-        InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``; ``REQUEST_TOO_LARGE``.
-    """
-    _check_size(text)
-    return await converted(partial(binary_of, kind), text)
+MAX_DEPTH = 100
+"""The most lists and objects inside of each other, as protobuf has it."""
 
 
-async def as_text(kind: type[Message], data: bytes) -> bytes:
-    """Returns the JSON text of a serialised message.
+def check_json(text: bytes) -> None:
+    """Counts what a JSON text holds, without parsing it.
 
     Raises:
-        ResourceExhausted: ``REPLY_TOO_LARGE``.
+        InvalidArgument: ``INVALID_VALUE``, for more texts and objects than `MAX_ENTRIES`, as in a message by gRPC;
+            ``MALFORMED_REQUEST``, for more than `MAX_DEPTH`.
+        ResourceExhausted: ``REQUEST_TOO_LARGE``.
     """
-    return await converted(partial(text_of, kind), data)
+    if len(text) > MAX_JSON_BYTES:
+        what = f"a request in JSON has at most {MAX_JSON_BYTES} bytes, this one has {len(text)}"
+        raise error(Reason.REQUEST_TOO_LARGE, f"{what}; {_ADVICE}")
+    if len(text) <= MAX_DEPTH:
+        return
+    marks = _outside_of_texts(text)
+    opening = marks.count(b"[") + marks.count(b"{")
+    values = marks.count(b",") + opening
+    if values > MAX_ELEMENTS:
+        what = f"a request in JSON has at most {MAX_ELEMENTS} values, this one has {values}"
+        raise error(Reason.REQUEST_TOO_LARGE, f"{what}; {_ADVICE}")
+    several = marks.count(b"{") + marks.count(b'"') - marks.count(b":")  # texts that are no names have no colon
+    if several > MAX_ENTRIES:
+        what = f"the request has more than {MAX_ENTRIES} entries: it has {several} objects and texts"
+        raise error(Reason.INVALID_VALUE, what)
+    if opening > MAX_DEPTH and (depth := _depth(marks)) > MAX_DEPTH:
+        raise error(Reason.MALFORMED_REQUEST, f"the request is {depth} levels deep, {MAX_DEPTH} are the most")
 
 
-async def converted(convert: Callable[[bytes], T], data: bytes) -> T:
-    """Returns what ``convert`` makes of ``data``; of much, in a thread."""
-    return await asyncio.to_thread(convert, data) if len(data) > _LARGE else convert(data)
+_ADVICE = "send it as application/proto, or as NPY"
+
+
+def _outside_of_texts(text: bytes) -> bytes:
+    """Returns a JSON text without what is in its texts; of each, one quotation mark is left."""
+    plain = np.frombuffer(text.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
+    inside = np.cumsum(plain == ord('"'), dtype=np.uint8)  # odd inside of a text
+    inside &= 1
+    marks: bytes = plain[inside == 0].tobytes()
+    return marks
+
+
+def _depth(marks: bytes) -> int:
+    brackets = np.frombuffer(marks.translate(None, _NO_BRACKETS), np.uint8)
+    steps = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1)
+    return int(np.cumsum(steps).max(initial=0))
+
+
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def binary_of(kind: type[Message], text: bytes) -> bytes:
     """Returns the serialised message of the type ``kind`` that a JSON text holds.
 
     Raises:
-        InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``.
+        InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``; as `check_json`.
     """
+    check_json(text)
     try:
         return json_format.Parse(text, kind()).SerializeToString()
     except json_format.ParseError as failure:
@@ -88,10 +114,9 @@ def mapping_in(text: bytes) -> dict[str, Any]:
     """Returns the object that a JSON text holds.
 
     Raises:
-        InvalidArgument: ``MALFORMED_REQUEST``.
-        ResourceExhausted: ``REQUEST_TOO_LARGE``.
+        InvalidArgument: ``MALFORMED_REQUEST``; as `check_json`.
     """
-    _check_size(text)
+    check_json(text)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as failure:
@@ -101,16 +126,7 @@ def mapping_in(text: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_size(text: bytes) -> None:
-    if len(text) > MAX_JSON_BYTES:
-        what = f"a request in JSON has at most {MAX_JSON_BYTES} bytes, this one has {len(text)}"
-        raise error(Reason.REQUEST_TOO_LARGE, f"{what}; send it as application/proto, or as NPY")
-
-
 # Replies by REST: KServe's ``predictions`` and ``explanations``, or arrays in a file of numpy.
-MAX_ELEMENTS = 1 << 20
-"""The most elements of a reply in JSON."""
-
 _FIELDS_IF_PRESENT = ("captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes")
 _FIELDS_ALWAYS = ("warnings", "provenance", "timings")
 

@@ -6,7 +6,6 @@ requests of the contract. Instances are inputs of a model: KServe's `instances`,
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import io
@@ -14,14 +13,13 @@ import json
 import math
 import time
 import zipfile
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -131,11 +129,28 @@ def _array(file: io.BytesIO) -> Array:
 
 
 # Forms are what a page or ``curl -F`` sends: files for the model to decode, and fields of the request.
-_MAX_FILES = 1000
+_MAX_PARTS = 1100
+_MAX_HEAD_BYTES = 8192
 _RIGHT_FORM = "name each file `instances`, or an NPY file after its input"
 
 
-async def _form_of(headers: Mapping[str, str], body: RequestBody) -> tuple[dict[str, Any], dict[str, Any]]:
+class _Part(NamedTuple):
+    """A part of a form; a file has a name or a media type of its own.
+
+    Attributes:
+        name: the field.
+        media_type: empty where it is none.
+        is_file: whether it is a file.
+        data: its bytes.
+    """
+
+    name: str
+    media_type: str
+    is_file: bool
+    data: bytes
+
+
+def _form_of(content_type: str, max_bytes: int, data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields and the inputs in a form.
 
     Its files called ``instances`` are examples for the model to decode, of the media type that they have. NPY files
@@ -145,30 +160,16 @@ async def _form_of(headers: Mapping[str, str], body: RequestBody) -> tuple[dict[
     Raises:
         CutawayError: the form cannot be read.
     """
-    try:
-        parser = MultiPartParser(
-            Headers(dict(headers)), body.parts(), max_files=_MAX_FILES, max_fields=100, max_part_size=body.max_bytes
-        )
-        form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError) as failure:
-        raise error(Reason.MALFORMED_REQUEST, f"the form cannot be read: {failure}"[:300]) from None
-    try:
-        return await _read(form.multi_items(), body.max_bytes)
-    finally:
-        await form.close()
-
-
-async def _read(items: list[tuple[str, Any]], max_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
     fields: dict[str, Any] = {}
     examples: list[Raw] = []
     tensors: dict[str, Any] = {}
-    for name, value in items:
-        if not isinstance(value, UploadFile):
-            fields |= _fields(name, value)
-        elif name == "instances":
-            examples.append(Raw(await value.read(), value.content_type or ""))
+    for part in _parts(content_type, data):
+        if not part.is_file:
+            fields |= _fields(part.name, part.data)
+        elif part.name == "instances":
+            examples.append(Raw(part.data, part.media_type))
         else:
-            tensors |= {name: _arrays_in(await value.read(), NPY, max_bytes)[""]}
+            tensors |= {part.name: _arrays_in(part.data, NPY, max_bytes)[""]}
     if examples and tensors:
         raise error(Reason.INVALID_VALUE, f"the form has examples and tensors; {_RIGHT_FORM}", "instances")
     if not (examples or tensors):
@@ -176,74 +177,84 @@ async def _read(items: list[tuple[str, Any]], max_bytes: int) -> tuple[dict[str,
     return fields, {"raw": tuple(examples)} if examples else {"tensors": tensors}
 
 
-def _fields(name: str, text: str) -> dict[str, Any]:
+def _parts(content_type: str, data: bytes) -> Iterator[_Part]:
+    """Yields the parts of a form (RFC 7578), which are counted first."""
+    _, options = parse_options_header(content_type)
+    boundary = b"--" + options.get(b"boundary", b"")
+    if len(boundary) == len(b"--"):
+        raise _no_form("its content-type has no boundary")
+    count = data.count(b"\r\n" + boundary)
+    if count > _MAX_PARTS:
+        raise error(Reason.INVALID_VALUE, f"the form has {count} parts, {_MAX_PARTS} are the most")
+    first, *parts = (b"\r\n" + data).split(b"\r\n" + boundary)
+    if not parts or first or not parts[-1].startswith(b"--"):
+        raise _no_form("it does not begin and end with its boundary")
+    for part in parts[:-1]:
+        begin = part.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
+        if begin < 0:
+            raise _no_form(f"a part has no head of at most {_MAX_HEAD_BYTES} bytes")
+        lines = (line.partition(b":") for line in part[:begin].split(b"\r\n"))
+        head = {key.strip().lower(): value.strip() for key, _, value in lines}
+        _, named = parse_options_header(head.get(b"content-disposition", b""))
+        if b"name" not in named:
+            raise _no_form("a part has no name")
+        name, media_type = named[b"name"].decode(errors="replace"), head.get(b"content-type", b"").decode("latin-1")
+        yield _Part(name, media_type, b"filename" in named, part[begin + 4 :])
+
+
+def _no_form(why: str) -> CutawayError:
+    return error(Reason.MALFORMED_REQUEST, f"the form cannot be read: {why}")
+
+
+def _fields(name: str, text: bytes) -> dict[str, Any]:
     """Returns the fields of a request in one field of the form; a text that is no JSON is the value itself."""
+    if name == "request":
+        with at(name):
+            return json_messages.mapping_in(text)
+    with at(name):
+        json_messages.check_json(text)
     try:
-        value = json.loads(text)
+        return {name: json.loads(text)}
     except (ValueError, RecursionError):
-        value = text
-    if name != "request":
-        return {name: value}
-    if not isinstance(value, dict):
-        raise error(Reason.MALFORMED_REQUEST, "is no JSON object", "request")
-    return value
+        return {name: text.decode(errors="replace")}
 
-
-_DataTypes: TypeAlias = Callable[[], Awaitable[Mapping[str, str]]]
 
 JSON, FORM, BINARY = "application/json", "multipart/form-data", "application/proto"
 
 _DEFAULT_METHOD = "integrated_gradients"
 
 
-class _RestRequest(NamedTuple):
-    """A request by REST, and the form of its reply.
+class _Form(NamedTuple):
+    """How a request by REST is read, and its reply written.
 
     Attributes:
-        request: a serialised InspectRequest.
-        write: returns the reply for a serialised InspectResponse.
+        read: returns the fields and the inputs in a body.
+        write: returns the reply for a result.
         media_type: of the reply.
     """
 
-    request: bytes
-    write: Callable[[bytes], bytes]
+    read: Callable[[bytes], tuple[dict[str, Any], dict[str, Any]]]
+    write: Callable[[Any], bytes]
     media_type: str
 
 
-async def _read_rest_request(
-    verb: str, model: str, headers: Mapping[str, str], body: RequestBody, data_types: _DataTypes
-) -> _RestRequest:
-    """Reads a request by REST.
-
-    Args:
-        verb: ``predict``, ``explain`` or ``inspect``.
-        model: its name, from the path.
-        headers: they name the forms of the request and of its reply.
-        body: the request.
-        data_types: returns the data types of the model's inputs, by name.
+def _form(verb: str, headers: Mapping[str, str], max_bytes: int) -> _Form:
+    """Returns the form of a request, which its headers name.
 
     Raises:
-        CutawayError: the request cannot be read.
+        CutawayError: there is no such form.
     """
     media_type = _media_type_in(headers)
-    accepted = headers.get("accept", "*/*")
-    if verb == "inspect":
-        data = await _contract_request(model, media_type, body)
-        binary = BINARY in accepted or (media_type == BINARY and JSON not in accepted)
-        as_json = partial(json_messages.text_of, inspection_pb2.InspectResponse)
-        return _RestRequest(data, bytes if binary else as_json, BINARY if binary else JSON)
-    readers = {
-        JSON: lambda: _of_json(body, data_types),
-        FORM: lambda: _form_of(headers, body),
-        NPY: lambda: _of_arrays(body, NPY),
-        NPZ: lambda: _of_arrays(body, NPZ),
+    readers: dict[str, Callable[[bytes], tuple[dict[str, Any], dict[str, Any]]]] = {
+        JSON: _parsed,
+        FORM: partial(_form_of, headers.get("content-type", ""), max_bytes),
+        NPY: lambda data: ({}, {"tensors": _arrays_in(data, NPY, max_bytes)}),
+        NPZ: lambda data: ({}, {"tensors": _arrays_in(data, NPZ, max_bytes)}),
     }
     if media_type not in readers:
         raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not one of {', '.join(readers)}")
-    fields, inputs = await readers[media_type]()
-    request = _request(verb, model, fields, inputs)
-    write, kind = _writer(verb, accepted, of_arrays=media_type in (NPY, NPZ))
-    return _RestRequest(wire_requests.encode(request).SerializeToString(), partial(_written, write), kind)
+    accepted = headers.get("accept", "*/*")
+    return _Form(readers[media_type], *_writer(verb, accepted, of_arrays=media_type in (NPY, NPZ)))
 
 
 def _media_type_in(headers: Mapping[str, str]) -> str:
@@ -251,16 +262,15 @@ def _media_type_in(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", JSON).partition(";")[0].strip().lower()
 
 
-async def _contract_request(model: str, media_type: str, body: RequestBody) -> bytes:
+def _contract_request(model: str, media_type: str, data: bytes) -> bytes:
     """Returns a request of the contract, sent in JSON or in binary, whose model is that of the path.
 
     Raises:
         CutawayError: the request cannot be read, or names another model.
     """
     kind = inspection_pb2.InspectRequest
-    data = await body.read()
     if media_type == JSON:
-        data = await json_messages.as_binary(kind, data)
+        data = json_messages.binary_of(kind, data)
     elif media_type != BINARY:
         raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not {JSON} or {BINARY}")
     # A RoutedRequest has one of its fields: the rest is not parsed.
@@ -270,22 +280,9 @@ async def _contract_request(model: str, media_type: str, body: RequestBody) -> b
     return data if named else data + kind(model=model).SerializeToString()
 
 
-async def _of_json(body: RequestBody, data_types: _DataTypes) -> tuple[dict[str, Any], dict[str, Any]]:
-    fields, inputs = await json_messages.converted(_parsed, await body.read())
-    if "tensors" in inputs:
-        inputs["tensors"] = _of_types(inputs["tensors"], await data_types())
-    return fields, inputs
-
-
 def _parsed(text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     fields = json_messages.mapping_in(text)
     return fields, _inputs_of(fields.pop("instances", None))
-
-
-async def _of_arrays(body: RequestBody, media_type: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    read = partial(_arrays_in, media_type=media_type, max_bytes=body.max_bytes)
-    data = await body.read()
-    return {}, {"tensors": await asyncio.to_thread(read, data) if media_type == NPZ else read(data)}  # NPZ is unpacked
 
 
 def _request(verb: str, model: str, fields: Mapping[str, Any], inputs: Mapping[str, Any]) -> InspectRequest:
@@ -315,7 +312,11 @@ def _writer(verb: str, accepted: str, *, of_arrays: bool) -> tuple[Callable[[Any
 
 
 def _written(write: Callable[[Any], bytes], reply: bytes) -> bytes:
-    return write(wire_results.decode(inspection_pb2.InspectResponse.FromString(reply)))
+    message = inspection_pb2.InspectResponse.FromString(reply)
+    del reply  # the largest reply may be here once, and twice while it is converted
+    result = wire_results.decode(message)
+    del message
+    return write(result)
 
 
 _KNOWN_S = 10.0
@@ -345,16 +346,17 @@ class Rest:
             Route("/v1/models/{model:path}", guarded(self._servicer, "Inspect", self._verb), methods=["POST"]),
         ]
 
-    async def _models(self, _: Request, call: TranslatedCall) -> Response:
+    async def _models(self, _: Request, call: TranslatedCall, __: RequestBody) -> Response:
         names = await listed_models(self._servicer, call)
         return JSONResponse({"models": list(dict.fromkeys(name.model for name in names))})
 
-    async def _model(self, request: Request, call: TranslatedCall) -> Response:
+    async def _model(self, request: Request, call: TranslatedCall, _: RequestBody) -> Response:
         more = {name: name in request.query_params for name in ("operators", "example")}
         data = wire_models.encode_model_request(request.path_params["model"], **more)
         reply = await self._servicer.call("GetModel", data, call) or b""
         name = wire_models.decode_name(inspection_service_pb2.GetModelResponse.FromString(reply).model.model)
-        detail = json.loads(await json_messages.as_text(inspection_service_pb2.GetModelResponse, reply))
+        as_text = partial(json_messages.text_of, inspection_service_pb2.GetModelResponse)
+        detail = json.loads(await self._servicer.convert(as_text, reply, call))
         return JSONResponse({"name": name.model, "ready": name in self._serving, **detail})
 
     async def _data_types(self, model: str, call: TranslatedCall) -> Mapping[str, str]:
@@ -371,32 +373,77 @@ class Rest:
             self._known_types[model] = known, time.monotonic()
         return known
 
-    async def _verb(self, request: Request, call: TranslatedCall) -> Response:
+    async def _verb(self, request: Request, call: TranslatedCall, body: RequestBody) -> Response:
         """Answers ``MODEL:VERB``."""
         model, _, verb = request.path_params["model"].rpartition(":")
-        if verb not in ("predict", "explain", "inspect", "program"):
+        if verb not in _FIELDS_OF_VERB:
             what = f"{verb!r:.40} is none of predict, explain, inspect and program: POST /v1/models/NAME:predict"
             raise error(Reason.NOT_IMPLEMENTED, what)
-        body = RequestBody(request.receive, self._servicer.settings)
+        self._servicer.allow(model, *_FIELDS_OF_VERB[verb])
         if verb == "program":
-            return await _program(request, model, body)
-        data_types = partial(self._data_types, model, call)
-        rest_request = await _read_rest_request(verb, model, request.headers, body, data_types)
-        reply = await unless_gone(request, self._servicer.call("Inspect", rest_request.request, call))
-        # A thread converts large replies.
-        content = await json_messages.converted(rest_request.write, reply or b"")
-        return Response(content, media_type=rest_request.media_type)
+            return await self._program(request, model, body, call)
+        if verb == "inspect":
+            return await self._inspect(request, model, body, call)
+        form = _form(verb, request.headers, body.max_bytes)
+        left = [await body.read()]
+        data_types = await self._data_types(model, call) if _media_type_in(request.headers) == JSON else {}
+        asked = self._servicer.convert(partial(_serialized, form.read, verb, model, data_types), left.pop(), call)
+        return await self._answered(request, await asked, partial(_written, form.write), form.media_type, call)
+
+    async def _inspect(self, request: Request, model: str, body: RequestBody, call: TranslatedCall) -> Response:
+        """Answers a request of the contract, in its form."""
+        media_type, accepted = _media_type_in(request.headers), request.headers.get("accept", "*/*")
+        read = partial(_contract_request, model, media_type)
+        binary = BINARY in accepted or (media_type == BINARY and JSON not in accepted)
+        write = bytes if binary else partial(json_messages.text_of, inspection_pb2.InspectResponse)
+        asked = self._servicer.convert(read, await body.read(), call)
+        return await self._answered(request, await asked, write, BINARY if binary else JSON, call)
+
+    async def _answered(
+        self, request: Request, data: bytes, write: Callable[[bytes], bytes], media_type: str, call: TranslatedCall
+    ) -> Response:
+        """Returns the reply to a serialised InspectRequest, which ``write`` converts."""
+        running: Any = self._servicer.call("Inspect", data, call)  # None is a stream's alone
+        del data
+        content = await self._servicer.convert(write, await unless_gone(request, running), call)
+        return Response(content, media_type=media_type)
+
+    async def _program(self, request: Request, model: str, body: RequestBody, call: TranslatedCall) -> Response:
+        """Returns a request as a program, without a call of the model."""
+        address = request.query_params.get("address", str(request.base_url))
+        has_token = "authorization" in request.headers
+        language = request.query_params.get("language", "python")
+        media_type = _media_type_in(request.headers)
+
+        def program(data: bytes) -> str:
+            data = _contract_request(model, media_type, data)
+            return program_of(question_of(data, address, has_token=has_token), language)
+
+        return PlainTextResponse(await self._servicer.convert(program, await body.read(), call))
 
 
-async def _program(request: Request, model: str, body: RequestBody) -> Response:
-    """Returns a request as a program, without a call of the model."""
-    data = await _contract_request(model, _media_type_in(request.headers), body)
-    address = request.query_params.get("address", str(request.base_url))
-    has_token = "authorization" in request.headers
-    language = request.query_params.get("language", "python")
-    return PlainTextResponse(
-        await asyncio.to_thread(lambda: program_of(question_of(data, address, has_token=has_token), language))
-    )
+_FIELDS_OF_VERB = {
+    "predict": ("model",),
+    "explain": ("model", "attributions"),
+    "inspect": ("model",),
+    "program": ("model",),
+}
+"""The fields that a request has by its verb: whoever may not set them is refused before it is read."""
+
+
+def _serialized(
+    read: Callable[[bytes], tuple[dict[str, Any], dict[str, Any]]],
+    verb: str,
+    model: str,
+    data_types: Mapping[str, str],
+    data: bytes,
+) -> bytes:
+    """Returns the serialised InspectRequest in a body; arrays in JSON get the types that the model takes."""
+    fields, inputs = read(data)
+    del data
+    if "tensors" in inputs and data_types:
+        inputs["tensors"] = _of_types(inputs["tensors"], data_types)
+    return wire_requests.serialize(_request(verb, model, fields, inputs))
 
 
 async def no_route(_: Request, failure: Any) -> Response:

@@ -13,7 +13,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClassesForFiles
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.tensors import DTYPES, Array
+from cutaway.contract.tensors import DTYPES, Array, Buffer, holds_texts
+from cutaway.contract.wire.message_walk import MAX_ENTRIES
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -63,6 +64,10 @@ _CONTENTS = {
 """The fields of `InferTensorContents` by data type; the other two data types have none."""
 
 
+MAX_ELEMENTS = 1 << 20
+"""The most elements of a tensor in fields; each becomes an object of Python, as in JSON."""
+
+
 def data_type(datatype: str) -> str:
     """Returns the contract's name of a data type.
 
@@ -78,7 +83,7 @@ def elements(datatype: str, contents: Any) -> Any:
     """Returns the elements in an `InferTensorContents`.
 
     Raises:
-        InvalidArgument: ``INVALID_VALUE`` if they are in another field than that of the data type.
+        InvalidArgument: ``INVALID_VALUE`` if they are in another field than that of the data type, or too many.
     """
     field = _CONTENTS.get(datatype)
     if field is None:
@@ -86,7 +91,11 @@ def elements(datatype: str, contents: Any) -> Any:
     others = [descriptor.name for descriptor, _ in contents.ListFields() if descriptor.name != field]
     if others:
         raise error(Reason.INVALID_VALUE, f"{datatype} has its elements in {field}, not in {others[0]}", "contents")
-    return getattr(contents, field)
+    found = getattr(contents, field)
+    if len(found) > MAX_ELEMENTS:
+        what = f"{len(found)} elements in fields, {MAX_ELEMENTS} are the most: send raw_input_contents"
+        raise error(Reason.REQUEST_TOO_LARGE, what, "contents")
+    return found
 
 
 def packed(datatype: str, numbers: Any) -> bytes:
@@ -97,7 +106,7 @@ def packed(datatype: str, numbers: Any) -> bytes:
     """
     dtype = DTYPES[data_type(datatype)]
     try:
-        array = np.array(numbers)
+        array = np.array(None if holds_texts(numbers) else numbers)
     except (ValueError, OverflowError):  # lists of different lengths
         array = np.array([None])
     if array.size and not _holds(dtype, array):
@@ -116,18 +125,21 @@ def _holds(dtype: np.dtype[Any], array: Array) -> bool:
     return array.dtype.kind in "iu" and limits.min <= int(array.min()) and int(array.max()) <= limits.max
 
 
-def byte_strings(raw: bytes) -> list[bytes]:
+def byte_strings(raw: Buffer) -> list[memoryview]:
     """Returns the elements of a tensor of BYTES, whose lengths precede them as four bytes, little-endian.
 
     Raises:
-        InvalidArgument: ``TENSOR_SIZE``.
+        InvalidArgument: ``TENSOR_SIZE``; ``INVALID_VALUE``, for more elements than a message has.
     """
-    strings, start = [], 0
-    while start < len(raw):
-        end = start + 4 + (struct.unpack_from("<I", raw, start)[0] if start + 4 <= len(raw) else len(raw))
-        if end > len(raw):
+    strings: list[memoryview] = []
+    start, view = 0, memoryview(raw)
+    while start < len(view):
+        end = start + 4 + (struct.unpack_from("<I", view, start)[0] if start + 4 <= len(view) else len(view))
+        if end > len(view):
             raise error(Reason.TENSOR_SIZE, "the bytes end inside an element; its length is in four bytes before it")
-        strings.append(raw[start + 4 : end])
+        if len(strings) == MAX_ENTRIES:
+            raise error(Reason.INVALID_VALUE, f"there are more than {MAX_ENTRIES} elements of {BYTES}")
+        strings.append(view[start + 4 : end])
         start = end
     return strings
 

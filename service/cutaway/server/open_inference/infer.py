@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -13,17 +13,18 @@ from google.protobuf.message import Message
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.results import ModelName
 from cutaway.contract.results.arrays import Entry, by_name, tensors
-from cutaway.contract.tensors import dtype_name, to_bytes
+from cutaway.contract.tensors import Buffer, bytes_in, dtype_name
 from cutaway.contract.values import __version__
 from cutaway.contract.wire import models as wire_models
+from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import children
-from cutaway.contract.wire.scalars import DATA_TYPES
+from cutaway.contract.wire.requests import SentTensor
 from cutaway.server.http import json_messages
 from cutaway.server.open_inference.datatypes import BYTES, NAMES, byte_strings, data_type, elements, messages, packed
 from cutaway.server.rpc.servicer import Servicer, listed_models
 from cutaway.server.rpc.status import TranslatedCall
-from cutaway.v1 import capture_pb2, input_pb2, inspection_pb2, inspection_service_pb2, tensor_pb2
+from cutaway.v1 import capture_pb2, inspection_pb2, inspection_service_pb2, tensor_pb2
 
 T = TypeVar("T")
 
@@ -40,51 +41,69 @@ SIZE = "binary_data_size"
 _KNOWN_OF_INPUT = {BYTES: ("content_type", SIZE)}
 
 
-class _Inference(NamedTuple):
-    """A request for inference.
+class Sent(NamedTuple):
+    """A request for inference as it was sent.
+
+    Attributes:
+        message: a ModelInferRequest without its raw contents.
+        raw: the raw contents of the inputs, without a copy; empty where the elements are in fields.
+    """
+
+    message: Any
+    raw: Sequence[Buffer]
+
+
+class Inference(NamedTuple):
+    """A request for inference, translated.
 
     Attributes:
         request: a serialised InspectRequest.
         id: the request's id, which its response repeats.
-        outputs: the names of the requested outputs; empty for all.
+        outputs: for each requested output, whether it is sent as bytes; empty for all outputs.
+        as_bytes: whether an output that is not named is sent as bytes.
         inspects: whether the request has the parameter `CUTAWAY`.
         timeout_s: how long the call may take; None for the server's default.
     """
 
     request: bytes
     id: str
-    outputs: tuple[str, ...]
+    outputs: Mapping[str, bool]
+    as_bytes: bool
     inspects: bool
     timeout_s: float | None
 
 
-def _read(message: Any) -> _Inference:
-    """Reads a ModelInferRequest.
+def _read(sent: Sent) -> Inference:
+    """Translates a ModelInferRequest.
 
     Raises:
         CutawayError: the request cannot be read, or needs what is not served.
     """
+    message = sent.message
     _check_parameters(message.parameters, _KNOWN)
+    as_bytes = BINARY_OUTPUTS in message.parameters and message.parameters[BINARY_OUTPUTS].bool_param
+    outputs = _outputs(message, as_bytes=as_bytes)
+    request = _inside(message)
+    request.model = versioned(message.model_name, message.model_version)
+    inputs = list(_inputs(sent))
+    if any(tensor.datatype == BYTES for tensor, _ in inputs):
+        data = wire_requests.with_examples(request, _examples(inputs))
+    else:
+        data = wire_requests.with_tensors(request, _tensors(inputs))
+    return Inference(data, message.id, outputs, as_bytes, CUTAWAY in message.parameters, _timeout_s(message.parameters))
+
+
+def _outputs(message: Any, *, as_bytes: bool) -> dict[str, bool]:
+    """Returns the requested outputs, and whether each is sent as bytes."""
+    outputs: dict[str, bool] = {}
     for number, output in enumerate(message.outputs):
         with at(f"outputs[{number}]"):
             _check_parameters(output.parameters, (BINARY_OUTPUT,))
-    request = _inside(message)
-    request.model = versioned(message.model_name, message.model_version)
-    inputs = list(_inputs(message))
-    if any(tensor.datatype == BYTES for tensor, _ in inputs):
-        request.raw.CopyFrom(_examples(inputs))
-    else:
-        request.tensors.SetInParent()
-        for number, (tensor, raw) in enumerate(inputs):
-            with at(f"inputs[{number}]"):
-                _write(tensor, raw, request.tensors.by_name)
-    return _Inference(
-        request.SerializeToString(),
-        message.id,
-        tuple(output.name for output in message.outputs),
-        CUTAWAY in message.parameters,
-        _timeout_s(message.parameters),
-    )
+            if output.name in outputs:  # its bytes would be sent again
+                raise error(Reason.INVALID_VALUE, f"{output.name!r:.80} is there already", "name")
+        own = output.parameters[BINARY_OUTPUT].bool_param if BINARY_OUTPUT in output.parameters else as_bytes
+        outputs[output.name] = own
+    return outputs
 
 
 def versioned(model: str, version: str) -> str:
@@ -107,9 +126,12 @@ def _inside(message: Any) -> inspection_pb2.InspectRequest:
     return request
 
 
-def _inputs(message: Any) -> Iterator[tuple[Any, bytes | None]]:
+_Inputs: TypeAlias = "Iterable[tuple[Any, Buffer | None]]"
+
+
+def _inputs(sent: Sent) -> _Inputs:
     """Yields the inputs with their raw contents, or None where the elements are in fields."""
-    raw, inputs = message.raw_input_contents, message.inputs
+    raw, inputs = sent.raw, sent.message.inputs
     if raw and len(raw) != len(inputs):
         what = f"has {len(raw)} elements, and there are {len(inputs)} inputs: send one for each"
         raise error(Reason.INVALID_VALUE, what, "raw_input_contents")
@@ -125,27 +147,27 @@ def _inputs(message: Any) -> Iterator[tuple[Any, bytes | None]]:
         yield tensor, raw[number] if raw else None
 
 
-def _write(tensor: Any, raw: bytes | None, by_name: Any) -> None:
-    name = data_type(tensor.datatype)
-    data = packed(tensor.datatype, elements(tensor.datatype, tensor.contents)) if raw is None else raw
-    by_name[tensor.name].CopyFrom(tensor_pb2.Tensor(data_type=DATA_TYPES[name], shape=tensor.shape, data=data))
+def _tensors(inputs: _Inputs) -> Iterator[tuple[str, SentTensor]]:
+    for number, (tensor, raw) in enumerate(inputs):
+        with at(f"inputs[{number}]"):
+            name = data_type(tensor.datatype)
+            data = packed(tensor.datatype, elements(tensor.datatype, tensor.contents)) if raw is None else raw
+            yield tensor.name, SentTensor(name, tensor.shape, data)
 
 
-def _examples(inputs: list[tuple[Any, bytes | None]]) -> input_pb2.RawInputs:
-    """Returns the examples in the only input, of BYTES; the model's adapter decodes its elements."""
+def _examples(inputs: Sequence[tuple[Any, Buffer | None]]) -> Iterator[tuple[Buffer, str]]:
+    """Yields the examples in the only input, of BYTES; the model's adapter decodes its elements."""
     if len(inputs) > 1:
         what = "examples of BYTES are the only input, for the model's adapter to decode; or send tensors alone"
         raise error(Reason.INVALID_VALUE, what, "inputs")
     ((tensor, raw),) = inputs
     with at("inputs[0]"):
-        examples = list(elements(BYTES, tensor.contents)) if raw is None else byte_strings(raw)
+        examples = elements(BYTES, tensor.contents) if raw is None else byte_strings(raw)
         if math.prod(tensor.shape) != len(examples):
             what = f"{list(tensor.shape)} is not the shape of {len(examples)} elements"
             raise error(Reason.TENSOR_SIZE, what, "shape")
     media_type = tensor.parameters["content_type"].string_param if "content_type" in tensor.parameters else ""
-    return input_pb2.RawInputs(
-        examples=[input_pb2.RawInput(data=example, media_type=media_type) for example in examples]
-    )
+    return ((example, media_type) for example in examples)
 
 
 def check_input(tensor: Any) -> None:
@@ -180,29 +202,32 @@ VERDICT = "verdict"
 """The parameter of an output that is part of an attribution."""
 
 
-def _response(inference: _Inference, reply: bytes) -> Any:
-    """Returns the ModelInferResponse for a serialised InspectResponse.
+def _response(inference: Inference, reply: bytes) -> tuple[Any, list[Buffer]]:
+    """Returns the ModelInferResponse for a serialised InspectResponse, and the bytes of each output.
 
     Raises:
         InvalidArgument: ``OUTPUT_NOT_FOUND``.
     """
     message = inspection_pb2.InspectResponse.FromString(reply)
+    del reply  # the largest reply may be here once, and twice while it is converted
     result = wire_results.decode(message)
     response = messages.ModelInferResponse(
         model_name=result.provenance.model, model_version=result.provenance.version, id=inference.id
     )
-    for name, entry in _selected(by_name(tensors(result)), inference.outputs):
-        tensor = response.outputs.add(name=name, datatype=NAMES[dtype_name(entry.array)], shape=entry.array.shape)
-        if entry.attribution is not None and entry.attribution.result.checks:
-            tensor.parameters[VERDICT].string_param = str(entry.attribution.result.verdict)
-        response.raw_output_contents.append(to_bytes(entry.array))
     if inference.inspects:
         _clear_tensors(message)
         response.parameters[CUTAWAY].string_param = json_format.MessageToJson(message, indent=None)
-    return response
+    del message
+    data: list[Buffer] = []
+    for name, entry in _selected(by_name(tensors(result)), [*inference.outputs]):
+        tensor = response.outputs.add(name=name, datatype=NAMES[dtype_name(entry.array)], shape=entry.array.shape)
+        if entry.attribution is not None and entry.attribution.result.checks:
+            tensor.parameters[VERDICT].string_param = str(entry.attribution.result.verdict)
+        data.append(bytes_in(entry.array))
+    return response, data
 
 
-def _selected(outputs: Mapping[str, Entry], names: tuple[str, ...]) -> Iterator[tuple[str, Entry]]:
+def _selected(outputs: Mapping[str, Entry], names: Sequence[str]) -> Iterator[tuple[str, Entry]]:
     """Yields the requested outputs by name, in the order of the request."""
     for number, name in enumerate(names or outputs):
         if name not in outputs:
@@ -233,12 +258,12 @@ class Form(Generic[T]):
     """The form of requests for inference: protobuf or JSON.
 
     Attributes:
-        read: returns the ModelInferRequest in a request.
-        write: returns the reply, from the ModelInferRequest and the ModelInferResponse.
+        read: returns what was sent in a request.
+        write: returns the reply, from the request, the ModelInferResponse and the bytes of its outputs.
     """
 
-    read: Callable[[bytes], Any]
-    write: Callable[[Any, Any], T]
+    read: Callable[[bytes], Sent]
+    write: Callable[[Inference, Any, list[Buffer]], T]
 
 
 class OpenInference:
@@ -274,7 +299,7 @@ class OpenInference:
         Raises:
             CutawayError: the model is not known to the caller.
         """
-        return messages.ModelReadyResponse(ready=self.servicer.resolve(model) in self._serving)
+        return messages.ModelReadyResponse(ready=self.servicer.allow(model) in self._serving)
 
     async def model_metadata(self, model: str, call: TranslatedCall) -> Any:
         """Returns a ModelMetadataResponse.
@@ -308,10 +333,15 @@ class OpenInference:
         Raises:
             CutawayError: the request cannot be read or run, or the reply has no such output.
         """
-        request = await json_messages.converted(form.read, data)
-        inference = _read(request)
+        left = [data]
+        del data
+        inference = await self.servicer.convert(lambda data: _read(form.read(data)), left.pop(), call)
         if inference.timeout_s is not None:
-            left = call.time_remaining()
-            call.limit(inference.timeout_s if left is None else min(left, inference.timeout_s))
-        reply = await self.servicer.call("Inspect", inference.request, call) or b""
-        return await json_messages.converted(lambda message: form.write(request, _response(inference, message)), reply)
+            remaining = call.time_remaining()
+            call.limit(inference.timeout_s if remaining is None else min(remaining, inference.timeout_s))
+        running = self.servicer.call("Inspect", inference.request, call)
+        rest = inference._replace(request=b"")
+        del inference
+        return await self.servicer.convert(
+            lambda reply: form.write(rest, *_response(rest, reply)), await running or b"", call
+        )

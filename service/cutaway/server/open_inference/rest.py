@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -15,17 +16,18 @@ from starlette.routing import BaseRoute, Route
 
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.results.document import numbers
-from cutaway.contract.tensors import from_bytes
+from cutaway.contract.tensors import Buffer, from_bytes
 from cutaway.server.http import json_messages
 from cutaway.server.http.guarded import RequestBody, guarded, unless_gone
 from cutaway.server.http.json_messages import MAX_ELEMENTS
 from cutaway.server.open_inference.datatypes import BYTES, DATATYPES, messages, packed, with_lengths
 from cutaway.server.open_inference.infer import (
     BINARY_OUTPUT,
-    BINARY_OUTPUTS,
     SIZE,
     Form,
+    Inference,
     OpenInference,
+    Sent,
     check_input,
     versioned,
 )
@@ -35,8 +37,8 @@ _FIELDS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
-def read(model: str, version: str, head_bytes: int | None, data: bytes) -> Any:
-    """Reads the body of a request as a ModelInferRequest.
+def read(model: str, version: str, head_bytes: int | None, data: bytes) -> Sent:
+    """Reads the body of a request; the bytes behind the JSON are not copied.
 
     Args:
         model: its name, from the path.
@@ -50,14 +52,13 @@ def read(model: str, version: str, head_bytes: int | None, data: bytes) -> Any:
     if head_bytes is not None and head_bytes > len(data):
         raise error(Reason.MALFORMED_REQUEST, f"{head_bytes} bytes of JSON do not come: the request has {len(data)}")
     head = json_messages.mapping_in(data if head_bytes is None else data[:head_bytes])
-    rest = memoryview(b"" if head_bytes is None else data[head_bytes:])
+    rest = memoryview(data)[len(data) if head_bytes is None else head_bytes :]
     message = messages.ModelInferRequest(model_name=model, model_version=version)
-    _fill(message, head, rest)
-    return message
+    return Sent(message, _fill(message, head, rest))
 
 
-def _fill(message: Any, head: Mapping[str, Any], rest: memoryview) -> None:
-    """Fills a ModelInferRequest; every input has raw contents."""
+def _fill(message: Any, head: Mapping[str, Any], rest: memoryview) -> list[Buffer]:
+    """Fills a ModelInferRequest, and returns the raw contents, which every input has."""
     others = [name for name in head if name not in _FIELDS]
     if others:
         raise error(Reason.UNKNOWN_FIELD, "the protocol has no such field", f"{others[0]:.80}")
@@ -68,12 +69,14 @@ def _fill(message: Any, head: Mapping[str, Any], rest: memoryview) -> None:
         with at(f"outputs[{number}]"):
             requested = message.outputs.add(name=_required_text(output.get("name"), "name"))
             _write_parameters(output.get("parameters"), requested.parameters)
+    raw: list[Buffer] = []
     for number, tensor in enumerate(_objects(head.get("inputs"), "inputs")):
         with at(f"inputs[{number}]"):
-            taken = _write_input(tensor, rest, message)
-            rest = rest[taken:]
+            data, rest = _write_input(tensor, rest, message)
+            raw.append(data)
     if rest:
         raise error(Reason.TENSOR_SIZE, f"{len(rest)} bytes behind the JSON belong to no input: give {SIZE} of each")
+    return raw
 
 
 def _check_model(message: Any, head: Mapping[str, Any]) -> None:
@@ -83,8 +86,8 @@ def _check_model(message: Any, head: Mapping[str, Any]) -> None:
             raise error(Reason.INVALID_VALUE, f"is not {named!r:.80}, which the path has; leave it out", field)
 
 
-def _write_input(values: Mapping[str, Any], rest: memoryview, message: Any) -> int:
-    """Adds an input, and returns how many bytes of ``rest`` it takes."""
+def _write_input(values: Mapping[str, Any], rest: memoryview, message: Any) -> tuple[Buffer, memoryview]:
+    """Adds an input, and returns its elements, and what is left of ``rest``."""
     datatype = _required_text(values.get("datatype"), "datatype")
     tensor = message.inputs.add(name=_required_text(values.get("name"), "name"), datatype=datatype)
     try:
@@ -97,13 +100,11 @@ def _write_input(values: Mapping[str, Any], rest: memoryview, message: Any) -> i
     if (size is None) == ("data" not in values):
         raise error(Reason.INVALID_VALUE, f"send either the numbers, or {SIZE} and the bytes behind the JSON", "data")
     if size is None:
-        message.raw_input_contents.append(_from_json(datatype, values["data"]))
-        return 0
+        return _from_json(datatype, values["data"]), rest
     if not 0 <= size <= len(rest):
         what = f"{size} bytes do not follow: {len(rest)} are left behind the JSON"
         raise error(Reason.TENSOR_SIZE, what, f"parameters.{SIZE}")
-    message.raw_input_contents.append(bytes(rest[:size]))
-    return size
+    return rest[:size], rest[size:]
 
 
 def _from_json(datatype: str, data: Any) -> bytes:
@@ -142,36 +143,29 @@ def _objects(value: Any, field: str) -> Sequence[Mapping[str, Any]]:
     return value
 
 
-def write(request: Any, response: Any) -> tuple[bytes, int | None]:
+def write(inference: Inference, response: Any, data: Sequence[Buffer]) -> tuple[bytes, int | None]:
     """Returns the body of a ModelInferResponse, and the size of the JSON at its beginning; None for all of it.
 
     Raises:
         ResourceExhausted: ``REPLY_TOO_LARGE`` for more numbers than JSON holds.
     """
-    default = BINARY_OUTPUTS in request.parameters and request.parameters[BINARY_OUTPUTS].bool_param
-    binary = {
-        output.name: output.parameters[BINARY_OUTPUT].bool_param if BINARY_OUTPUT in output.parameters else default
-        for output in request.outputs
-    }
+    binary = [inference.outputs.get(tensor.name, inference.as_bytes) for tensor in response.outputs]
+    count = sum(math.prod(tensor.shape) for tensor, is_binary in zip(response.outputs, binary) if not is_binary)
+    if count > MAX_ELEMENTS:
+        what = f"the outputs have {count} numbers, and JSON holds at most {MAX_ELEMENTS}"
+        raise error(Reason.REPLY_TOO_LARGE, f"{what}; ask for them with {BINARY_OUTPUT}")
     head = {"model_name": response.model_name, "model_version": response.model_version, "id": response.id}
-    outputs, behind = [], []
-    for tensor, raw in zip(response.outputs, response.raw_output_contents):
-        as_bytes = binary.get(tensor.name, default)
-        outputs.append(_output(tensor, raw, as_bytes=as_bytes))
-        behind += [raw] if as_bytes else []
+    outputs = [_output(*output) for output in zip(response.outputs, data, binary)]
+    behind = [raw for raw, is_binary in zip(data, binary) if is_binary]
     text = json.dumps({**head, **_parameters(response), "outputs": outputs}, allow_nan=False).encode()
     return b"".join([text, *behind]), len(text) if behind else None
 
 
-def _output(tensor: Any, raw: bytes, *, as_bytes: bool) -> dict[str, Any]:
+def _output(tensor: Any, raw: Buffer, as_bytes: bool) -> dict[str, Any]:
     output = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), **_parameters(tensor)}
     if as_bytes:
         return {**output, "parameters": {**output.get("parameters", {}), SIZE: len(raw)}}
-    array = from_bytes(DATATYPES[tensor.datatype], tensor.shape, raw)
-    if array.size > MAX_ELEMENTS:
-        what = f"{tensor.name} has {array.size} numbers, and JSON holds at most {MAX_ELEMENTS}"
-        raise error(Reason.REPLY_TOO_LARGE, f"{what}; ask for it with {BINARY_OUTPUT}")
-    return {**output, "data": numbers(array.ravel())}
+    return {**output, "data": numbers(from_bytes(DATATYPES[tensor.datatype], tensor.shape, raw).ravel())}
 
 
 def _parameters(message: Any) -> dict[str, Any]:
@@ -215,28 +209,28 @@ async def _ready(methods: OpenInference, _: Request) -> Response:
     return _readiness({}, await methods.server_ready())
 
 
-async def _server(methods: OpenInference, _: Request, __: TranslatedCall) -> Response:
+async def _server(methods: OpenInference, _: Request, __: TranslatedCall, ___: RequestBody) -> Response:
     return _json(await methods.server_metadata())
 
 
-async def _model_ready(methods: OpenInference, request: Request, _: TranslatedCall) -> Response:
+async def _model_ready(methods: OpenInference, request: Request, _: TranslatedCall, __: RequestBody) -> Response:
     model, version = _named(request)
     return _readiness({"name": model}, await methods.model_ready(versioned(model, version)))
 
 
-async def _model(methods: OpenInference, request: Request, call: TranslatedCall) -> Response:
+async def _model(methods: OpenInference, request: Request, call: TranslatedCall, _: RequestBody) -> Response:
     return _json(await methods.model_metadata(versioned(*_named(request)), call))
 
 
-async def _unserved(_: OpenInference, request: Request, __: TranslatedCall) -> Response:
+async def _unserved(_: OpenInference, request: Request, __: TranslatedCall, ___: RequestBody) -> Response:
     """Refuses the methods of the protocol's extensions."""
     what = "shared memory is not served: send the bytes" if "sharedmemory" in request.url.path else "is not served"
     raise error(Reason.NOT_IMPLEMENTED, f"{request.method} {request.url.path:.100}: {what}")
 
 
-async def _infer(methods: OpenInference, request: Request, call: TranslatedCall) -> Response:
-    body = RequestBody(request.receive, methods.servicer.settings)
-    form = Form(partial(read, *_named(request), _head_bytes(request)), write)
+async def _infer(methods: OpenInference, request: Request, call: TranslatedCall, body: RequestBody) -> Response:
+    servicer, form = methods.servicer, Form(partial(read, *_named(request), _head_bytes(request)), write)
+    servicer.allow(versioned(*_named(request)), "model")
     reply, head_bytes = await unless_gone(request, methods.infer(await body.read(), form, call))
     if head_bytes is None:
         return Response(reply, media_type=_JSON)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,14 +23,15 @@ from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.message_walk import MAX_TEXT, check_entries, check_structure, complete_response, parse
 from cutaway.server import batching
-from cutaway.server.auth.tokens import Authenticator, Caller, Permissions, Scope
+from cutaway.server.auth.tokens import REQUIRED_SCOPES, Authenticator, Caller, Permissions, Scope
 from cutaway.server.backends.backend import Backend
-from cutaway.server.batching import ByteBudget
+from cutaway.server.batching import ByteBudget, HeldBytes
 from cutaway.server.memory import share_of_requests
 from cutaway.server.observability.call_watch import CallWatch, current_call
 from cutaway.server.observability.call_watch import Method as ObservedMethod
 from cutaway.server.rpc.guard import AuthenticatingHandler, Handler, receiving
 from cutaway.server.rpc.status import Context, Metadata, TranslatedCall, abort, abort_with
+from cutaway.server.rpc.translation import Translator
 from cutaway.server.settings import Settings
 from cutaway.server.time_limit import within
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, model_pb2, worker_pb2
@@ -39,6 +40,11 @@ Method: TypeAlias = Callable[[bytes, Context, Caller], Awaitable[bytes | None]]
 
 _current_caller: ContextVar[Caller] = ContextVar("cutaway_caller")
 """The caller of the current task's call."""
+
+_arrived: ContextVar[HeldBytes | None] = ContextVar("cutaway_arrived", default=None)
+"""What has arrived of the current task's request by another protocol."""
+
+T = TypeVar("T")
 
 _PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1000
@@ -66,6 +72,7 @@ class Servicer:
         self._authenticator = authenticator
         self._watch = watch
         self._budget = ByteBudget(settings.max_queue_bytes or share_of_requests(2 * settings.max_message_bytes))
+        self._translator = Translator()
 
         methods: dict[str, Method] = {
             "ListModels": self._list_models,
@@ -93,14 +100,56 @@ class Servicer:
         """Returns ``handlers`` for callers who may call; see `AuthenticatingHandler`."""
         return AuthenticatingHandler(handlers, self.admit, self.refuse)
 
-    def admit(self, metadata: Metadata) -> None:
+    # The guard of all protocols, in this order: who calls, which model, room for its bytes as they arrive, and then
+    # counts and conversion, in threads. gRPC needs the first alone: its methods count and read what arrived as it is.
+
+    def admit(self, metadata: Metadata, peer: str = "") -> None:
         """Authenticates the caller of the current task's call, before its request is read.
 
         Raises:
             CutawayError: the caller is not known, or there is no room for a request.
         """
-        _current_caller.set(self._authenticator(metadata))
+        caller = self._authenticator(metadata)
+        _current_caller.set(caller)
+        batching.caller_id.set(caller.name or peer)
         self._budget.require_room()
+
+    def allow(self, model: str, *fields: str) -> ModelName:
+        """Returns the name and the version of a model that the admitted caller may call, before its request is read.
+
+        Args:
+            model: the name in the request.
+            fields: of `cutaway.v1.InspectRequest`, which the request has.
+
+        Raises:
+            CutawayError: the model is not known to the caller, or a scope is missing.
+        """
+        name, permissions = self._resolve(model, _current_caller.get())
+        for field in fields:
+            permissions.require(REQUIRED_SCOPES[field], field)
+        return name
+
+    def require_scopes(self) -> None:
+        """Refuses an admitted caller who may call no model, before a request is read that names one.
+
+        Raises:
+            CutawayError: as `allow` for any model.
+        """
+        _current_caller.get().require_model()
+
+    @contextmanager
+    def arriving(self) -> Iterator[HeldBytes]:
+        """Counts the bytes of the admitted caller's request until the block ends, or its call begins."""
+        with self._budget.hold() as held:
+            token = _arrived.set(held)
+            try:
+                yield held
+            finally:
+                _arrived.reset(token)
+
+    async def convert(self, function: Callable[[bytes], T], data: bytes, context: Context) -> T:
+        """Returns what ``function`` makes of a request or a reply; see `Translator.convert`."""
+        return await self._translator.convert(function, data, self._timeout(context))
 
     @asynccontextmanager
     async def reporting(self, name: str, call: TranslatedCall) -> AsyncIterator[None]:
@@ -127,14 +176,6 @@ class Servicer:
         """
         return await self._watch.wrap(name, self._methods[name])(data, context)
 
-    def resolve(self, model: str) -> ModelName:
-        """Returns the name and the version of a model that the admitted caller may call.
-
-        Raises:
-            CutawayError: the model is not known to the caller.
-        """
-        return self._resolve(model, _current_caller.get())[0]
-
     async def describe(self, model: str, context: Context) -> model_pb2.ModelDetail:
         """Returns a model that the admitted caller may call, modules included: to read a request that does not say of
         what type its inputs are.
@@ -142,7 +183,7 @@ class Servicer:
         Raises:
             CutawayError: the model is not known to the caller, or does not answer.
         """
-        reply = await self._call("describe", self.resolve(model), wire_models.encode_model_request(model), context)
+        reply = await self._call("describe", self.allow(model), wire_models.encode_model_request(model), context)
         return inspection_service_pb2.GetModelResponse.FromString(reply.response).model
 
     async def refuse(self, name: str, failure: CutawayError, context: Context) -> None:
@@ -160,6 +201,8 @@ class Servicer:
             try:
                 caller = _current_caller.get()
                 batching.caller_id.set(caller.name or context.peer())
+                if arrived := _arrived.get():
+                    arrived.release()  # the request of our own form takes its place
                 with self._budget.hold(len(data)):
                     return await method(data, context, caller)
             except Exception as failure:

@@ -1,0 +1,67 @@
+"""Converts requests and replies of other protocols in a few threads, which callers share fairly.
+
+The event loop answers all callers, and converts only what is small. A conversion that is late goes on in its thread,
+and its caller has that thread until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+from cutaway.contract.errors import Reason, error
+from cutaway.server.batching import FairSlots
+
+T = TypeVar("T")
+
+_THREADS = 4
+"""One caller has at most half of them. More would not be faster: Python runs one at a time."""
+
+_SMALL_BYTES = 1 << 12
+"""The size up to which a message is converted at once: a few hundred entries, which take less than a millisecond."""
+
+
+class Translator:
+    """Threads for conversions."""
+
+    def __init__(self) -> None:
+        self._slots = FairSlots(_THREADS)
+        self._threads = ThreadPoolExecutor(_THREADS, "cutaway-translation")
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def convert(self, function: Callable[[bytes], T], data: bytes, timeout_s: float) -> T:
+        """Returns what ``function`` makes of ``data``, for the current task's caller.
+
+        It is the only one that has ``data``, if its caller keeps no reference: what it deletes is free.
+
+        Raises:
+            CutawayError: ``DEADLINE_EXCEEDED``, or what ``function`` raises.
+        """
+        if len(data) <= _SMALL_BYTES:
+            return function(data)
+        left = [data]
+        del data
+        task = asyncio.ensure_future(self._in_thread(function, left, timeout_s))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            done, _ = await asyncio.wait([task], timeout=timeout_s)
+            if done:
+                return task.result()
+        except asyncio.TimeoutError:
+            pass
+        finally:
+            if left:  # it waits for a thread
+                task.cancel()
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # else asyncio logs it
+        raise error(Reason.DEADLINE_EXCEEDED, f"the message was not converted within {timeout_s:g} s")
+
+    async def _in_thread(self, function: Callable[[bytes], T], left: list[bytes], timeout_s: float) -> T:
+        async with self._slots.slot(timeout_s):
+            run = copy_context().run
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, lambda: run(lambda: function(left.pop()))
+            )
