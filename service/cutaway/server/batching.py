@@ -132,8 +132,8 @@ class FairSlots:
         return self._held[caller] < self._most
 
 
-_BURST_BYTES = 256 << 20
-"""Bytes of requests after which free memory returns to the system, once no request is under way.
+_BURST_BYTES = 16 << 20
+"""Bytes of requests after which free memory returns to the system, soon after no request is under way.
 
 The C library glibc would keep most of it.
 """
@@ -179,7 +179,9 @@ class ByteBudget:
         self._passed += size
         if self._passed > _BURST_BYTES and not self._held:
             self._passed = 0
-            threading.Thread(target=_return_memory, name="cutaway-trim", daemon=True).start()
+            trim = threading.Timer(_SOON_S, _return_memory)  # who has just released the bytes still refers to them
+            trim.daemon = True
+            trim.start()
 
 
 class HeldBytes:
@@ -206,6 +208,9 @@ class HeldBytes:
         if self._size:
             self._budget.give_back(self._caller, self._size)
         self._size = 0
+
+
+_SOON_S = 1.0
 
 
 def _return_memory() -> None:

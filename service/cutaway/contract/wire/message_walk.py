@@ -119,7 +119,7 @@ def check_entries(kind: type[Message], data: bytes, name: str) -> None:
 
     Parsing may make an object of a hundred bytes from two. Data of tensors are stepped over.
     """
-    if len(data) <= MAX_ENTRIES * _MIN_FIELD_BYTES:
+    if len(data) <= COUNTED_BYTES:
         return
     fields: Any = kind.DESCRIPTOR  # of several types in the stubs
     try:
@@ -128,7 +128,8 @@ def check_entries(kind: type[Message], data: bytes, name: str) -> None:
         raise malformed(data, name) from None
 
 
-_MIN_FIELD_BYTES = 2  # a tag, and a value or a length
+COUNTED_BYTES = 2 * MAX_ENTRIES
+"""The size up to which a message cannot have too many fields: each has a tag, and a value or a length."""
 
 
 def _count_entries(kind: Descriptor, message: memoryview, before: int) -> int:

@@ -178,13 +178,13 @@ class RequestBody:
         Raises:
             CutawayError: as a call of this object; ``MALFORMED_REQUEST`` if the connection ends before.
         """
-        parts = []
+        data = bytearray()  # parts of one byte would take forty
         while not self._complete:
             message = await self()
             if message["type"] != "http.request":
                 raise error(Reason.MALFORMED_REQUEST, "the connection ended before its request was sent")
-            parts.append(message.get("body", b""))
-        return b"".join(parts)
+            data += message.get("body", b"")
+        return bytes(data)
 
 
 async def unless_gone(request: Request, call: Awaitable[T]) -> T:

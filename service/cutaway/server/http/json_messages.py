@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.arrays import by_name, entries, npy, tensors, write_npz
+from cutaway.contract.results.arrays import by_name, entries, npy, write_npz
 from cutaway.contract.results.document import document, numbers
 from cutaway.contract.results.explanations import AttributionResult
 from cutaway.contract.tensors import Array
@@ -126,6 +126,33 @@ def mapping_in(text: bytes) -> dict[str, Any]:
     return value
 
 
+_PIECE = 10_000
+
+
+def text_in_pieces(value: Any) -> str:
+    """Returns a document as JSON; numbers that are not finite are errors.
+
+    Python's encoder holds all other calls up while it works; it gets some ten thousand numbers at a time.
+    """
+    if _size(value) <= _PIECE:
+        return json.dumps(value, allow_nan=False)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(name)}: {text_in_pieces(own)}' for name, own in value.items())}}}"
+    size = _size(value[0])
+    if size > _PIECE:
+        return f"[{', '.join(map(text_in_pieces, value))}]"
+    steps = range(0, len(value), _PIECE // size)
+    pieces = (json.dumps(value[start : start + steps.step], allow_nan=False)[1:-1] for start in steps)
+    return f"[{', '.join(pieces)}]"
+
+
+def _size(value: Any) -> int:
+    """Returns about how many values there are: the elements of a list are alike."""
+    if isinstance(value, dict):
+        return 1 + sum(map(_size, value.values()))
+    return 1 + len(value) * _size(value[0]) if isinstance(value, list) and value else 1
+
+
 # Replies by REST: KServe's ``predictions`` and ``explanations``, or arrays in a file of numpy.
 _FIELDS_IF_PRESENT = ("captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes")
 _FIELDS_ALWAYS = ("warnings", "provenance", "timings")
@@ -139,7 +166,7 @@ def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
     Raises:
         ResourceExhausted: ``REPLY_TOO_LARGE``.
     """
-    elements = sum(entry.array.size for entry in tensors(result))
+    elements = sum(entry.array.size for entry in entries(result))
     if elements > MAX_ELEMENTS:
         what = f"the reply has {elements} numbers, and JSON holds at most {MAX_ELEMENTS}"
         raise error(Reason.REPLY_TOO_LARGE, f"{what}; accept application/x-npz, or ask for less")

@@ -37,6 +37,7 @@ from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import parse
 from cutaway.server.http import json_messages
 from cutaway.server.http.guarded import MEDIA_TYPE, RequestBody, guarded, unless_gone
+from cutaway.server.http.json_messages import as_document, text_in_pieces
 from cutaway.server.rpc.servicer import Servicer, listed_models
 from cutaway.server.rpc.status import TranslatedCall
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
@@ -181,25 +182,32 @@ def _parts(content_type: str, data: bytes) -> Iterator[_Part]:
     """Yields the parts of a form (RFC 7578), which are counted first."""
     _, options = parse_options_header(content_type)
     boundary = b"--" + options.get(b"boundary", b"")
-    if len(boundary) == len(b"--"):
-        raise _no_form("its content-type has no boundary")
     count = data.count(b"\r\n" + boundary)
     if count > _MAX_PARTS:
         raise error(Reason.INVALID_VALUE, f"the form has {count} parts, {_MAX_PARTS} are the most")
-    first, *parts = (b"\r\n" + data).split(b"\r\n" + boundary)
-    if not parts or first or not parts[-1].startswith(b"--"):
-        raise _no_form("it does not begin and end with its boundary")
-    for part in parts[:-1]:
-        begin = part.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
-        if begin < 0:
-            raise _no_form(f"a part has no head of at most {_MAX_HEAD_BYTES} bytes")
-        lines = (line.partition(b":") for line in part[:begin].split(b"\r\n"))
-        head = {key.strip().lower(): value.strip() for key, _, value in lines}
-        _, named = parse_options_header(head.get(b"content-disposition", b""))
-        if b"name" not in named:
-            raise _no_form("a part has no name")
-        name, media_type = named[b"name"].decode(errors="replace"), head.get(b"content-type", b"").decode("latin-1")
-        yield _Part(name, media_type, b"filename" in named, part[begin + 4 :])
+    if boundary == b"--" or not data.startswith(boundary):
+        raise _no_form("it does not begin with the boundary in its content-type")
+    position = len(boundary)
+    while not data.startswith(b"--", position):
+        begin = data.find(_BLANK, position, position + _MAX_HEAD_BYTES)
+        end = data.find(b"\r\n" + boundary, begin)
+        if begin < 0 or end < 0:
+            raise _no_form(f"a part has no end, or no head of at most {_MAX_HEAD_BYTES} bytes")
+        yield _part(data[position:begin], data[begin + len(_BLANK) : end])
+        position = end + len(b"\r\n" + boundary)
+
+
+_BLANK = b"\r\n\r\n"
+
+
+def _part(head: bytes, data: bytes) -> _Part:
+    lines = (line.partition(b":") for line in head.split(b"\r\n"))
+    headers = {key.strip().lower(): value.strip() for key, _, value in lines}
+    _, named = parse_options_header(headers.get(b"content-disposition", b""))
+    if b"name" not in named:
+        raise _no_form("a part has no name")
+    media_type = headers.get(b"content-type", b"").decode("latin-1")
+    return _Part(named[b"name"].decode(errors="replace"), media_type, b"filename" in named, data)
 
 
 def _no_form(why: str) -> CutawayError:
@@ -306,9 +314,7 @@ def _writer(verb: str, accepted: str, *, of_arrays: bool) -> tuple[Callable[[Any
     if NPY in accepted:
         return json_messages.as_npy, NPY
     explains = verb == "explain"
-    return lambda result: json.dumps(
-        json_messages.as_document(result, explains=explains), allow_nan=False
-    ).encode(), JSON
+    return lambda result: text_in_pieces(as_document(result, explains=explains)).encode(), JSON
 
 
 def _written(write: Callable[[Any], bytes], reply: bytes) -> bytes:

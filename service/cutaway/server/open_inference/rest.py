@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ from cutaway.contract.results.document import numbers
 from cutaway.contract.tensors import Buffer, from_bytes
 from cutaway.server.http import json_messages
 from cutaway.server.http.guarded import RequestBody, guarded, unless_gone
-from cutaway.server.http.json_messages import MAX_ELEMENTS
+from cutaway.server.http.json_messages import MAX_ELEMENTS, text_in_pieces
 from cutaway.server.open_inference.datatypes import BYTES, DATATYPES, messages, packed, with_lengths
 from cutaway.server.open_inference.infer import (
     BINARY_OUTPUT,
@@ -34,6 +33,7 @@ from cutaway.server.open_inference.infer import (
 from cutaway.server.rpc.status import TranslatedCall
 
 _FIELDS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")  # the last two are KServe's
+_MAX_PARAMETERS = 1000
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
@@ -121,6 +121,9 @@ def _from_json(datatype: str, data: Any) -> bytes:
 def _write_parameters(values: Any, parameters: Any) -> None:
     if not isinstance(values, Mapping | None):
         raise error(Reason.INVALID_VALUE, "are values by name", "parameters")
+    if len(values or ()) > _MAX_PARAMETERS:
+        what = f"there are {len(values or ())}, {_MAX_PARAMETERS} are the most"
+        raise error(Reason.INVALID_VALUE, what, "parameters")
     for name, value in (values or {}).items():
         try:
             setattr(parameters[name], _PARAMETERS[type(value)], value)
@@ -157,7 +160,7 @@ def write(inference: Inference, response: Any, data: Sequence[Buffer]) -> tuple[
     head = {"model_name": response.model_name, "model_version": response.model_version, "id": response.id}
     outputs = [_output(*output) for output in zip(response.outputs, data, binary)]
     behind = [raw for raw, is_binary in zip(data, binary) if is_binary]
-    text = json.dumps({**head, **_parameters(response), "outputs": outputs}, allow_nan=False).encode()
+    text = text_in_pieces({**head, **_parameters(response), "outputs": outputs}).encode()
     return b"".join([text, *behind]), len(text) if behind else None
 
 

@@ -21,7 +21,14 @@ from cutaway.contract.torchserve_messages import decode_stream_opening, decode_w
 from cutaway.contract.wire import chunks
 from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
-from cutaway.contract.wire.message_walk import MAX_TEXT, check_entries, check_structure, complete_response, parse
+from cutaway.contract.wire.message_walk import (
+    COUNTED_BYTES,
+    MAX_TEXT,
+    check_entries,
+    check_structure,
+    complete_response,
+    parse,
+)
 from cutaway.server import batching
 from cutaway.server.auth.tokens import REQUIRED_SCOPES, Authenticator, Caller, Permissions, Scope
 from cutaway.server.backends.backend import Backend
@@ -232,7 +239,7 @@ class Servicer:
     async def _inspect(self, data: bytes, context: Context, caller: Caller) -> bytes:
         start = time.perf_counter()
         self._check_size(data)
-        name, permissions = self._authorize(data, caller)
+        name, permissions = await self._read(partial(self._authorize, caller), data, context)
         with permissions.redacted_errors():
             return _response(await self._call("inspect", name, data, context), start)
 
@@ -240,7 +247,8 @@ class Servicer:
         """Forwards the messages of a reply; reads the next one after gRPC has accepted the one before."""
         start = time.perf_counter()
         self._check_size(data)
-        name, permissions = self._authorize(chunks.decode_stream_request(data).request, caller)
+        asked = await self._read(chunks.decode_stream_request, data, context)
+        name, permissions = await self._read(partial(self._authorize, caller), asked.request, context)
         with permissions.redacted_errors():
             stream = self._backend.stream(name, data, self._timeout(context))
             async with aclosing(stream) as messages:
@@ -254,7 +262,11 @@ class Servicer:
     async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> worker_pb2.WorkerReply:
         return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
 
-    def _authorize(self, data: bytes, caller: Caller) -> tuple[ModelName, Permissions]:
+    async def _read(self, function: Callable[[bytes], T], data: bytes, context: Context) -> T:
+        """Returns what ``function`` reads in a request; in a thread, if it may have many fields."""
+        return await self.convert(function, data, context) if len(data) > COUNTED_BYTES else function(data)
+
+    def _authorize(self, caller: Caller, data: bytes) -> tuple[ModelName, Permissions]:
         """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The request without
         its input is parsed only if something in it may be refused."""
         name_of_type = inspection_pb2.InspectRequest.DESCRIPTOR.full_name
