@@ -111,6 +111,9 @@ def guarded(
 _DISCARDED = 4
 """How much of a refused request is received, in largest requests."""
 
+_FLOWS_S = 0.5
+"""How long a refused request may pause; then its reply is sent."""
+
 
 class RequestBody:
     """The body of a request, with limits of its size and of the time that it may take to arrive.
@@ -149,10 +152,10 @@ class RequestBody:
         self._held.add(len(message.get("body", b"")))
         return message
 
-    async def _next(self) -> Message:
+    async def _next(self, patience_s: float = math.inf) -> Message:
         left = self._until - asyncio.get_running_loop().time()
         try:
-            message = await within(max(0.0, left), self._receive())
+            message = await within(max(0.0, min(left, patience_s)), self._receive())
         except asyncio.TimeoutError:
             raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {self._timeout_s:g} s") from None
         self._bytes += len(message.get("body", b""))
@@ -166,11 +169,11 @@ class RequestBody:
             raise error(Reason.REQUEST_TOO_LARGE, what)
 
     async def discard(self) -> None:
-        """Receives the rest of a refused request, up to a size, and keeps nothing: many callers send all of a request
-        before they read the reply."""
+        """Receives the rest of a refused request while it flows, up to a size, and keeps nothing: many callers send
+        all of a request before they read the reply."""
         with suppress(CutawayError):
             while not self._complete and self._bytes < _DISCARDED * self.max_bytes:
-                await self._next()
+                await self._next(_FLOWS_S)
 
     async def read(self) -> bytes:
         """Returns the whole body.

@@ -14,7 +14,6 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire.message_walk import check_entries, malformed, parse, read_fields, without_fields
 from cutaway.contract.wire.requests import field_of
-from cutaway.server.http.json_messages import MAX_JSON_BYTES
 from cutaway.server.open_inference.datatypes import POOL, SERVICE, messages
 from cutaway.server.open_inference.infer import Form, Inference, OpenInference, Sent, versioned
 from cutaway.server.rpc.guard import Handler, refusing_handler, time_limited
@@ -72,6 +71,10 @@ _ID, _RAW = _REQUEST.ID_FIELD_NUMBER, _REQUEST.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _NAMES = (_REQUEST.MODEL_NAME_FIELD_NUMBER, _REQUEST.MODEL_VERSION_FIELD_NUMBER)
 
 
+_MAX_FIELD_BYTES = 10 << 20
+"""The most bytes outside of raw contents: parsing makes sixteen from one. `MAX_ELEMENTS` of any type need as many."""
+
+
 def _sent(methods: OpenInference, data: bytes) -> Sent:
     """Reads a ModelInferRequest of a caller who may call its model; its raw contents are stepped over.
 
@@ -87,8 +90,8 @@ def _sent(methods: OpenInference, data: bytes) -> Sent:
         rest = without_fields(data, (_RAW,))
     except (LookupError, TypeError):  # a text may be a number there
         raise malformed(data, _REQUEST.DESCRIPTOR.full_name) from None
-    if len(rest) > MAX_JSON_BYTES:  # as in JSON: a byte in a field may become eight
-        what = f"the request has {len(rest)} bytes in fields, {MAX_JSON_BYTES} are the most: send raw_input_contents"
+    if len(rest) > _MAX_FIELD_BYTES:
+        what = f"the request has {len(rest)} bytes in fields, {_MAX_FIELD_BYTES} are the most: send raw_input_contents"
         raise error(Reason.REQUEST_TOO_LARGE, what, "inputs")
     return Sent(parse(_REQUEST, rest), raw)
 
