@@ -161,7 +161,8 @@ class ByteBudget:
         """Holds the bytes of a request of the current task's caller; raises ``OVERLOADED`` if they are too many."""
         held = HeldBytes(self)
         try:
-            held.add(size)
+            if size:
+                held.add(size)
             yield held
         finally:
             held.release()
@@ -210,7 +211,7 @@ class HeldBytes:
         self._size = 0
 
 
-_SOON_S = 1.0
+_SOON_S = 0.2
 
 
 def _return_memory() -> None:

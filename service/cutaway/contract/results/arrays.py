@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -330,8 +330,7 @@ def other_fields(kind: Any) -> list[str]:
 def npy(values: Array) -> bytes:
     """Returns ``values`` as an NPY file; bfloat16, which numpy has not, as float32."""
     file = io.BytesIO()
-    plain = values.astype(np.float32) if values.dtype.name == "bfloat16" else values
-    np.lib.format.write_array(file, plain, allow_pickle=False)
+    _write_npy(file, values)
     return file.getvalue()
 
 
@@ -342,4 +341,10 @@ def write_npz(file: BinaryIO, arrays: Mapping[str, Entry]) -> None:
     """
     with zipfile.ZipFile(file, "w") as archive:
         for name, entry in sorted(arrays.items(), key=lambda named: not named[1].is_tensor):
-            archive.writestr(f"{name}.npy", npy(entry.array))
+            with archive.open(f"{name}.npy", "w", force_zip64=entry.array.nbytes > 1 << 30) as member:
+                _write_npy(member, entry.array)
+
+
+def _write_npy(file: IO[bytes], values: Array) -> None:
+    plain = values.astype(np.float32) if values.dtype.name == "bfloat16" else values
+    np.lib.format.write_array(file, plain, allow_pickle=False)

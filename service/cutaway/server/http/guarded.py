@@ -171,6 +171,7 @@ class RequestBody:
     async def discard(self) -> None:
         """Receives the rest of a refused request while it flows, up to a size, and keeps nothing: many callers send
         all of a request before they read the reply."""
+        self._held.release()
         with suppress(CutawayError):
             while not self._complete and self._bytes < _DISCARDED * self.max_bytes:
                 await self._next(_FLOWS_S)
@@ -182,12 +183,15 @@ class RequestBody:
             CutawayError: as a call of this object; ``MALFORMED_REQUEST`` if the connection ends before.
         """
         data = bytearray()  # parts of one byte would take forty
-        while not self._complete:
-            message = await self()
-            if message["type"] != "http.request":
-                raise error(Reason.MALFORMED_REQUEST, "the connection ended before its request was sent")
-            data += message.get("body", b"")
-        return bytes(data)
+        try:
+            while not self._complete:
+                message = await self()
+                if message["type"] != "http.request":
+                    raise error(Reason.MALFORMED_REQUEST, "the connection ended before its request was sent")
+                data += message.get("body", b"")
+            return bytes(data)
+        finally:
+            data.clear()  # an error has this frame
 
 
 async def unless_gone(request: Request, call: Awaitable[T]) -> T:
@@ -202,8 +206,9 @@ async def unless_gone(request: Request, call: Awaitable[T]) -> T:
     except asyncio.CancelledError:
         raise error(Reason.DEADLINE_EXCEEDED, "the caller has gone") from None
     finally:
-        for task in (running, gone):
-            task.cancel()
+        running.cancel()
+        gone.cancel()
+        del running  # it has the error, which has this frame, and those of the request
 
 
 async def _gone(request: Request) -> None:

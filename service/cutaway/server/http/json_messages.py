@@ -37,12 +37,14 @@ def check_json(text: bytes) -> None:
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``, for more texts and objects than `MAX_ENTRIES`, as in a message by gRPC;
-            ``MALFORMED_REQUEST``, for more than `MAX_DEPTH`.
+            ``MALFORMED_REQUEST``, for more than `MAX_DEPTH`, and for UTF-16 and UTF-32, which Python would read too.
         ResourceExhausted: ``REQUEST_TOO_LARGE``.
     """
     if len(text) > MAX_JSON_BYTES:
         what = f"a request in JSON has at most {MAX_JSON_BYTES} bytes, this one has {len(text)}"
         raise error(Reason.REQUEST_TOO_LARGE, f"{what}; {_ADVICE}")
+    if not json.detect_encoding(text).startswith("utf-8"):
+        raise error(Reason.MALFORMED_REQUEST, "the request is no JSON: send UTF-8")
     if len(text) <= MAX_DEPTH:
         return
     marks = _outside_of_texts(text)

@@ -106,6 +106,10 @@ def _of_type(array: Array, data_type: str) -> Array:
     return cast if not whole or np.array_equal(cast.astype(array.dtype), array) else array
 
 
+_MAX_ARRAYS = 1000
+_MEMBER = b"PK\x01\x02"  # begins each entry of an archive's directory
+
+
 def _arrays_in(data: bytes, media_type: str, max_bytes: int) -> dict[str, Array]:
     """Returns the arrays in a file of numpy, by name; the array of an NPY file has the name "".
 
@@ -116,6 +120,8 @@ def _arrays_in(data: bytes, media_type: str, max_bytes: int) -> dict[str, Array]
     try:
         if media_type == NPY:
             return {"": _array(io.BytesIO(data))}
+        if (count := data.count(_MEMBER)) > _MAX_ARRAYS:
+            raise error(Reason.INVALID_VALUE, f"the file has {count} arrays, {_MAX_ARRAYS} are the most")
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(member.file_size for member in archive.infolist()) > max_bytes:
                 raise error(Reason.REQUEST_TOO_LARGE, f"the arrays have more than {max_bytes} bytes")
@@ -207,7 +213,8 @@ def _part(head: bytes, data: bytes) -> _Part:
     if b"name" not in named:
         raise _no_form("a part has no name")
     media_type = headers.get(b"content-type", b"").decode("latin-1")
-    return _Part(named[b"name"].decode(errors="replace"), media_type, b"filename" in named, data)
+    is_file = not named.keys().isdisjoint((b"filename", b"filename*"))
+    return _Part(named[b"name"].decode(errors="replace"), media_type, is_file, data)
 
 
 def _no_form(why: str) -> CutawayError:
@@ -401,16 +408,23 @@ class Rest:
         media_type, accepted = _media_type_in(request.headers), request.headers.get("accept", "*/*")
         read = partial(_contract_request, model, media_type)
         binary = BINARY in accepted or (media_type == BINARY and JSON not in accepted)
-        write = bytes if binary else partial(json_messages.text_of, inspection_pb2.InspectResponse)
+        write = None if binary else partial(json_messages.text_of, inspection_pb2.InspectResponse)
         asked = self._servicer.convert(read, await body.read(), call)
         return await self._answered(request, await asked, write, BINARY if binary else JSON, call)
 
     async def _answered(
-        self, request: Request, data: bytes, write: Callable[[bytes], bytes], media_type: str, call: TranslatedCall
+        self,
+        request: Request,
+        data: bytes,
+        write: Callable[[bytes], bytes] | None,
+        media_type: str,
+        call: TranslatedCall,
     ) -> Response:
-        """Returns the reply to a serialised InspectRequest, which ``write`` converts."""
+        """Returns the reply to a serialised InspectRequest, which ``write`` converts; None leaves it as it is."""
         running: Any = self._servicer.call("Inspect", data, call)  # None is a stream's alone
         del data
+        if write is None:
+            return Response(await unless_gone(request, running), media_type=media_type)
         content = await self._servicer.convert(write, await unless_gone(request, running), call)
         return Response(content, media_type=media_type)
 

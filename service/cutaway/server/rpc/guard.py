@@ -42,16 +42,15 @@ def receiving(method: Method, refuse: Refuse, timeout_s: float, *, streams: bool
 
     async def handle(_: object, context: GrpcContext) -> bytes | None:
         try:
-            data = await _receive(context, timeout_s)
+            received = [await _receive(context, timeout_s)]
         except CutawayError as failure:
             await refuse(failure, context)
             return None
         try:
-            return await method(data, context)
+            return await method(received.pop(), context)  # which alone has it, and may free it
         except grpc.aio.AbortError as ended:
             # gRPC keeps it, and so the frames of its traceback in a cycle: with the request, until the next collection.
             ended.__context__ = None
-            del data
             raise ended.with_traceback(None) from None
 
     make: Any = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler

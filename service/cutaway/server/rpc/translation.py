@@ -48,8 +48,7 @@ class Translator:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
-            done, _ = await asyncio.wait([task], timeout=timeout_s)
-            if done:
+            if await _is_done(task, timeout_s):
                 return task.result()
         except asyncio.TimeoutError:
             pass
@@ -57,6 +56,7 @@ class Translator:
             if left:  # it waits for a thread
                 task.cancel()
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # else asyncio logs it
+            del task  # it has the error, which has this frame: the request would stay until the next collection
         raise error(Reason.DEADLINE_EXCEEDED, f"the message was not converted within {timeout_s:g} s")
 
     async def _in_thread(self, function: Callable[[bytes], T], left: list[bytes], timeout_s: float) -> T:
@@ -65,3 +65,8 @@ class Translator:
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads, lambda: run(lambda: function(left.pop()))
             )
+
+
+async def _is_done(task: asyncio.Task[Any], timeout_s: float) -> bool:
+    done, _ = await asyncio.wait([task], timeout=timeout_s)
+    return bool(done)
