@@ -138,6 +138,9 @@ _BURST_BYTES = 16 << 20
 The C library glibc would keep most of it.
 """
 
+_SOON_S = 2.0
+"""Seconds until then: who has released the bytes still refers to them, and it costs milliseconds."""
+
 
 class ByteBudget:
     """A limit of the bytes of all requests under way. One request alone is always within it.
@@ -150,6 +153,7 @@ class ByteBudget:
         self._most = most
         self._held: Counter[str] = Counter()
         self._passed = 0
+        self._returns_soon = False
 
     def require_room(self) -> None:
         """Raises ``OVERLOADED`` if nothing is left: another request need not even be read."""
@@ -178,11 +182,17 @@ class ByteBudget:
         """Ends the hold of ``size`` bytes."""
         self._held -= Counter({caller: size})  # without callers that hold none
         self._passed += size
-        if self._passed > _BURST_BYTES and not self._held:
-            self._passed = 0
-            trim = threading.Timer(_SOON_S, _return_memory)  # who has just released the bytes still refers to them
-            trim.daemon = True
-            trim.start()
+        if self._passed > _BURST_BYTES and not self._held and not self._returns_soon:
+            self._returns_soon = True
+            timer = threading.Timer(_SOON_S, self._return_memory)
+            timer.daemon = True
+            timer.start()
+
+    def _return_memory(self) -> None:
+        """Returns free memory to the system; does nothing where the C library is not glibc."""
+        self._passed, self._returns_soon = 0, False
+        with suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 class HeldBytes:
@@ -209,15 +219,6 @@ class HeldBytes:
         if self._size:
             self._budget.give_back(self._caller, self._size)
         self._size = 0
-
-
-_SOON_S = 0.2
-
-
-def _return_memory() -> None:
-    """Returns free memory to the system; does nothing where the C library is not glibc."""
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _overloaded(held: int, most: int) -> CutawayError:

@@ -55,7 +55,7 @@ TOO_MANY = "the request has more than 100000 entries"
 
 
 def test_a_request_with_more_entries_than_allowed() -> None:
-    """At the top, inside, and of several lists together; packed numbers count as one for each 80 bytes."""
+    """At the top, inside, and of several lists together; packed numbers count as one for each 96 bytes."""
     captures = [inspection_pb2.InspectRequest().captures.add()] * MAX_ENTRIES
     assert refused(message(captures=captures)) == ("captures", TOO_MANY)
     asked = attribution_pb2.AttributionRequest(inputs=["x"] * (MAX_ENTRIES + 1))
@@ -64,7 +64,7 @@ def test_a_request_with_more_entries_than_allowed() -> None:
     assert refused(message(attributions=[half, half])) == ("attributions.inputs", TOO_MANY)
     numbers = message(target={"class_index": {"indices": [300] * (MAX_ENTRIES + 1)}})
     assert requests.decode(numbers.SerializeToString()).target is not None
-    numbers = message(target={"class_index": {"indices": [1] * (81 * MAX_ENTRIES)}})
+    numbers = message(target={"class_index": {"indices": [1] * (97 * MAX_ENTRIES)}})
     assert refused(numbers) == ("target.class_index.indices", TOO_MANY)
 
 

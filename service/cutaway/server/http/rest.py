@@ -244,11 +244,13 @@ class _Form(NamedTuple):
 
     Attributes:
         read: returns the fields and the inputs in a body.
+        cost: returns how many bytes of a body are parsed, if the others are only copied.
         write: returns the reply for a result.
         media_type: of the reply.
     """
 
     read: Callable[[bytes], tuple[dict[str, Any], dict[str, Any]]]
+    cost: Callable[[bytes], int]
     write: Callable[[Any], bytes]
     media_type: str
 
@@ -269,7 +271,8 @@ def _form(verb: str, headers: Mapping[str, str], max_bytes: int) -> _Form:
     if media_type not in readers:
         raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not one of {', '.join(readers)}")
     accepted = headers.get("accept", "*/*")
-    return _Form(readers[media_type], *_writer(verb, accepted, of_arrays=media_type in (NPY, NPZ)))
+    cost = json_messages.cost if media_type == JSON else len if media_type != NPY else lambda _: 0
+    return _Form(readers[media_type], cost, *_writer(verb, accepted, of_arrays=media_type in (NPY, NPZ)))
 
 
 def _media_type_in(headers: Mapping[str, str]) -> str:
@@ -400,7 +403,8 @@ class Rest:
         form = _form(verb, request.headers, body.max_bytes)
         left = [await body.read()]
         data_types = await self._data_types(model, call) if _media_type_in(request.headers) == JSON else {}
-        asked = self._servicer.convert(partial(_serialized, form.read, verb, model, data_types), left.pop(), call)
+        read = partial(_serialized, form.read, verb, model, data_types)
+        asked = self._servicer.convert(read, left[0], call, form.cost(left.pop()))
         return await self._answered(request, await asked, partial(_written, form.write), form.media_type, call)
 
     async def _inspect(self, request: Request, model: str, body: RequestBody, call: TranslatedCall) -> Response:

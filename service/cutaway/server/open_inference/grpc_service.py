@@ -12,7 +12,14 @@ import grpc
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.tensors import Buffer
-from cutaway.contract.wire.message_walk import check_entries, malformed, parse, read_fields, without_fields
+from cutaway.contract.wire.message_walk import (
+    check_entries,
+    has_few_entries,
+    malformed,
+    parse,
+    read_fields,
+    without_fields,
+)
 from cutaway.contract.wire.requests import field_of
 from cutaway.server.open_inference.datatypes import POOL, SERVICE, messages
 from cutaway.server.open_inference.infer import Form, Inference, OpenInference, Sent, versioned
@@ -71,8 +78,8 @@ _ID, _RAW = _REQUEST.ID_FIELD_NUMBER, _REQUEST.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _NAMES = (_REQUEST.MODEL_NAME_FIELD_NUMBER, _REQUEST.MODEL_VERSION_FIELD_NUMBER)
 
 
-_MAX_FIELD_BYTES = 10 << 20
-"""The most bytes outside of raw contents: parsing makes sixteen from one. `MAX_ELEMENTS` of any type need as many."""
+_MAX_FIELD_BYTES = 8 << 20
+"""The most bytes outside of raw contents: parsing makes sixteen of one while a list grows."""
 
 
 def _sent(methods: OpenInference, data: bytes) -> Sent:
@@ -122,9 +129,17 @@ async def _serialized(message: Awaitable[Any]) -> bytes:
 async def _infer(methods: OpenInference, data: bytes, call: TranslatedCall) -> bytes:
     with methods.servicer.arriving() as held:
         held.add(len(data))
-        left = [data]
+        left, cost = [data], _cost(data)
         del data
-        return b"".join(await methods.infer(left.pop(), Form(partial(_sent, methods), _written), call))
+        return b"".join(await methods.infer(left.pop(), Form(partial(_sent, methods), _written), call, cost))
+
+
+def _cost(data: bytes) -> int:
+    """Returns how many bytes are parsed of a request; of one with many fields, all."""
+    if not has_few_entries(_REQUEST, data):
+        return len(data)
+    raw = (value for number, value in read_fields(memoryview(data)) if number == _RAW)
+    return len(data) - sum(len(value) for value in raw if isinstance(value, memoryview))
 
 
 async def _answer(methods: OpenInference, name: str, method: Method, data: bytes, context: Any) -> bytes | None:

@@ -322,20 +322,21 @@ class OpenInference:
             response.outputs.add(name=out.name, datatype=NAMES[out.data_type], shape=(-1, *out.shape[1:]))
         return response
 
-    async def infer(self, data: bytes, form: Form[T], call: TranslatedCall) -> T:
+    async def infer(self, data: bytes, form: Form[T], call: TranslatedCall, cost: int) -> T:
         """Runs a model.
 
         Args:
             data: the request.
             form: how it is read, and its response written.
             call: may take the request's own time at most.
+            cost: the bytes that are parsed.
 
         Raises:
             CutawayError: the request cannot be read or run, or the reply has no such output.
         """
         left = [data]
         del data
-        inference = await self.servicer.convert(lambda data: _read(form.read(data)), left.pop(), call)
+        inference = await self.servicer.convert(lambda data: _read(form.read(data)), left.pop(), call, cost)
         if inference.timeout_s is not None:
             remaining = call.time_remaining()
             call.limit(inference.timeout_s if remaining is None else min(remaining, inference.timeout_s))

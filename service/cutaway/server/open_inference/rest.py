@@ -234,7 +234,9 @@ async def _unserved(_: OpenInference, request: Request, __: TranslatedCall, ___:
 async def _infer(methods: OpenInference, request: Request, call: TranslatedCall, body: RequestBody) -> Response:
     servicer, form = methods.servicer, Form(partial(read, *_named(request), _head_bytes(request)), write)
     servicer.allow(versioned(*_named(request)), "model")
-    reply, head_bytes = await unless_gone(request, methods.infer(await body.read(), form, call))
+    left = [await body.read()]
+    cost = json_messages.cost(left[0][: _head_bytes(request)])
+    reply, head_bytes = await unless_gone(request, methods.infer(left.pop(), form, call, cost))
     if head_bytes is None:
         return Response(reply, media_type=_JSON)
     return Response(reply, headers={HEAD_BYTES: str(head_bytes)}, media_type="application/octet-stream")

@@ -13,6 +13,7 @@ from typing import TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from cutaway.client.transport import SERVICE
 from cutaway.contract.errors import CutawayError, Reason, error, of_exception
@@ -27,6 +28,7 @@ from cutaway.contract.wire.message_walk import (
     check_entries,
     check_structure,
     complete_response,
+    has_few_entries,
     parse,
 )
 from cutaway.server import batching
@@ -52,6 +54,8 @@ _arrived: ContextVar[HeldBytes | None] = ContextVar("cutaway_arrived", default=N
 """What has arrived of the current task's request by another protocol."""
 
 T = TypeVar("T")
+
+_REQUEST = inspection_pb2.InspectRequest
 
 _PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1000
@@ -154,9 +158,11 @@ class Servicer:
             finally:
                 _arrived.reset(token)
 
-    async def convert(self, function: Callable[[bytes], T], data: bytes, context: Context) -> T:
+    async def convert(
+        self, function: Callable[[bytes], T], data: bytes, context: Context, cost: int | None = None
+    ) -> T:
         """Returns what ``function`` makes of a request or a reply; see `Translator.convert`."""
-        return await self._translator.convert(function, data, self._timeout(context))
+        return await self._translator.convert(function, data, self._timeout(context), cost)
 
     @asynccontextmanager
     async def reporting(self, name: str, call: TranslatedCall) -> AsyncIterator[None]:
@@ -239,7 +245,7 @@ class Servicer:
     async def _inspect(self, data: bytes, context: Context, caller: Caller) -> bytes:
         start = time.perf_counter()
         self._check_size(data)
-        name, permissions = await self._read(partial(self._authorize, caller), data, context)
+        name, permissions = await self._read(_REQUEST, partial(self._authorize, caller), data, context)
         with permissions.redacted_errors():
             return _response(await self._call("inspect", name, data, context), start)
 
@@ -247,8 +253,9 @@ class Servicer:
         """Forwards the messages of a reply; reads the next one after gRPC has accepted the one before."""
         start = time.perf_counter()
         self._check_size(data)
-        asked = await self._read(chunks.decode_stream_request, data, context)
-        name, permissions = await self._read(partial(self._authorize, caller), asked.request, context)
+        kind = inspection_service_pb2.InspectStreamRequest
+        asked = await self._read(kind, chunks.decode_stream_request, data, context)
+        name, permissions = await self._read(_REQUEST, partial(self._authorize, caller), asked.request, context)
         with permissions.redacted_errors():
             stream = self._backend.stream(name, data, self._timeout(context))
             async with aclosing(stream) as messages:
@@ -262,9 +269,11 @@ class Servicer:
     async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> worker_pb2.WorkerReply:
         return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
 
-    async def _read(self, function: Callable[[bytes], T], data: bytes, context: Context) -> T:
-        """Returns what ``function`` reads in a request; in a thread, if it may have many fields."""
-        return await self.convert(function, data, context) if len(data) > COUNTED_BYTES else function(data)
+    async def _read(self, kind: type[Message], function: Callable[[bytes], T], data: bytes, context: Context) -> T:
+        """Returns what ``function`` reads in a request of the type ``kind``; in a thread, if it has many fields."""
+        if len(data) <= COUNTED_BYTES or has_few_entries(kind, data):
+            return function(data)
+        return await self.convert(function, data, context)
 
     def _authorize(self, caller: Caller, data: bytes) -> tuple[ModelName, Permissions]:
         """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The request without

@@ -24,6 +24,10 @@ _SMALL_BYTES = 1 << 12
 """The size up to which a message is converted at once: a few hundred entries, which take less than a millisecond."""
 
 
+_COPIED_BYTES = 1 << 20
+"""The size up to which a message is copied at once."""
+
+
 class Translator:
     """Threads for conversions."""
 
@@ -32,15 +36,23 @@ class Translator:
         self._threads = ThreadPoolExecutor(_THREADS, "cutaway-translation")
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def convert(self, function: Callable[[bytes], T], data: bytes, timeout_s: float) -> T:
+    async def convert(
+        self, function: Callable[[bytes], T], data: bytes, timeout_s: float, cost: int | None = None
+    ) -> T:
         """Returns what ``function`` makes of ``data``, for the current task's caller.
 
         It is the only one that has ``data``, if its caller keeps no reference: what it deletes is free.
 
+        Args:
+            function: converts a message.
+            data: the message.
+            timeout_s: how long that may take.
+            cost: the bytes of ``data`` that are parsed, if it only copies the others.
+
         Raises:
             CutawayError: ``DEADLINE_EXCEEDED``, or what ``function`` raises.
         """
-        if len(data) <= _SMALL_BYTES:
+        if (len(data) if cost is None else cost) <= _SMALL_BYTES and len(data) <= _COPIED_BYTES:
             return function(data)
         left = [data]
         del data
