@@ -115,6 +115,9 @@ _FLOWS_S = 0.5
 """How long a refused request may pause; then its reply is sent."""
 
 
+_PART_BYTES = 4096
+
+
 class RequestBody:
     """The body of a request, with limits of its size and of the time that it may take to arrive.
 
@@ -182,16 +185,20 @@ class RequestBody:
         Raises:
             CutawayError: as a call of this object; ``MALFORMED_REQUEST`` if the connection ends before.
         """
-        data = bytearray()  # parts of one byte would take forty
+        parts = [b""]
         try:
             while not self._complete:
                 message = await self()
                 if message["type"] != "http.request":
                     raise error(Reason.MALFORMED_REQUEST, "the connection ended before its request was sent")
-                data += message.get("body", b"")
-            return bytes(data)
+                body = message.get("body", b"")
+                if len(parts[-1]) < _PART_BYTES:  # a part of one byte would take forty
+                    parts[-1] += body
+                else:
+                    parts.append(body)
+            return b"".join(parts)
         finally:
-            data.clear()  # an error has this frame
+            parts.clear()  # an error has this frame
 
 
 async def unless_gone(request: Request, call: Awaitable[T]) -> T:
