@@ -61,7 +61,7 @@ class Settings(BaseSettings):
         default=5.0,
         gt=0,
         description="A worker without progress for so long after the latest deadline of its calls is killed and "
-        "started again, and so is a TorchServe that replies to nothing. More than the longest single pass.",
+        "started again, and so is a TorchServe that replies to nothing. More than the longest call of one module.",
     )
     max_queue_length: int = Field(
         default=256, gt=0, description="The most calls of one model without a reply; more are refused at once."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 import cutaway as ca
 from tests.conftest import ADAPTERS
-from tests.support.adapters.fragile_adapter import ENDLESS, FROZEN
+from tests.support.adapters.fragile_adapter import ENDLESS, FROZEN, LAYERED
 from tests.support.health import health
 from tests.support.processes import leader, worker
 from tests.support.serving import Server, package, serving
@@ -75,6 +76,26 @@ def _memory_is_limited(pid: int) -> bool:
 def test_every_worker_has_a_limit_of_memory(server: Server) -> None:
     """Without a setting: its share of what the server may use."""
     assert all(_memory_is_limited(worker(server, model).pid) for model in MODELS)
+
+
+def test_a_long_pass_ends_without_its_worker(server: Server) -> None:
+    """A forward of a thousand layers goes on for minutes. Its caller is told at the deadline, or leaves; the same
+    worker then answers others at once, as before."""
+    before = worker(server, "fragile").pid
+
+    async def leave() -> None:
+        async with ca.AsyncClient(server.address) as client:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(client.inspect("fragile", {"x": X["x"] * LAYERED}), 0.5)
+
+    with ca.Client(server.address) as client:
+        expected = client.inspect("fragile", X).predictions["output"]
+        with pytest.raises(ca.DeadlineExceeded):
+            client.inspect("fragile", {"x": X["x"] * LAYERED}, timeout=0.5)
+        np.testing.assert_array_equal(client.inspect("fragile", X, timeout=SHORT_S).predictions["output"], expected)
+        asyncio.run(leave())
+        np.testing.assert_array_equal(client.inspect("fragile", X, timeout=SHORT_S).predictions["output"], expected)
+    assert worker(server, "fragile").pid == before
 
 
 def test_workers_that_hang_are_replaced(server: Server) -> None:

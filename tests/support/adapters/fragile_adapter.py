@@ -15,6 +15,13 @@ SLOW = 50.0
 ENDLESS = 60.0
 FROZEN = 61.0
 HUNGRY = 70.0
+LAYERED = 80.0
+
+
+class Layer(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.1)
+        return x * 1
 
 
 class Fragile(nn.Module):
@@ -22,6 +29,7 @@ class Fragile(nn.Module):
         super().__init__()
         self.wide = nn.Linear(3, 100_000)  # 400 kB a row
         self.linear = nn.Linear(3, 2)
+        self.layer = Layer()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if bool((x == DEADLY).any()):
@@ -32,6 +40,9 @@ class Fragile(nn.Module):
             re.match("(a+)+b", "a" * 64)  # for years, and no other thread of Python's runs meanwhile
         if bool((x == SLOW).any()):
             time.sleep(1)
+        if bool((x == LAYERED).any()):
+            for _ in range(1000):
+                x = self.layer(x)
         if bool((x == HUNGRY).any()):
             torch.ones(1 << 30)  # 4 GiB
         self.wide(x)

@@ -97,6 +97,87 @@ def test_nobody_works_past_a_deadline(clock: Clock, tired: int, asked: dict[str,
     assert differences(flat(ask(served, X)), first) == []
 
 
+class Layered(nn.Module):
+    """Takes minutes, layer by layer, from the moment at which it is `tired`: in its forward or in its backward pass."""
+
+    LAYERS = 10_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = _Layer()
+        self.begun = self.layer.begun
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.LAYERS if self.layer.tired == "forward" else 10):
+            x = self.layer(x)
+        result: Tensor = self.linear(x)
+        return result
+
+
+class _Layer(nn.Module):
+    """One of them, which counts its forward and backward passes; after some of them the deadline passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.tired, self.after = array("q", [0, 0]), "", 0
+        self.pass_deadline: Callable[[], None] = lambda: None
+
+    def work(self, direction: int) -> None:
+        """Does what takes its time."""
+        self.begun[direction] += 1
+        if self.tired and self.begun[("forward", "backward").index(self.tired)] == self.after:
+            self.pass_deadline()
+        time.sleep(0.006)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.work(0)
+        result: Tensor = _Worked.apply(x, self)
+        return result
+
+
+class _Worked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: _Layer) -> Tensor:
+        ctx.layer = layer
+        return x * 1.1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.layer.work(1)
+        return gradients[0] * 1.1, None
+
+
+@pytest.mark.parametrize(
+    ("tired", "asked"),
+    [
+        ("forward", {}),
+        ("forward", EVERYTHING),
+        ("forward", {"attributions": [ca.Saliency()]}),
+        ("backward", {"input_gradients": True}),
+        ("backward", {"attributions": [ca.Saliency()], "check": "off"}),
+        ("backward", {"attributions": [ca.InputXGradient()]}),
+    ],
+)
+def test_a_long_pass_ends_with_its_deadline(clock: Clock, tired: str, asked: dict[str, Any]) -> None:
+    """A pass of ours, of Captum's or of a check's ends at the next layer, and not after all that it still had to do.
+    The next caller finds the model as it was, and no hook on it or on all modules."""
+    model = Layered()
+    served = worker(TensorAdapter(model, inputs=[InputSpec("x", "float32", (-1, 4))]))
+    first = flat(ask(served, X))
+    question, layer = row(X, **asked, deadline_s=PATIENCE_S), model.layer
+    layer.after = model.begun[tired == "backward"] + 5
+    layer.tired, layer.pass_deadline = tired, clock.pass_deadline
+    with untouched(model):
+        (found,) = map(outcome, served.answer([question]))
+    assert isinstance(found, ca.DeadlineExceeded)
+    forwards, backwards = model.begun
+    assert forwards < Layered.LAYERS / 2
+    assert tired == "forward" or backwards == layer.after
+    layer.tired = ""
+    assert differences(flat(ask(served, X)), first) == []
+
+
 class Decoding(ImageAdapter):
     """Whose second image takes until the deadline."""
 

@@ -19,18 +19,23 @@ the block ends, whatever ended it.
 
 from __future__ import annotations
 
+import threading
+import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 from cutaway.contract.requests import Point
 from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, Batch, HookSite, NumberedEdit, shares_memory
 from cutaway.engine.hooks.operators import Operators, is_address
 from cutaway.engine.hooks.recording import CaptureSpec, HookScope, RecordedCall, Recording
+from cutaway.engine.model.inspected_model import InspectedModel, Outputs, graph_nodes
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import Path, argument_tensors, leaves, map_leaves, replace_arguments
 
@@ -200,3 +205,69 @@ def _transposed(
         return None  # this call returns no such tensor
     shown = stand_in(tensors[path])
     return moved(map_leaves(first, lambda at, tensor: shown if at == path else tensor), back=True)
+
+
+# Cancellation inside a pass. A hook on every module would slow all passes, so a thread adds one when a caller has gone.
+
+_WATCH_S = 0.05
+
+
+class CancelledPasses:
+    """Ends a model's passes for callers that no longer wait: forward passes behind the next module, backward passes of
+    models whose forward is slow at the next operation.
+
+    Args:
+        model: the model, whose passes run in blocks of `watching`.
+    """
+
+    def __init__(self, model: InspectedModel) -> None:
+        self._model = model
+        self._handle: RemovableHandle | None = None
+        self._lock = threading.Lock()
+        self._watcher = threading.Thread()
+        self._runs_in = 0
+        model.after_slow_forward = self._watch_backward
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Ends passes of the block, in its thread, whose callers no longer wait."""
+        self._runs_in = threading.get_ident()
+        if not self._watcher.is_alive():  # nor in a process that was forked
+            watched = (weakref.ref(self),)
+            self._watcher = threading.Thread(target=_watch, args=watched, name="cutaway-cancelled-passes", daemon=True)
+            self._watcher.start()
+        try:
+            yield
+        finally:
+            self.update()
+
+    def update(self) -> None:
+        """Adds the hook if the caller no longer waits, and removes it if another one does."""
+        with self._lock:
+            is_cancelled = self._model.cancellation.is_cancelled
+            if is_cancelled and self._handle is None:
+                self._handle = register_module_forward_hook(self._after_module)
+            elif self._handle is not None and not is_cancelled:
+                self._handle.remove()
+                self._handle = None
+
+    def _after_module(self, *_: Any) -> None:
+        if threading.get_ident() == self._runs_in:  # other threads may run other models
+            self._model.cancellation.raise_if_cancelled()
+
+    def _watch_backward(self, outputs: Outputs) -> None:
+        def before_node(_: Any) -> None:
+            self._model.cancellation.raise_if_cancelled()
+
+        known: set[Any] = set()
+        for node in (node for output in outputs.values() for node in graph_nodes(output.grad_fn, known)):
+            if node.next_functions:  # a leaf of the graph may belong to a parameter, and would keep the hook
+                node.register_prehook(before_node)
+
+
+def _watch(watched: weakref.ref[CancelledPasses]) -> None:
+    """Updates ``watched`` until its worker is gone."""
+    while (passes := watched()) is not None:
+        passes.update()
+        del passes
+        time.sleep(_WATCH_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -137,6 +138,8 @@ class InspectedModel:
         passes: counts its passes.
         properties: results of tests of the model, by test and kind of inputs: see `remembered`.
         recent_sites: what recent requests capture, resolved by the planner.
+        cancellation: of the call under way; safe to read from any thread.
+        after_slow_forward: called with the outputs of forward passes that took long.
     """
 
     def __init__(
@@ -160,7 +163,8 @@ class InspectedModel:
         self.recent_sites: dict[Hashable, Any] = {}
         self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in self.tree.modules.values())
         self._pass_context: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._cancellation = NEVER_CANCELLED
+        self.cancellation = NEVER_CANCELLED
+        self.after_slow_forward: Callable[[Outputs], None] = lambda outputs: None
         self._arguments: Mapping[str, Argument] = {}
         self._seed: int | None = None
         self._is_beside_draws = False
@@ -172,7 +176,7 @@ class InspectedModel:
             InvalidArgument: ``MODEL_FAILED``: the model raised, with its message.
             DeadlineExceeded: the caller no longer waits.
         """
-        self._cancellation.raise_if_cancelled()
+        self.cancellation.raise_if_cancelled()
         self.guard.reset()
         self.passes.forwards += 1
 
@@ -180,11 +184,13 @@ class InspectedModel:
             shapes = [f"{name} {dtype_text(tensor)}{list(tensor.shape)}" for name, tensor in inputs.items()]
             return f" on {', '.join(shapes + [f'{name}={value!r:.40}' for name, value in self._arguments.items()])}"
 
-        numbers = self._draws()
+        numbers, start = self._draws(), time.perf_counter()
         with _failures_of("forward", what), self._pass_context(), self._kernels(), NO_FASTPATH.applied(), numbers:
             returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
         outputs = {name: _array(name, output) for name, output in _named(returned).items()}
         self.passes.count_backwards(outputs)
+        if time.perf_counter() - start > _SLOW_S:
+            self.after_slow_forward(outputs)
         return outputs
 
     def kept_rng_state(self) -> AbstractContextManager[None]:
@@ -224,7 +230,7 @@ class InspectedModel:
     ) -> Iterator[None]:
         """Prepares the model for passes with gradients, whatever the caller's grad mode, and restores it afterwards,
         also after a failure. No pass begins after ``cancellation``; each gets ``arguments`` besides its inputs."""
-        attributes = self._temporarily(_arguments=arguments, _cancellation=cancellation)
+        attributes = self._temporarily(_arguments=arguments, cancellation=cancellation)
         with torch.inference_mode(False), torch.enable_grad(), self.guard.restoring(), attributes:
             yield
 
@@ -244,7 +250,7 @@ class InspectedModel:
 
     def cancelled_by(self, cancellation: Cancellation) -> AbstractContextManager[None]:
         """Begins no pass after ``cancellation`` while the block runs."""
-        return self._temporarily(_cancellation=cancellation)
+        return self._temporarily(cancellation=cancellation)
 
     def with_arguments(self, arguments: Mapping[str, Argument]) -> AbstractContextManager[None]:
         """Gives every pass of the block ``arguments`` besides its inputs."""
@@ -286,6 +292,9 @@ class InspectedModel:
             return cast(AbstractContextManager[None], torch.backends.cudnn.flags(enabled=False))
         return nullcontext()
 
+
+_SLOW_S = 0.05
+"""The seconds from which a forward pass is slow: next to it, a hook for each operation of its graph is no cost."""
 
 _MOST_RESULTS = 4096
 """How many results of tests are kept for one model."""

@@ -17,7 +17,8 @@ from cutaway.contract.results import Timings
 from cutaway.engine.model.plain_state import PlainState
 from cutaway.engine.runtime.layouts import is_array
 
-# Deadline and cancellation of a call: no further pass begins for a caller that no longer waits.
+# Deadline and cancellation of a call: no further pass begins for a caller that no longer waits. Running passes are
+# ended by `cutaway.engine.hooks.observe.CancelledPasses`.
 
 
 class Cancellation(NamedTuple):

@@ -50,6 +50,7 @@ from cutaway.engine.cost.memory import least_bytes
 from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.inspect import describe
+from cutaway.engine.hooks.observe import CancelledPasses
 from cutaway.engine.model.input_validation import named, validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, timed
@@ -175,6 +176,7 @@ class Worker:
 
     def __init__(self, model: InspectedModel, adapter: Adapter, name: ModelName, settings: Settings) -> None:
         self._model = model
+        self._cancelled_passes = CancelledPasses(model)
         self._adapter = adapter
         self._settings = settings
         self.name = name
@@ -286,7 +288,8 @@ class Worker:
     def _busy(self, calls: Sequence[Call]) -> Iterator[None]:
         self.busy_until = max((call.cancellation.deadline or math.inf for call in calls), default=IDLE)
         try:
-            yield
+            with self._cancelled_passes.watching():
+                yield
         finally:
             self.busy_until = IDLE
 
