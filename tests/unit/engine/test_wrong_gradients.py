@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -73,6 +74,39 @@ def test_a_gradient_kept_from_the_pass_before(asked: Attribution, mode: CheckMod
     for seed in (1, 2):
         (got,) = inspect(subject, request, {"x": noise(3, 8, seed=seed)}).attributions
     assert verdict(got) is not Verdict.AGREES, got.checks
+
+
+class Fused(nn.Module):
+    """An LSTM and attention, which PyTorch fuses, behind a gradient times ``factor``; calls ``note`` in each pass."""
+
+    def __init__(self, factor: float, note: Callable[[], None]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.factor, self.note = factor, note
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.note()
+        hidden, _ = self.rnn(changed(lambda gradient: gradient * self.factor)(input))
+        attended, _ = self.attention(hidden, hidden, hidden, need_weights=False)
+        mixed = nn.functional.scaled_dot_product_attention(attended, hidden, hidden)
+        logits: Tensor = self.head(mixed.mean(1))
+        return logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("factor", "cause"), [(1.0, None), (1.5, Cause.WRONG_BACKWARD)])
+def test_fused_kernels_are_tested_on_others_and_nothing_else_is(
+    factor: float, cause: Cause | None, dtype: torch.dtype
+) -> None:
+    """The LSTM and attention have a forward-mode derivative without oneDNN; all other layers keep it, without which one
+    of bfloat16 takes fifty times as long."""
+    uses_onednn: set[bool] = set()
+    model = Fused(factor, lambda: uses_onednn.add(torch._C._get_mkldnn_enabled())).eval().to(dtype)
+    (got,) = ask(model, {"input": noise(2, 5, 8).to(dtype)}, ca.Saliency(absolute=False)).attributions
+    assert got.checks[0].cause is cause, got.checks
+    assert uses_onednn == {True}
 
 
 class Once(torch.autograd.Function):

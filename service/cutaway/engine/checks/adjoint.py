@@ -14,9 +14,7 @@ Central differences replace the test for a model that has no forward-mode deriva
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -24,7 +22,6 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as torch_modules
 
 from cutaway.contract.errors import InvalidArgument
@@ -228,12 +225,6 @@ class _AdjointTest:
         """Returns the derivative along ``directions``, and whether it contains all that the forward pass did."""
         try:
             return self._derivative(directions, look)
-        except (InvalidArgument, RuntimeError):
-            pass
-        # PyTorch's fused kernels for attention and recurrent layers have no forward-mode derivative, its others have.
-        try:
-            with _plain_kernels():
-                return self._derivative(directions, look)
         except (InvalidArgument, RuntimeError) as failure:
             raise ForwardModeRefused(str(failure)) from None
 
@@ -292,14 +283,6 @@ def _direction(value: Tensor, gradient: Tensor, generator: torch.Generator, unev
         along = [size if each == axis else 1 for each, size in enumerate(value.shape)]
         drawn = drawn * _normal(value.new_empty(along), generator) ** 3
     return torch.where(gradient == 0, drawn, drawn.abs() * gradient.sign())
-
-
-@contextmanager
-def _plain_kernels() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a flag of other devices, which is not changed
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
-            yield
 
 
 # Central differences along random directions. The gradient is wrong if the slopes of a step ahead and a step back agree
