@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional
 
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest
 from cutaway.contract.results import Cause, Verdict
+from cutaway.engine.checks.forward_mode import tangents_pass
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.checked_attributions import CHECKED, ask, noise, verdict
@@ -186,3 +189,38 @@ def test_a_sum_that_misses_for_steps_says_so() -> None:
 
     (got,) = ask(nn.Sequential(Through(jumps)), {"input": noise(3, 8)}, ca.IntegratedGradients(n_steps=8)).attributions
     assert [check.cause for check in got.checks] == [None, Cause.DISCONTINUOUS], got.checks
+
+
+def numbers(*shape: int, seed: int = 2) -> Tensor:
+    return noise(*shape, seed=seed, dtype=torch.float64)
+
+
+AFFINE: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda x: functional.linear(x, numbers(5, 4), numbers(5)),
+    "without bias": lambda x: functional.linear(x, weight=numbers(5, 4)),
+    "of a row": lambda x: functional.linear(input=x[0], weight=numbers(5, 4), bias=numbers(5)),
+    "conv1d": lambda x: functional.conv1d(x, numbers(6, 1, 2), numbers(6), 2, padding=1, groups=3),
+    "conv2d": lambda x: functional.conv2d(x[None], numbers(2, 2, 2, 2), bias=numbers(2), dilation=(1, 2)),
+    "conv3d": lambda x: functional.conv3d(x[None, None], numbers(1, 1, 2, 2, 2), numbers(1)),
+    "batch norm": lambda x: functional.batch_norm(
+        x, numbers(3), numbers(3).square() + 1, numbers(3), numbers(3), eps=0.1
+    ),
+    "in training": lambda x: functional.batch_norm(
+        x, numbers(3), numbers(3).square() + 1, numbers(3), numbers(3), True
+    ),
+    "batch statistics": lambda x: functional.batch_norm(x, None, None, training=True),
+    "weights of the input": lambda x: functional.linear(x, x[0].T @ x[0], x[0, 0]),
+    "inference": lambda x: torch.inference_mode()(functional.linear)(x, numbers(5, 4), numbers(5)),
+}
+
+
+@pytest.mark.parametrize("name", list(AFFINE))
+def test_tangents_of_affine_operators_are_their_derivatives(name: str) -> None:
+    """They agree with central differences, whatever the arguments, and whichever of them depend on the input."""
+    x, v, function = numbers(2, 3, 4), numbers(2, 3, 4, seed=3), AFFINE[name]
+    expected = (function(x + 1e-6 * v) - function(x - 1e-6 * v)) / 2e-6
+    with tangents_pass([]):
+        dual = function(forward_ad.make_dual(x.clone(), v))
+        tangent = forward_ad.unpack_dual(dual).tangent
+        assert tangent is not None
+        torch.testing.assert_close(tangent.clone(), expected, rtol=1e-6, atol=1e-8)

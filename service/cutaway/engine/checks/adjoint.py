@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -56,8 +57,12 @@ class Mismatch(NamedTuple):
     random: bool = False
 
 
-def any_mismatch(problem: AttributionProblem) -> Mismatch | None:
+def any_mismatch(problem: AttributionProblem, *, repeats: bool = True) -> Mismatch | None:
     """Returns a mismatch for a random cotangent at the whole output: None means that every target's gradient is right.
+
+    Args:
+        problem: the problem.
+        repeats: whether the second backward pass is tested, and not the first.
 
     Raises:
         ForwardModeRefused: an operation of the model has no forward-mode derivative.
@@ -70,7 +75,7 @@ def any_mismatch(problem: AttributionProblem) -> Mismatch | None:
             drawn[:] = [_normal(output, generator), unmasked(output.detach())]
         return (torch.where(drawn[1], output, 0.0) * drawn[0]).sum()
 
-    return _first_mismatch(problem, scalars)
+    return _first_mismatch(problem, scalars, repeats=repeats)
 
 
 def target_mismatch(problem: AttributionProblem) -> Mismatch | None:
@@ -88,10 +93,12 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 # Places that the gradient of an attribution goes back to.
 
 
-def _first_mismatch(problem: AttributionProblem, scalars: Scalars, directions: int = 1) -> Mismatch | None:
+def _first_mismatch(
+    problem: AttributionProblem, scalars: Scalars, directions: int = 1, *, repeats: bool = True
+) -> Mismatch | None:
     if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
         raise ForwardModeRefused("a global backward hook")
-    tests = (_AdjointTest(problem, run, scalars, way) for run in places(problem) for way in range(directions))
+    tests = (_AdjointTest(problem, run, scalars, way, repeats) for run in places(problem) for way in range(directions))
     return next((mismatch for test in tests if (mismatch := test.mismatch())), None)
 
 
@@ -171,12 +178,14 @@ class _Sides(NamedTuple):
 
 @dataclass(frozen=True)
 class _AdjointTest:
-    """The test at the place that ``run`` changes, of the derivative of ``scalars``, along the direction ``way``."""
+    """The test at the place that ``run`` changes, of the derivative of ``scalars``, along the direction ``way``; with
+    ``repeats`` of a second backward pass."""
 
     problem: AttributionProblem
     run: Run
     scalars: Scalars
     way: int
+    repeats: bool
 
     def mismatch(self) -> Mismatch | None:
         here = self._sides()
@@ -208,21 +217,26 @@ class _AdjointTest:
             output = self.run(leaf)
             read = self.scalars(output)
             reached = leaves and read.requires_grad
-            arrived = _second_gradients(read.reshape(-1), leaves) if reached else [None] * len(leaves)
+            backward = _second_gradients if self.repeats else gradients
+            arrived = backward(read.reshape(-1), leaves) if reached else [None] * len(leaves)
         cotangents = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(leaves, arrived)]
         generator = torch.Generator().manual_seed(2 + self.way)
         uneven = self.way > 0
         drawn = (_direction(x.detach(), gradient, generator, uneven) for x, gradient in zip(leaves, cotangents))
         directions = along or list(drawn)
         terms = [host(gradient) * host(direction) for gradient, direction in zip(cotangents, directions)]
-        backward = sum(float(term.sum()) for term in terms)
+        gradient = sum(float(term.sum()) for term in terms)
         forward, is_whole = self._forward_derivative(directions, look)
         coarsest = max(ADJOINT.of(dtype) for dtype in {output.dtype, *operator_dtypes(self.problem)})
+        allowed = coarsest * max(abs(forward), abs(gradient))
         rounding = SUM.of(output.dtype) * float(host(read).abs().sum())  # of the scalars themselves
-        return _Sides(forward, backward, coarsest * max(abs(forward), abs(backward)) + rounding, directions, is_whole)
+        return _Sides(forward, gradient, allowed + rounding, directions, is_whole)
 
     def _forward_derivative(self, directions: list[Tensor], look: int) -> tuple[float, bool]:
         """Returns the derivative along ``directions``, and whether it contains all that the forward pass did."""
+        # Nobody runs back through this pass, but for a model that does so itself.
+        with suppress(InvalidArgument, RuntimeError), torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing):
+            return self._derivative(directions, look)
         try:
             return self._derivative(directions, look)
         except (InvalidArgument, RuntimeError) as failure:
@@ -251,6 +265,10 @@ def _second_gradients(scalars: Tensor, leaves: list[Tensor]) -> Sequence[Tensor 
         return gradients(scalars, leaves)
     except InvalidArgument:  # a function that can run back once only
         return [each if each is None else -each for each in first]
+
+
+def _nothing(_: Any) -> Any:
+    """Keeps no tensor for a backward pass."""
 
 
 def _is_systematic(errors: Tensor) -> bool:

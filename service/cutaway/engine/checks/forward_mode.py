@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
 from torch.autograd.function import _SingleLevelFunction
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -86,18 +87,64 @@ class _KeepTangents(TorchFunctionMode):
             return func(forward_ad.unpack_dual(args[0]).primal.detach(), *args[1:], **keywords)
         if func in _ROUNDING and (tangent := _tangent(args[0])) is not None:
             return _rounded(func, args, keywords, tangent)
-        func = _plain_lstm if func is torch.lstm else func
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():
-                return func(*args, **keywords)
+                return _run(func, args, keywords)
+        return _run(func, args, keywords)
+
+
+def _without_bias(weight: Any, bias: Any = None, *more: Any, **keywords: Any) -> Any:
+    return (weight, None, *more), keywords
+
+
+def _without_shift(
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    *more: Any,
+    **keywords: Any,
+) -> Any:
+    """Returns the further arguments of the linear part of a batch norm; None where that depends on the batch."""
+    if training or running_mean is None:
+        return None
+    return (torch.zeros_like(running_mean), running_var, weight, None, False, *more), keywords
+
+
+_AFFINE: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys([torch.conv1d, torch.conv2d, torch.conv3d, F.linear], _without_bias),
+    F.batch_norm: _without_shift,
+}
+"""Operators that are affine in their first argument, and the further arguments of their linear parts.
+
+Their own ``jvp`` also multiplies by the zero tangents of weights, which takes as long again.
+"""
+
+
+def _affine(func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Tensor | None:
+    """Returns what one of `_AFFINE` makes of ``args``, with a tangent; None where not the first alone has one."""
+    tangents = [_tangent(value) for value in (*args, *keywords.values())]
+    if tangents[0] is None or any(tangent is not None for tangent in tangents[1:]):
+        return None
+    linear = _AFFINE[func](*args[1:], **keywords)
+    if linear is None:
+        return None
+    with torch.no_grad():
+        change = func(tangents[0], *linear[0], **linear[1])
+    dual: Tensor = forward_ad.make_dual(func(forward_ad.unpack_dual(args[0]).primal, *args[1:], **keywords), change)
+    return dual
+
+
+def _run(func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    if func in _AFFINE and args and (dual := _affine(func, args, keywords)) is not None:
+        return dual
+    if func is not torch.lstm:
         return func(*args, **keywords)
-
-
-def _plain_lstm(*args: Any, **keywords: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a flag of other devices, which is not changed
         with torch.backends.mkldnn.flags(enabled=False):
-            return torch.lstm(*args, **keywords)
+            return func(*args, **keywords)
 
 
 _DETACHING = (Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__)  # type: ignore[attr-defined]
@@ -115,12 +162,16 @@ _ROUNDING = (
 def _rounded(func: Any, args: Sequence[Any], keywords: dict[str, Any], tangent: Tensor) -> Tensor:
     """Returns what one of `_ROUNDING` makes of ``args``, with a tangent: its derivative is diagonal, so J v = Jᵀ v."""
     primal = forward_ad.unpack_dual(args[0]).primal
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_kept, _kept):
         primal = primal if primal.requires_grad else primal.detach().requires_grad_()
         output = func(primal, *args[1:], **keywords)
     (change,) = torch.autograd.grad(output, primal, tangent, retain_graph=True)
     dual: Tensor = forward_ad.make_dual(output, change)
     return dual
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 @contextmanager

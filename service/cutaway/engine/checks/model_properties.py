@@ -298,7 +298,7 @@ def _mismatch_elsewhere(problem: AttributionProblem) -> Mismatch | None:
     if problem.edits or problem.model.device.type != "cpu":  # elsewhere an index out of range may end the process
         return None
     try:
-        return any_mismatch(replace(problem, inputs=distant_rows(problem.inputs)))
+        return any_mismatch(replace(problem, inputs=distant_rows(problem.inputs)), repeats=False)
     except (ForwardModeRefused, InvalidArgument):
         return None
     except Exception as failure:
