@@ -1,10 +1,20 @@
-"""The first explanation of a process finds everything imported."""
+"""The first explanation of a process finds everything imported, and later requests find what is known of the model."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from array import array
+
+import torch
+from torch import Tensor, nn
+
+from cutaway.adapters import TensorAdapter
+from cutaway.contract.results import InputSpec
+from cutaway.server.worker.call import Call
+from cutaway.v1 import inspection_service_pb2
+from tests.support.worker_calls import response, worker
 
 SCRIPT = """
 import json, sys
@@ -29,3 +39,34 @@ def test_no_package_is_imported_by_the_first_explanation() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     imported = json.loads(done.stdout.splitlines()[-1])
     assert len(imported) < 20, imported
+
+
+class Counting(nn.Module):
+    """A linear layer that counts its passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.passes = nn.Linear(3, 2), array("q", [0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes[0] += 1
+        logits: Tensor = self.linear(torch.relu(x))
+        return logits
+
+
+def test_a_model_is_described_once() -> None:
+    """Each description runs the model on its example once, however often it is asked for; each has its own parts."""
+    model = Counting()
+    served = worker(TensorAdapter(model, inputs=[InputSpec("x", "float32", (-1, 3))]))
+    requests = [
+        inspection_service_pb2.GetModelRequest(model="m", operators=operators, example=example).SerializeToString()
+        for operators in (False, True)
+        for example in (False, True)
+    ]
+    first = [response(*served.answer([Call("describe", data)])) for data in requests]
+    passes = model.passes[0]
+    assert [response(*served.answer([Call("describe", data)])) for data in reversed(requests)] == first[::-1]
+    assert model.passes[0] == passes
+    details = [inspection_service_pb2.GetModelResponse.FromString(data).model for data in first]
+    assert [bool(detail.operators) for detail in details] == [False, False, True, True]
+    assert [bool(detail.example) for detail in details] == [False, True, False, True]

@@ -185,6 +185,7 @@ class Worker:
         self.pieces = WaitingPieces()
         self.ran_out = False
         self._passed_example = False
+        self._descriptions: dict[tuple[bool, bool], bytes] = {}
         self._valid_inputs: dict[Hashable, tuple[str, ...]] = {}
         self._kinds: dict[str, Callable[[Call], _Decoded | worker_pb2.WorkerReply]] = {
             "inspect": self._inspect,
@@ -403,10 +404,13 @@ class Worker:
 
     def _describe(self, call: Call) -> worker_pb2.WorkerReply:
         request = wire_models.decode_model_request(call.payload)
-        detail = self.describe(operators=request.operators, example=request.example)
-        response = inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail))
-        check_reply_size(response.ByteSize(), 0, self._settings.max_message_bytes)
-        return worker_pb2.WorkerReply(response=response.SerializeToString())
+        asked = (request.operators, request.example)
+        if asked not in self._descriptions:
+            detail = self.describe(operators=request.operators, example=request.example)
+            response = inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail))
+            check_reply_size(response.ByteSize(), 0, self._settings.max_message_bytes)
+            self._descriptions[asked] = response.SerializeToString()
+        return worker_pb2.WorkerReply(response=self._descriptions[asked])
 
     def describe(self, *, operators: bool = False, example: bool = False) -> ModelDetail:
         """Returns the model's inputs, outputs and modules; on request the operators of its forward pass, and its
