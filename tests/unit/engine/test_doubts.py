@@ -244,6 +244,27 @@ def test_the_data_type_of_operators_counts(dtype: torch.dtype) -> None:
         assert outcome(Served(layers(mixed, r=nn.ReLU)()).ask(asked)[0]) == AGREES
 
 
+@pytest.mark.parametrize(
+    ("dtype", "factor", "expected"),
+    [
+        (torch.float32, 1 + 2**-6, COUPLED_ROWS),
+        (torch.bfloat16, 1 + 2**-6, AGREES),
+        (torch.bfloat16, 1.5, COUPLED_ROWS),
+    ],
+)
+def test_a_kernel_for_more_rows_rounds_as_its_data_type_does(
+    dtype: torch.dtype, factor: float, expected: tuple[Verdict, Cause | None]
+) -> None:
+    """Another kernel for more rows differs by few roundings of the type that the model computes in, also where its
+    results are cast to a finer one. A change by a half is none."""
+
+    def cast(m: Any, x: Tensor) -> Tensor:
+        h = m.b(torch.tanh(m.a(x))).to(dtype)
+        return (h * (factor if len(x) > 3 else 1.0)).float()
+
+    assert outcome(Served(layers(cast)()).ask(ca.IntegratedGradients(n_steps=64))[0]) == expected
+
+
 @pytest.mark.parametrize("asked", [ca.GuidedBackprop(), ca.Deconvolution(), ca.GuidedGradCam(layer="a")])
 def test_the_relus_of_earlier_inputs_are_not_taken_for_those_of_these(asked: Attribution) -> None:
     """A model that chooses its ReLU by the input is asked in turn: what Captum does not override is found each time."""

@@ -32,6 +32,7 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.findings import Finding, retested
 from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem, concatenated
+from cutaway.engine.passes.reference_inputs import operator_dtypes
 from cutaway.engine.runtime.numerics import (
     DOUBLED_BATCH,
     PART_OF_BATCH,
@@ -168,7 +169,7 @@ def _random_forward(problem: AttributionProblem) -> Finding | None:
         observation = f"two runs of the model on the same input differ{where and f', from {where!r} on'}"
     elif all(_draws(problem, generators, third) for _ in range(_LOOKS)):
         observation = "the model draws random numbers while it runs"
-    elif not close_unmasked(kept, third[0], PART_OF_BATCH):
+    elif not close_unmasked(kept, third[0], PART_OF_BATCH.computed_in(operator_dtypes(problem))):
         return _OTHER_WITH_GRAPH
     else:
         return None
@@ -250,6 +251,8 @@ def _changed_rows(
     here = list(rows)
     shorter = {name for name in by_row if len(after[name]) < problem.rows}
     differing = [name for name in by_row if name in shorter or not torch.equal(before[name][here], after[name][here])]
+    if differing:
+        tolerances = tolerances.computed_in(operator_dtypes(problem))
     changed = (row for row in rows for name in differing if not _same_row(before[name], after[name], row, tolerances))
     row = next(changed, None)
     if row is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,6 +31,11 @@ class Tolerances(NamedTuple):
     def of(self, dtype: torch.dtype) -> float:
         """Returns the tolerance for ``dtype``; for an unlisted one, that for float32."""
         return float(getattr(self, str(dtype).removeprefix("torch."), self.float32))
+
+    def computed_in(self, dtypes: Iterable[torch.dtype]) -> Tolerances:
+        """Returns the tolerances of values that come from operators of ``dtypes``: a cast makes none more precise."""
+        coarsest = max(map(self.of, dtypes), default=0.0)
+        return Tolerances(*(max(tolerance, coarsest) for tolerance in self))
 
 
 _EPS = [torch.finfo(getattr(torch, name)).eps for name in Tolerances._fields]
