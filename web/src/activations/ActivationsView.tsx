@@ -10,7 +10,7 @@ import { axesAt, gradientAt, strongestText } from "./places.js";
 import { Sequence } from "./Sequence.js";
 import { layoutOf } from "../measures/layout.js";
 import { shapeText } from "../ui/text.js";
-import { capturing, leavesOf, requestAt } from "../models/places.js";
+import { capturing, leavesOf, requestAt, spread } from "../models/places.js";
 import { draft } from "../state/asking.js";
 import { exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/exchange.js";
 import "./activations.css";
@@ -30,16 +30,17 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
   const layers = leavesOf(asked.model).map(({ name }) => name);
   const outputs = wholeOutputs(asked);
   const known = captured.filter(({ point }) => point === HookPoint.OUTPUT).map(({ module }) => module);
-  const further = layers.slice(0, MOST_LAYERS).filter((name) => !known.includes(name));
+  const further = spread(layers, MOST_LAYERS).filter((name) => !known.includes(name));
   const more = (point: HookPoint, modules: readonly string[]): void =>
     ask(capturing(draft.value, ...[...new Set(modules)].map((each) => requestAt(each, point))));
+  const leftOut = layers.length > MOST_LAYERS ? `${String(MOST_LAYERS)} of the ${String(layers.length)} layers` : "";
   const everyLayer = (): void => more(HookPoint.OUTPUT, further);
   if (one === undefined) {
     return (
       <Empty
         title="Nothing was captured"
-        text="Choose places in the model, or under Ask; or take the first sixty-four layers."
-        action="Capture every layer"
+        text={`Choose places in the model, or under Ask; or take ${leftOut ? `${leftOut}, of all depths` : "every layer"}.`}
+        action={leftOut ? `Capture ${leftOut}` : "Capture every layer"}
         onAct={everyLayer}
       />
     );
@@ -52,7 +53,7 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
     <div class="activations">
       <Panel id="captured" title="Captured">
         <div class="tools">
-          <Button text="Capture every layer" class="quiet" onClick={everyLayer} />
+          <Button text={leftOut ? `Capture ${leftOut}` : "Capture every layer"} class="quiet" onClick={everyLayer} />
           {missing.length > 0 && (
             <Button
               text="Which parts matter most?"

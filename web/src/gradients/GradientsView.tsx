@@ -10,14 +10,14 @@ import { indicesOf } from "../measures/layout.js";
 import { type Part, numbersOf } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { Button, Select } from "../ui/controls.js";
-import { capturing, leavesOf, parameterAt, requestAt } from "../models/places.js";
+import { capturing, leavesOf, parameterAt, requestAt, spread } from "../models/places.js";
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
 import { draft } from "../state/asking.js";
 import { type Exchange, gradientOf, targetText, type ViewProps } from "../state/exchange.js";
 import "./gradients.css";
 
-/** The most layers that are asked for at once. */
+/** The most layers that are asked for at once, of all depths. */
 const MOST_LAYERS = 128;
 
 /** Shows them for one example; those of parameters are of all examples together. */
@@ -28,7 +28,7 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
     const floating = asked.model.inputs.some(({ dataType }) => FLOATING.includes(dataType));
     const steps = asked.reply.captured.filter(({ tensor }) => !FLOATING.includes(tensor.dataType));
     const smooth = leavesOf(asked.model).filter(({ name }) => !steps.some(({ module }) => module === name));
-    const layers = smooth.slice(0, MOST_LAYERS);
+    const layers = spread(smooth, MOST_LAYERS);
     const added = layers.map(({ name }) => requestAt(name, HookPoint.GRAD_OUTPUT));
     const inputGradients = floating || (asked.question.inputGradients ?? false);
     ask({ inputGradients, ...capturing(draft.value, ...added) });

@@ -4,7 +4,7 @@ import { create } from "@bufbuild/protobuf";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { HookPoint } from "@cutaway/client";
-import { capturing, leavesOf, requestAt } from "./places.js";
+import { capturing, leavesOf, requestAt, spread } from "./places.js";
 import { allIn, foldedAtFirst, matches, ran, shownRows, treeOf } from "./tree.js";
 
 const DETAIL = create(ModelDetailSchema, {
@@ -97,6 +97,17 @@ describe("leaves", () => {
       "attention",
       "block.layers.0",
     ]);
+  });
+
+  it("are chosen over the whole depth, the first and the last among them", () => {
+    const layers = Array.from({ length: 5000 }, (_, index) => index);
+    const chosen = spread(layers, 128);
+    expect(chosen).toHaveLength(128);
+    expect([chosen[0], chosen.at(-1)]).toEqual([0, 4999]);
+    const steps = new Set(chosen.slice(1).map((index, before) => index - (chosen[before] ?? 0)));
+    expect([...steps].sort()).toEqual([39, 40]);
+    expect(spread(layers.slice(0, 5), 128)).toEqual([0, 1, 2, 3, 4]);
+    expect(spread(layers, 1)).toEqual([0]);
   });
 
   it("are captured once", () => {

@@ -41,3 +41,12 @@ export function leavesOf({ modules }: Pick<ModelDetail, "modules">): Module[] {
   const leaves = known.filter(({ name }) => name !== "" && !around.has(name));
   return leaves.length ? leaves : known.slice(0, 1);
 }
+
+/** Returns `most` of `all` at most, evenly chosen from the first to the last: what is deep is not left out. */
+export function spread<Item>(all: readonly Item[], most: number): Item[] {
+  if (all.length <= most) return [...all];
+  const chosen = new Set(
+    Array.from({ length: most }, (_, at) => Math.round((at * (all.length - 1)) / (most - 1 || 1))),
+  );
+  return all.filter((_, index) => chosen.has(index));
+}
