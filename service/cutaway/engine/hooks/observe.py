@@ -210,6 +210,8 @@ def _transposed(
 # Cancellation inside a pass. A hook on every module would slow all passes, so a thread adds one when a caller has gone.
 
 _WATCH_S = 0.05
+_HOOKING = 0.01
+"""The part of a slow forward's time that hooks on its graph may take: a pass of seconds has time for all of them."""
 
 
 class CancelledPasses:
@@ -255,14 +257,17 @@ class CancelledPasses:
         if threading.get_ident() == self._runs_in:  # other threads may run other models
             self._model.cancellation.raise_if_cancelled()
 
-    def _watch_backward(self, outputs: Outputs) -> None:
+    def _watch_backward(self, outputs: Outputs, seconds: float) -> None:
         def before_node(_: Any) -> None:
             self._model.cancellation.raise_if_cancelled()
 
         known: set[Any] = set()
+        until = time.perf_counter() + _HOOKING * seconds
         for node in (node for output in outputs.values() for node in graph_nodes(output.grad_fn, known)):
             if node.next_functions:  # a leaf of the graph may belong to a parameter, and would keep the hook
                 node.register_prehook(before_node)
+            if time.perf_counter() > until:
+                return
 
 
 def _watch(watched: weakref.ref[CancelledPasses]) -> None:

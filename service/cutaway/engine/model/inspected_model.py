@@ -139,7 +139,7 @@ class InspectedModel:
         properties: results of tests of the model, by test and kind of inputs: see `remembered`.
         recent_sites: what recent requests capture, resolved by the planner.
         cancellation: of the call under way; safe to read from any thread.
-        after_slow_forward: called with the outputs of forward passes that took long.
+        after_slow_forward: called with the outputs of forward passes that took long, and the seconds that they took.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class InspectedModel:
         self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in self.tree.modules.values())
         self._pass_context: Callable[[], AbstractContextManager[None]] = nullcontext
         self.cancellation = NEVER_CANCELLED
-        self.after_slow_forward: Callable[[Outputs], None] = lambda outputs: None
+        self.after_slow_forward: Callable[[Outputs, float], None] = lambda outputs, seconds: None
         self._arguments: Mapping[str, Argument] = {}
         self._seed: int | None = None
         self._is_beside_draws = False
@@ -189,8 +189,8 @@ class InspectedModel:
             returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
         outputs = {name: _array(name, output) for name, output in _named(returned).items()}
         self.passes.count_backwards(outputs)
-        if time.perf_counter() - start > _SLOW_S:
-            self.after_slow_forward(outputs)
+        if (seconds := time.perf_counter() - start) > _SLOW_S:
+            self.after_slow_forward(outputs, seconds)
         return outputs
 
     def kept_rng_state(self) -> AbstractContextManager[None]:
@@ -294,7 +294,7 @@ class InspectedModel:
 
 
 _SLOW_S = 0.05
-"""The seconds from which a forward pass is slow: next to it, a hook for each operation of its graph is no cost."""
+"""The seconds from which a forward pass is slow."""
 
 _MOST_RESULTS = 4096
 """How many results of tests are kept for one model."""
