@@ -22,12 +22,13 @@ from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.estimate import estimate
 from cutaway.engine.cost.pass_count import kept_elements
+from cutaway.engine.execution.fitting import request_too_large
 from cutaway.engine.execution.inspect import finish, run_plan
 from cutaway.engine.execution.main_pass import MainPass, may_share, run_main_pass
 from cutaway.engine.execution.unread_inputs import untested_names
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
-from cutaway.engine.model.session import latest
+from cutaway.engine.model.session import is_out_of_memory, latest
 from cutaway.engine.passes.pass_recorder import CannotShare, ResolvedAttribution, RowRange, concatenated, consecutive
 from cutaway.engine.planning.plan import RequestPlan
 
@@ -212,7 +213,7 @@ def _run_alone(plan: RequestPlan) -> Outcome:
     try:
         return estimate(plan) if plan.request.dry_run else run_plan(plan)
     except BaseException as failure:  # a model that exits, or cancels, ends its own request, not the others
-        return failure
+        return request_too_large(plan) if is_out_of_memory(failure) else failure
 
 
 def _groups(plans: Sequence[RequestPlan]) -> Iterator[Group]:
@@ -340,4 +341,5 @@ def _finished(part: Group, main: MainPass, companions: int) -> dict[int, Outcome
             result = replace(result, provenance=replace(result.provenance, companions=companions))
             return dict(zip(part, split(result, [plan.rows for plan in part.values()])))
     except BaseException as failure:
-        return dict.fromkeys(part, failure) if len(part) == 1 else {}
+        alone = len(part) == 1 and not is_out_of_memory(failure)  # by itself, it may have enough
+        return dict.fromkeys(part, failure) if alone else {}

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Hashable, Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch import Tensor, UntypedStorage
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Point
@@ -17,6 +13,7 @@ from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import CaptureSpec
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
+from cutaway.engine.passes.pass_memory import LiveBytes
 from cutaway.engine.passes.pass_recorder import concatenated
 from cutaway.engine.planning.plan import RequestPlan
 
@@ -51,10 +48,11 @@ def least_bytes(plan: RequestPlan, allowed: int) -> int:
 
 
 def _bytes_of(plan: RequestPlan, copies: int) -> int:
-    return plan.model.remembered((_kind(plan), copies), lambda: _most_bytes(plan, copies))
+    return plan.model.remembered((kind_of_request(plan), copies), lambda: _most_bytes(plan, copies))
 
 
-def _kind(plan: RequestPlan) -> Hashable:
+def kind_of_request(plan: RequestPlan) -> Hashable:
+    """Returns what requests have in common whose rows take the same memory."""
     tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
     return "bytes", tensors, arguments_kind(plan.request.arguments), _runs_backward(plan), tuple(_captured(plan))
 
@@ -78,46 +76,8 @@ def _most_bytes(plan: RequestPlan, copies: int) -> int:
         inputs = concatenated([{name: tensor[:1] for name, tensor in plan.inputs.items()}] * copies)
         if backward:
             inputs = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}
-        with torch.set_grad_enabled(backward), observing(model.tree, kept) as recording, _LiveBytes() as live:
+        with torch.set_grad_enabled(backward), observing(model.tree, kept) as recording, LiveBytes() as live:
             live.ignore([*model.module.parameters(), *model.module.buffers(), *inputs.values()])
             with recording.forward():
                 model.run(inputs)
     return cast(int, live.most)
-
-
-class _LiveBytes(TorchFunctionMode):
-    """A mode that counts the bytes of tensors that operators return.
-
-    A dispatch mode would see more, the parts of an operator, but the first one imports a second's worth of modules.
-
-    Attributes:
-        most: the most bytes that were alive at one time.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most: int = 0
-        self._now = 0
-        self._known: weakref.WeakSet[UntypedStorage] = weakref.WeakSet()
-
-    def ignore(self, tensors: list[Tensor]) -> None:
-        """Leaves ``tensors`` and views of them out of the count."""
-        self._known.update(tensor.untyped_storage() for tensor in tensors)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        returned = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(returned):
-            if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
-                self._count(tensor.untyped_storage())
-        return returned
-
-    def _count(self, storage: UntypedStorage) -> None:
-        if storage in self._known:
-            return
-        self._known.add(storage)
-        self._now += storage.nbytes()
-        self.most = max(self.most, self._now)
-        weakref.finalize(storage, self._forget, storage.nbytes())
-
-    def _forget(self, size: int) -> None:
-        self._now -= size

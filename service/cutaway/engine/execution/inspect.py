@@ -23,6 +23,7 @@ from cutaway.contract.requests import (
 )
 from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.execution.collect import arrays, collect_result, placed_rows, qualifying_rows
+from cutaway.engine.execution.fitting import attribution_too_large, in_passes_that_fit, with_smaller_passes
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, summed_channels, with_known_axes
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
@@ -32,7 +33,7 @@ from cutaway.engine.hooks.recording import RecordedCall, StopForward, watching
 from cutaway.engine.methods.captum_call import explain, method_of, metrics
 from cutaway.engine.methods.paths import finer_steps
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients
-from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, timed
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, timed
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     CannotShare,
@@ -138,6 +139,12 @@ def each_attribution(
                 by_number[number] = list(compute(index))
         except CutawayError as failure:
             by_number[number] = [in_place(plan.request, plan.request.attributions[index], failure)]
+        except Exception as failure:
+            if plan.model.has_more_memory or not is_out_of_memory(failure):
+                raise
+            attribution = plan.attributions[index]
+            too_large = attribution_too_large(attribution, number)
+            by_number[number] = [in_place(plan.request, attribution.request, too_large)]
     return tuple(result for _, several in sorted(by_number.items()) for result in several)
 
 
@@ -242,6 +249,10 @@ def attribute(problem: AttributionProblem, main: MainPass) -> results.Attributio
         problem: the attribution and its target.
         main: the main pass of the same rows.
     """
+    return in_passes_that_fit(problem, lambda fitting: _attribute_any_batch(fitting, main))
+
+
+def _attribute_any_batch(problem: AttributionProblem, main: MainPass) -> results.AttributionResult:
     try:
         return _attribute(problem, main)
     except CutawayError as failure:
@@ -319,7 +330,7 @@ def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Val
             try:
                 return explain(problem, recorder.forward), recorder.passes, None
             except Exception as fault:
-                if _is_told(fault):
+                if _is_told(fault, problem):
                     raise
                 failure = fault  # of our hooks, if Captum succeeds without them
             finally:
@@ -332,15 +343,16 @@ def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Val
         with timed(main.timings, "check_ms"):
             return values, method.passes(problem), None
     except Exception as fault:
-        if _is_told(fault):
+        if _is_told(fault, problem):
             raise
         return values, (), fault
 
 
-def _is_told(failure: Exception) -> bool:
-    """Returns whether ``failure`` ends the computation, in or outside of a check: nobody waits for it, or requests that
-    ran together run again one by one."""
-    return isinstance(failure, (CannotShare, DeadlineExceeded))
+def _is_told(failure: Exception, problem: AttributionProblem) -> bool:
+    """Returns whether ``failure`` ends the computation, in or outside of a check: nobody waits for it, requests that
+    ran together run again one by one, or it runs again in smaller passes or with more memory."""
+    again = problem.model.has_more_memory or with_smaller_passes(problem) is not None
+    return isinstance(failure, (CannotShare, DeadlineExceeded)) or (again and is_out_of_memory(failure))
 
 
 def _checked_result(
@@ -365,7 +377,7 @@ def _checked_result(
                 verdicts = run_checks(problem, method, values, passes, sums, main.outputs, check, parts)
                 errors = method.standard_errors(problem)
         except Exception as fault:
-            if _is_told(fault):
+            if _is_told(fault, problem):
                 raise
             failure = fault
     if failure is not None:

@@ -140,6 +140,8 @@ class InspectedModel:
         recent_sites: what recent requests capture, resolved by the planner.
         cancellation: of the call under way; safe to read from any thread.
         after_slow_forward: called with the outputs of forward passes that took long, and the seconds that they took.
+        request_bytes: the memory that a request may take on a CPU; None for no limit.
+        has_more_memory: whether a request that runs out of it is run once more, with more.
     """
 
     def __init__(
@@ -161,6 +163,8 @@ class InspectedModel:
         self.weights_sha256 = _digest(module)
         self.properties: dict[Hashable, Any] = {}
         self.recent_sites: dict[Hashable, Any] = {}
+        self.request_bytes: int | None = None
+        self.has_more_memory = False
         self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in self.tree.modules.values())
         self._pass_context: Callable[[], AbstractContextManager[None]] = nullcontext
         self.cancellation = NEVER_CANCELLED

@@ -56,8 +56,10 @@ def latest(cancellations: Sequence[Cancellation]) -> Cancellation:
 
 def is_out_of_memory(failure: BaseException) -> bool:
     """Returns whether ``failure`` reports too little memory, on the host or on a device."""
-    # PyTorch's allocator for the host has no exception class of its own for that.
-    return isinstance(failure, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(failure)
+    # PyTorch's allocator for the host and oneDNN have no exception class of their own for that.
+    text = str(failure)
+    told = "can't allocate memory" in text or text.strip() in ("std::bad_alloc", "could not create a primitive")
+    return told or isinstance(failure, (MemoryError, torch.OutOfMemoryError))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording, copy_to_host, watching
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.features import Features
+from cutaway.engine.passes.pass_memory import run_in_parts
 from cutaway.engine.passes.targets import ResolvedTarget
 
 # Joined and repeated batches: Captum puts all copies of a row next to each other.
@@ -145,6 +146,7 @@ class ResolvedAttribution:
         features: what is perturbed; empty for methods that perturb nothing.
         seed: the seed of random numbers; None where none are drawn.
         batch_size: the number of rows of every pass, for a model that fails on others; 0 for any number.
+        most_rows: the most rows of a pass that can be divided; 0 where memory allows any number.
     """
 
     model: InspectedModel
@@ -159,6 +161,7 @@ class ResolvedAttribution:
     further_layers: tuple[str, ...] = ()
     is_batch_first: bool = False
     batch_size: int = 0
+    most_rows: int = 0
 
     def at_target(self, target: ResolvedTarget) -> AttributionProblem:
         """Returns the problem of attributing ``target``."""
@@ -288,6 +291,8 @@ class AttributionProblem(ResolvedAttribution):
                 output = output + by_name[name].reshape(-1)[:0].sum().to(output.dtype)
             return output
 
+        if self.most_rows and not self.batch_size and not self.module:
+            return run_in_parts(run, self.most_rows, tensors)
         return run_in_batches(run, self.batch_size, tensors) if self._is_split(len(tensors[0])) else run(*tensors)
 
     def _is_split(self, rows: int) -> bool:

@@ -339,7 +339,8 @@ def in_place(
     Raises:
         CutawayError: ``failure``, unless the request takes such errors in their places.
     """
-    if not request.attribution_errors_in_place or failure.code not in _OF_ONE_ATTRIBUTION:
+    is_own = failure.code in _OF_ONE_ATTRIBUTION or failure.reason == Reason.OUT_OF_MEMORY
+    if not (request.attribution_errors_in_place and is_own):
         raise failure
     why = AttributionError(int(failure.code), failure.reason, failure.message, failure.field)
     return AttributionResult(type(attribution).__name__, getattr(attribution, "layer", ""), {}, error=why)

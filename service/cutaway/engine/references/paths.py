@@ -64,7 +64,8 @@ def _rows_in_budget(problem: AttributionProblem) -> int:
     elements = sum(
         tensor.numel() * (1 if tensor.is_floating_point() else _ELEMENTS_PER_ID) for tensor in problem.inputs.values()
     )
-    return min(MAX_ROWS, max(MIN_ROWS, ELEMENTS_PER_PASS * problem.rows // max(1, elements)))
+    rows = min(MAX_ROWS, max(MIN_ROWS, ELEMENTS_PER_PASS * problem.rows // max(1, elements)))
+    return min(rows, problem.most_rows or rows)
 
 
 # Points.

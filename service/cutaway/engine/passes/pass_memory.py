@@ -1,0 +1,59 @@
+"""The memory of passes: the bytes that are alive at one time, and passes in parts that take less of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+
+def run_in_parts(forward: Callable[..., Tensor], size: int, tensors: Sequence[Tensor]) -> Tensor:
+    """Returns ``forward`` in parts of ``size`` rows at most. Graphs are built one at a time, when the backward pass
+    reaches their part."""
+    with set_checkpoint_early_stop(False):  # stopping early, it would raise inside the model
+        parts = zip(*(tensor.split(size) for tensor in tensors))
+        return torch.cat([checkpoint(forward, *part, use_reentrant=False) for part in parts])
+
+
+class LiveBytes(TorchFunctionMode):
+    """A mode that counts the bytes of tensors that operators return.
+
+    A dispatch mode would see more, the parts of an operator, but the first one imports a second's worth of modules.
+
+    Attributes:
+        most: the most bytes that were alive at one time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most: int = 0
+        self._now = 0
+        self._known: weakref.WeakSet[UntypedStorage] = weakref.WeakSet()
+
+    def ignore(self, tensors: list[Tensor]) -> None:
+        """Leaves ``tensors`` and views of them out of the count."""
+        self._known.update(tensor.untyped_storage() for tensor in tensors)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(returned):
+            if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                self._count(tensor.untyped_storage())
+        return returned
+
+    def _count(self, storage: UntypedStorage) -> None:
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        self._now += storage.nbytes()
+        self.most = max(self.most, self._now)
+        weakref.finalize(storage, self._forget, storage.nbytes())
+
+    def _forget(self, size: int) -> None:
+        self._now -= size
