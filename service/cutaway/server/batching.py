@@ -9,7 +9,6 @@ alternate between small and large, and half of them would be wasted.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.server.memory import return_memory
 from cutaway.v1 import worker_pb2
 
 # A request queue that is fair to callers, and limits that callers share: slots and bytes.
@@ -189,10 +189,8 @@ class ByteBudget:
             timer.start()
 
     def _return_memory(self) -> None:
-        """Returns free memory to the system; does nothing where the C library is not glibc."""
         self._passed, self._returns_soon = 0, False
-        with suppress(AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+        return_memory()
 
 
 class HeldBytes:

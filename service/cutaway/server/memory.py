@@ -1,10 +1,14 @@
-"""The memory that this process may use, the share of it for requests, and a limit for one worker."""
+"""The memory that this process may use, and that of requests: a share of each worker, and a pool that workers share."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -32,9 +36,22 @@ def usable_bytes() -> int:
     return min([psutil.virtual_memory().total, *_cgroup_limits()])
 
 
-def share_of_worker(workers: int) -> int:
-    """Returns the bytes for the requests of one of ``workers`` workers, so that all of them fit."""
-    return max(_LEAST_BYTES, int(_FOR_REQUESTS * usable_bytes()) // workers - _LOADED_BYTES)
+def share_of_worker(workers: int, total: int | None = None) -> int:
+    """Returns the bytes for the requests of one of ``workers`` workers, so that all of them fit.
+
+    ``total``: the memory that the server may use; by default `usable_bytes`.
+    """
+    return max(_LEAST_BYTES, int(_FOR_REQUESTS * (total or usable_bytes())) // workers - _LOADED_BYTES)
+
+
+def own_and_pool(workers: int, total: int | None = None) -> tuple[int, int]:
+    """Returns the bytes that the requests of each of ``workers`` workers have for themselves, and those of the pool.
+
+    A pool is half of all shares: it serves what needs more than a worker's own.
+    """
+    share = share_of_worker(workers, total)
+    own = max(_LEAST_BYTES, share // 2)
+    return own, (share - own) * workers
 
 
 def share_of_requests(least: int) -> int:
@@ -55,15 +72,153 @@ def _cgroup_limits() -> Iterator[int]:
                     yield int(limit.read_text())
 
 
-def limit_request_memory(allowed: int | None) -> None:
-    """Lets this process allocate at most ``allowed`` bytes more than it has now; only on Linux, and not if None.
+def return_memory() -> None:
+    """Returns free memory to the system; does nothing where the C library is not glibc."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
-    A request that needs more raises an error that `is_out_of_memory` knows. Without a limit, the kernel would end some
-    process.
+
+_UNIT = 32 << 20
+"""The bytes of one lock."""
+
+_POLL_S = 0.005
+
+
+class MemoryPool:
+    """The memory that all workers of a server share; on Linux only.
+
+    A reserved unit is a lock on one byte of a file. The kernel releases the locks of a process that ends.
+
+    Args:
+        path: the file, which is the same for all workers.
+        size: the bytes of the pool.
     """
-    if allowed is None or sys.platform != "linux":
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.bytes = size // _UNIT * _UNIT
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    @contextmanager
+    def reserved(self, needed: int, waiting: Callable[[], None]) -> Iterator[int]:
+        """Reserves ``needed`` bytes, or all that there are, while the block runs; yields their number.
+
+        One worker at a time waits for units, so that many small reservations do not starve a large one.
+
+        Args:
+            needed: the bytes.
+            waiting: called while others have them; an exception ends the wait.
+        """
+        units = range(1, self.bytes // _UNIT + 1)
+        count = min(len(units), -(-needed // _UNIT))
+        taken: list[int] = []
+        try:
+            self._until(lambda: self._lock(0), waiting)  # the turn to wait
+            try:
+                self._until(lambda: len(self._take(units, count, taken)) == count, waiting)
+            finally:
+                self._unlock(0)
+            yield count * _UNIT
+        finally:
+            for unit in taken:
+                self._unlock(unit)
+
+    def _take(self, units: range, count: int, taken: list[int]) -> list[int]:
+        taken += (unit for unit in units if unit not in taken and len(taken) < count and self._lock(unit))
+        return taken
+
+    def _until(self, done: Callable[[], bool], waiting: Callable[[], None]) -> None:
+        while not done():
+            waiting()
+            time.sleep(_POLL_S)
+
+    def _lock(self, byte: int) -> bool:
+        import fcntl
+
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(self, byte: int) -> None:
+        import fcntl
+
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+
+
+class RequestMemory:
+    """The memory that the requests of one process may take.
+
+    Args:
+        own: the bytes that they always have.
+        pool: where there is more.
+
+    Attributes:
+        own: the argument.
+        most: the most bytes of one request.
+    """
+
+    def __init__(self, own: int, pool: MemoryPool | None = None) -> None:
+        self.own, self._pool = own, pool
+        self.most = own if pool is None else own + pool.bytes
+        self._loaded, self._base = 0, 0
+
+    @contextmanager
+    def reserved(self, needed: int, waiting: Callable[[], None]) -> Iterator[int]:
+        """Lets requests take ``needed`` bytes while the block runs, as far as there are so many; yields the limit.
+
+        ``waiting``: see `MemoryPool.reserved`.
+        """
+        if needed <= self.own or self._pool is None:
+            yield self.own
+            return
+        with self._pool.reserved(needed - self.own, waiting) as further:
+            self._limit(self.own + further)
+            try:
+                yield self.own + further
+            finally:
+                return_memory()
+                if self._loaded:  # free memory between what is in use keeps its addresses, which the limit counts
+                    self._base = max(self._loaded, _data_bytes())
+                self._limit(self.own)
+
+    def enforce(self) -> None:
+        """Lets this process allocate no more beyond what it has now; only on Linux.
+
+        A request that needs more raises an error that `is_out_of_memory` knows. Without a limit, the kernel would end
+        some process.
+        """
+        if sys.platform == "linux":
+            self._loaded = self._base = _data_bytes()
+            self._limit(self.own)
+
+    def _limit(self, allowed: int) -> None:
+        if self._loaded:
+            import resource
+
+            with _LIMIT:
+                _, hardest = resource.getrlimit(resource.RLIMIT_DATA)
+                resource.setrlimit(resource.RLIMIT_DATA, (self._base + allowed, hardest))
+
+
+_LIMIT = threading.Lock()
+
+
+def _data_bytes() -> int:
+    return int(psutil.Process().memory_info().data)
+
+
+def start(thread: threading.Thread) -> None:
+    """Starts ``thread``, also when requests have taken all that they may: the stack of a thread counts as well."""
+    if sys.platform != "linux":
+        thread.start()
         return
     import resource
 
-    _, hardest = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (psutil.Process().memory_info().data + allowed, hardest))
+    with _LIMIT:
+        limit, hardest = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hardest, hardest))
+        try:
+            thread.start()
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hardest))

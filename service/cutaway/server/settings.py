@@ -17,7 +17,7 @@ MEBIBYTE = 1024 * 1024
 
 _PREFIX = "CUTAWAY_"
 
-_OTHERS = {"TOKEN", "IMAGE", "MODELS", "PUBLISH", "WORKERS"}
+_OTHERS = {"TOKEN", "IMAGE", "MODELS", "PUBLISH", "WORKERS", "POOL_BYTES"}
 """Names of variables of the client, of deploy/compose.yml, and of the gateway for its workers."""
 
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT($|_\d+_)").search
@@ -97,11 +97,17 @@ class Settings(BaseSettings):
         default=60.0, ge=0, description="How long fewer workers must be enough before Ray ends one."
     )
     replicas: int = Field(default=1, gt=0, description="TorchServe processes that share the calls.")
+    memory_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="The memory that the server may use, for models and requests; by default that of the machine, or "
+        "of the control group.",
+    )
     request_memory_bytes: int | None = Field(
         default=None,
         gt=0,
-        description="The most memory for the requests of a worker on a CPU, beyond what it has after loading; by "
-        "default its share of the memory that the server may use.",
+        description="The most memory for the requests of a worker on a CPU, beyond what it has after loading. By "
+        "default a worker has half of its share of the memory, and takes more from a pool of the other halves.",
     )
     max_batch_size: int = Field(default=32, gt=0, description="The most calls in a batch; 1 turns batching off.")
     max_rows: int = Field(default=10_000_000, gt=0, description="The most rows of one request.")

@@ -99,6 +99,9 @@ class FrameReader:
 WORKERS = "CUTAWAY_WORKERS"
 """The environment variable with the directory in which workers listen; each socket is named after its process."""
 
+POOL_BYTES = "CUTAWAY_POOL_BYTES"
+"""The environment variable with the size of the memory that workers share; they lock a file beside their sockets."""
+
 _PREFIX = "cutaway-"
 
 _LOCK = ".cutaway-owner"

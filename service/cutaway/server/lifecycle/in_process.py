@@ -16,7 +16,7 @@ from cutaway.contract.wire.chunks import as_message
 from cutaway.server.archive import reader
 from cutaway.server.backends.backend import Backend, SetServing, Supervise, Turns, worker_died
 from cutaway.server.batching import Replied
-from cutaway.server.memory import limit_request_memory, share_of_worker
+from cutaway.server.memory import RequestMemory, share_of_worker
 from cutaway.server.model_store import ModelStore
 from cutaway.server.settings import Settings
 from cutaway.server.worker.calls import Calls, ModelThread
@@ -129,10 +129,10 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
             except CutawayError as failure:
                 log.warning(store.mark_broken(name, str(failure)))
         store.require_models()
-        allowed = settings.request_memory_bytes or share_of_worker(1)
-        limit_request_memory(allowed)
+        memory = RequestMemory(settings.request_memory_bytes or share_of_worker(1, settings.memory_bytes))
+        memory.enforce()
         for worker in workers:
-            worker.request_memory_bytes = allowed
+            worker.memory = memory
         local = LocalWorkers(workers)
         try:
             yield Backend(local, store.catalog, settings), partial(local.supervise, settings.hang_s)

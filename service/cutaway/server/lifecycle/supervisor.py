@@ -22,7 +22,7 @@ from cutaway.server.backends.backend import Backend, SetServing, Supervise
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.batching import NotBegun
 from cutaway.server.file_watch import FileWatch
-from cutaway.server.memory import share_of_worker
+from cutaway.server.memory import own_and_pool
 from cutaway.server.model_store import ModelStore, archives_in, read_store
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import Engine
@@ -125,12 +125,20 @@ class ReplicaSet:
         """Returns the engine with an index among those of this set."""
         settings, archives, workers = self._settings, self.store.archives, self._workers
         if settings.engine == "ray":
-            own = WorkerEnvironment(settings.max_message_bytes, None, settings.request_memory_bytes)
+            environment = WorkerEnvironment(settings.max_message_bytes, None, settings.request_memory_bytes)
             log_dir, sockets = settings.log_dir, self.pool.path
-            return RayWorkers(archives, own, workers=workers, log_dir=log_dir, settings=settings, sockets=sockets)
+            return RayWorkers(
+                archives, environment, workers=workers, log_dir=log_dir, settings=settings, sockets=sockets
+            )
         in_engine = sum(workers or reader.workers(path) for path in archives.values())
-        memory = settings.request_memory_bytes or share_of_worker(settings.replicas * in_engine)
-        environment = WorkerEnvironment(settings.max_message_bytes, self.pool.path, memory, settings.replicas)
+        own, pool = settings.request_memory_bytes or 0, 0
+        if not own:
+            own, pool = own_and_pool(settings.replicas * in_engine, settings.memory_bytes)
+        log.info(
+            f"memory: {_gib(own)} for the requests of each of {settings.replicas * in_engine} workers, and "
+            f"{_gib(pool)} that they share; archives of {_gib(sum(path.stat().st_size for path in archives.values()))}"
+        )
+        environment = WorkerEnvironment(settings.max_message_bytes, self.pool.path, own, pool, settings.replicas)
         if settings.engine == "processes":
             return WorkerProcesses(archives, environment, workers=workers, log_dir=settings.log_dir)
         return TorchServe(
@@ -370,6 +378,10 @@ class Supervisor:
     async def _stop(self, replica_set: ReplicaSet, grace_s: float) -> None:
         await replica_set.stop(grace_s)
         self._running.remove(replica_set)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def _described(settings: Settings) -> str:

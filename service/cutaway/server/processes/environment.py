@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutaway.server.worker_protocol import WORKERS
+from cutaway.server.worker_protocol import POOL_BYTES, WORKERS
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
 """Variables that make torch's OpenMP threads spin for a sixth of a millisecond before they sleep.
@@ -31,13 +31,15 @@ class WorkerEnvironment:
     Attributes:
         max_message_bytes: the largest request and the largest reply.
         workers_in: the directory in which they listen, or None if nobody calls them directly.
-        request_memory_bytes: the most memory for the requests of a worker on a CPU, or None for no limit.
+        request_memory_bytes: a worker's own memory for requests on a CPU, or None for no limit.
+        pool_bytes: the memory for requests that workers share.
         replicas: the number of engines that share the cores.
     """
 
     max_message_bytes: int
     workers_in: Path | None = None
     request_memory_bytes: int | None = None
+    pool_bytes: int = 0
     replicas: int = 1
 
     def variables(self) -> dict[str, str]:
@@ -47,6 +49,7 @@ class WorkerEnvironment:
         variables["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self.max_message_bytes)
         variables["CUTAWAY_REPLICAS"] = str(self.replicas)
         variables[WORKERS] = str(self.workers_in or "")
+        variables[POOL_BYTES] = str(self.pool_bytes)
         if self.request_memory_bytes is not None:
             variables["CUTAWAY_REQUEST_MEMORY_BYTES"] = str(self.request_memory_bytes)
         wait_briefly(variables)

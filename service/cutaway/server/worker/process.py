@@ -14,13 +14,12 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import Piece
 from cutaway.server.archive import reader
-from cutaway.server.memory import limit_request_memory
-from cutaway.server.settings import Settings
+from cutaway.server.memory import MemoryPool, RequestMemory
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
-from cutaway.server.worker_protocol import WORKERS, ScratchDirectory
+from cutaway.server.worker_protocol import POOL_BYTES, WORKERS, ScratchDirectory
 
 
 class WorkerProcess:
@@ -74,11 +73,18 @@ def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
     _share_cores(workers)
     device = "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"
     worker = Worker.load(directory, device=device)
-    if device == "cpu":
-        limit_request_memory(Settings.load().request_memory_bytes)
+    if worker.memory is not None:
+        worker.memory = RequestMemory(worker.memory.own, _pool())
+        worker.memory.enforce()
     gc.collect()
     gc.freeze()  # these objects stay; every full collection would scan them for a tenth of a second
     return worker
+
+
+def _pool() -> MemoryPool | None:
+    """Returns the memory that this worker shares with others, if there is any."""
+    size, directory = int(os.environ.get(POOL_BYTES, "0")), os.environ.get(WORKERS)
+    return MemoryPool(Path(directory) / "memory", size) if size and directory and sys.platform == "linux" else None
 
 
 def load_failure(name: ModelName, failure: Exception) -> str:

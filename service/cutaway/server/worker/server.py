@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cutaway.contract.wire.chunks import as_message
+from cutaway.server.memory import start
 from cutaway.server.worker.call import PATIENCE_S
 from cutaway.server.worker.calls import Calls, ModelThread
 from cutaway.server.worker.worker import Worker
@@ -54,7 +55,7 @@ class FrameSender:
             if sent < len(data):
                 self._waiting.append(memoryview(data)[sent:])
                 if len(self._waiting) == 1:
-                    threading.Thread(target=self._send_waiting, name="cutaway-sender", daemon=True).start()
+                    start(threading.Thread(target=self._send_waiting, name="cutaway-sender", daemon=True))
 
     def flush(self) -> None:
         """Waits until everything is sent, for `PATIENCE_S` at most."""
@@ -134,7 +135,7 @@ class WorkerServer:
                 continue
             if _user_of(connection) in (None, self._user, 0):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-                threading.Thread(target=self._serve, args=(connection,), name="cutaway-connection", daemon=True).start()
+                start(threading.Thread(target=self._serve, args=(connection,), name="cutaway-connection", daemon=True))
             else:
                 connection.close()
 

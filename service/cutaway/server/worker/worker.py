@@ -46,7 +46,7 @@ from cutaway.contract.wire.chunks import apply_reply_options
 from cutaway.contract.wire.message_walk import as_worker_reply
 from cutaway.engine.batching import Outcome, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
-from cutaway.engine.cost.memory import least_bytes
+from cutaway.engine.cost.memory import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.inspect import describe
@@ -59,6 +59,7 @@ from cutaway.engine.runtime.numerics import from_numpy, to_numpy
 from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
 from cutaway.server.archive import reader
 from cutaway.server.archive.reader import ArchiveManifest
+from cutaway.server.memory import RequestMemory
 from cutaway.server.settings import Settings
 from cutaway.server.worker.call import (
     Call,
@@ -80,6 +81,9 @@ log = logging.getLogger(__name__)
 
 IDLE = 0.0
 """The value of `Worker.busy_until` while no call runs."""
+
+_OVERHEAD = 2
+"""What a request takes at most, by experience, of what is known that it takes at least."""
 
 _MOST_KINDS = 1024
 """The most kinds of valid inputs (names, types and shapes) that a worker remembers."""
@@ -169,7 +173,7 @@ class Worker:
 
     Attributes:
         busy_until: the latest deadline of the calls that run, in Unix seconds; `IDLE` while none runs.
-        request_memory_bytes: the most memory that a request may take on a CPU; None for no limit.
+        memory: what requests may take on a CPU; None for no limit.
         pieces: streamed replies that nobody has fetched yet.
         ran_out: whether a call of the last turn ran out of memory.
     """
@@ -181,7 +185,8 @@ class Worker:
         self._settings = settings
         self.name = name
         self.busy_until = IDLE
-        self.request_memory_bytes = settings.request_memory_bytes
+        own = settings.request_memory_bytes if model.device.type == "cpu" else None
+        self.memory = None if own is None else RequestMemory(own)
         self.pieces = WaitingPieces()
         self.ran_out = False
         self._passed_example = False
@@ -258,7 +263,7 @@ class Worker:
         """
         with raising_errors():
             plan = self._plan(wire_requests.validated(request))
-            (result,) = inspect_batch([plan])
+            (result,) = self._outcomes([plan])
             return self._complete(result, plan.request)
 
     def answer(self, calls: Sequence[Call]) -> Iterator[bytes]:
@@ -270,11 +275,43 @@ class Worker:
         start = time.perf_counter()
         with self._busy(calls), attached(call.traceparent for call in calls):
             decoded = deque(_catch(self._decode, call) for call in calls)
-            results = deque(inspect_batch([item.plan for item in decoded if isinstance(item, _Decoded)]))
-        # A refusal before the model has run is no such failure.
-        self.ran_out = any(isinstance(each, BaseException) and is_out_of_memory(each) for each in (*decoded, *results))
+            results = deque(self._outcomes([item.plan for item in decoded if isinstance(item, _Decoded)]))
+        self.ran_out = any(_ran_out(each) for each in (*decoded, *results))
         while decoded:  # when a reply is out, nothing of its call is left
             yield self._reply(decoded.popleft(), results, start)
+
+    def _outcomes(self, plans: Sequence[RequestPlan]) -> list[Outcome]:
+        """Returns the outcome of each plan. Those that need more than this worker's own memory run one by one, when it
+        is free."""
+        memory, model = self.memory, self._model
+        if memory is None:
+            return inspect_batch(plans)
+        needs = {number: self._needs(plan, memory) for number, plan in enumerate(plans)}
+        small = [number for number, needed in needs.items() if needed <= memory.own]
+        model.request_bytes, model.has_more_memory = memory.own, memory.most > memory.own
+        outcomes = dict(zip(small, inspect_batch([plans[number] for number in small])))
+        for number, outcome in outcomes.items():
+            if model.has_more_memory and _ran_out(outcome):
+                needs[number] = memory.most
+        for number, plan in enumerate(plans):
+            if needs[number] > memory.own:
+                outcomes[number] = _catch(self._run_with_more, plan, needs[number], memory)
+        return [outcomes[number] for number in range(len(plans))]
+
+    def _needs(self, plan: RequestPlan, memory: RequestMemory) -> int:
+        """Returns the bytes that ``plan`` needs as far as it is known: from its rows, or from one like it before."""
+        known: int = self._model.properties.get(_need(plan), 0)
+        return max(known, _OVERHEAD * least_bytes(plan, memory.most))
+
+    def _run_with_more(self, plan: RequestPlan, needed: int, memory: RequestMemory) -> Outcome:
+        model, is_all = self._model, needed >= memory.most
+        with memory.reserved(needed, plan.cancellation.raise_if_cancelled) as allowed:
+            model.request_bytes, model.has_more_memory = allowed, not is_all
+            (outcome,) = inspect_batch([plan])
+        if is_all or not _ran_out(outcome):
+            model.properties[_need(plan)] = needed
+            return outcome
+        return self._run_with_more(plan, memory.most, memory)
 
     def _reply(
         self, item: _Decoded | worker_pb2.WorkerReply | BaseException, results: deque[Outcome], start: float
@@ -325,9 +362,8 @@ class Worker:
     def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> RequestPlan:
         check_counts(request, self._settings)
         plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation)
-        allowed = self.request_memory_bytes
-        if self._model.device.type == "cpu" and allowed is not None:
-            check_memory(request, least_bytes(plan, allowed), allowed)
+        if self.memory is not None:
+            check_memory(request, least_bytes(plan, self.memory.most), self.memory.most)
         check_passes(costs(plan), self._settings.max_passes)
         return plan
 
@@ -440,6 +476,17 @@ def _catch(function: Callable[..., T], *arguments: Any) -> T | BaseException:
         return function(*arguments)
     except BaseException as failure:
         return failure
+
+
+def _ran_out(outcome: object) -> bool:
+    told = isinstance(outcome, CutawayError) and outcome.reason == Reason.OUT_OF_MEMORY
+    return told or (isinstance(outcome, BaseException) and is_out_of_memory(outcome))
+
+
+def _need(plan: RequestPlan) -> Hashable:
+    """Returns the key of what requests like ``plan`` need."""
+    methods = tuple(type(attribution.request) for attribution in plan.attributions)
+    return "needs", plan.rows, methods, kind_of_request(plan)
 
 
 def _since(start: float) -> float:
