@@ -101,6 +101,17 @@ def test_passes_are_small_before_any_fails() -> None:
     assert set(SIZES[1:13]) == {4}
 
 
+@pytest.mark.parametrize("mode", [CheckMode.SAME_PASS, CheckMode.INDEPENDENT])
+def test_a_check_that_keeps_too_much_costs_no_value(mode: CheckMode) -> None:
+    """Nothing runs twice for it, and the verdict says why."""
+    explained, more = ca.IntegratedGradients(n_steps=64), {"check": CheckRequest(mode)}
+    plenty = asked(Small(1000), noise(1, 4), explained, **more).attributions[0]
+    tight = asked(Small(1000), noise(1, 4), explained, request_bytes=2 * 64 * 16, **more).attributions[0]
+    np.testing.assert_allclose(tight.values["x"], plenty.values["x"], rtol=1e-5, atol=1e-7)
+    assert tight.verdict is Verdict.INCONCLUSIVE
+    assert "ask fewer steps" in tight.checks[0].reason
+
+
 def test_what_does_not_fit_fails_in_its_place() -> None:
     """The prediction, captures and other attributions arrive; the advice is about a request of one row."""
     bad, good = ca.Saliency(), ca.FeatureAblation()

@@ -27,5 +27,6 @@ def test_points_that_are_no_finite_numbers(wanted: list[float], seen: list[float
     """The same infinities and the same NaNs are the same point; an infinity hides no other difference."""
     rows = [torch.tensor([[each] for each in side]) for side in (wanted, seen)]
     every = RowRange(0, len(wanted), len(wanted))
-    assert _differ(_Points(rows[:1], [rows[1]]), every) is not same
-    assert _differ(_Points(list(rows[0].split(1)), [rows[1]]), every) is not same  # however many rows a tensor has
+    assert _differ(_Points("x", [{"x": rows[0]}], [rows[1]]), every) is not same
+    by_row = [{"x": row} for row in rows[0].split(1)]
+    assert _differ(_Points("x", by_row, [rows[1]]), every) is not same  # however many rows a tensor has

@@ -219,12 +219,13 @@ class _Points:
     The rows are never all in memory twice, because a method may consist of thousands of passes.
     """
 
-    expected: Sequence[Tensor]
+    name: str
+    points: Sequence[Values]
     visited: Sequence[Tensor]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        further = iter(self.expected)
-        ahead, rows = [self.expected[0][:0]], 0
+        further = (point[self.name] for point in self.points)
+        ahead, rows = [self.points[0][self.name][:0]], 0
         for tensor in self.visited:
             while rows < len(tensor):
                 ahead.append(next(further))
@@ -269,7 +270,7 @@ def _comparisons(
     device = problem.model.device
     for name in problem.explained:
         text = f"Captum ran other values of {name!r} through the model than the method consists of"
-        yield text, _Points([point[name] for point in points], [recorded.points[name] for recorded in passes])
+        yield text, _Points(name, points, [recorded.points[name] for recorded in passes])
     for recorded in passes:
         times = len(next(iter(recorded.points.values()))) // problem.rows
         if not times:

@@ -23,7 +23,12 @@ from cutaway.contract.requests import (
 )
 from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.execution.collect import arrays, collect_result, placed_rows, qualifying_rows
-from cutaway.engine.execution.fitting import attribution_too_large, in_passes_that_fit, with_smaller_passes
+from cutaway.engine.execution.fitting import (
+    attribution_too_large,
+    in_passes_that_fit,
+    require_room_for_record,
+    with_smaller_passes,
+)
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, summed_channels, with_known_axes
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
@@ -323,7 +328,14 @@ def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Val
     none without a check. The exception is why the hooks recorded nothing."""
     mode, method = main.plan.request.check.mode, method_of(problem.request)
     failure: Exception | None = None
-    if mode is CheckMode.SAME_PASS:
+    if mode is not CheckMode.OFF:
+        try:
+            require_room_for_record(problem)
+        except MemoryError as fault:
+            if problem.model.has_more_memory:
+                raise
+            failure = fault
+    if mode is CheckMode.SAME_PASS and failure is None:
         # Where Captum puts values of its own in the layer's place, no hook of ours may be between the two.
         recorder = PassRecorder(problem, at_layer=method.reference_passes is None)
         with timed(main.timings, "attribution_ms"):
@@ -337,7 +349,7 @@ def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Val
                 recorder.release()
     with timed(main.timings, "attribution_ms"):
         values = explain(problem, problem.forward)
-    if mode is not CheckMode.INDEPENDENT:
+    if mode is not CheckMode.INDEPENDENT or failure is not None:
         return values, (), failure
     try:
         with timed(main.timings, "check_ms"):

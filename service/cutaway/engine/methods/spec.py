@@ -69,7 +69,7 @@ class Method:
 
     reference: Callable[[Evidence], Reference]
     formula: str
-    points: Callable[[AttributionProblem], list[Values]] = input_point
+    points: Callable[[AttributionProblem], Sequence[Values]] = input_point
     init_arguments: Callable[[Any], dict[str, Any]] = lambda _: {}
     attribute_arguments: Callable[[AttributionProblem], dict[str, Any]] = lambda _: {}
     differentiates: bool = True
@@ -141,7 +141,7 @@ class Method:
 
 
 def passes_at(
-    points: Callable[[AttributionProblem], list[Values]],
+    points: Callable[[AttributionProblem], Sequence[Values]],
     points_per_pass: Callable[[AttributionProblem], int] = lambda _: 1,
 ) -> Callable[[AttributionProblem], Sequence[Pass]]:
     """Returns a value for ``reference_passes``: separate passes, with gradients, at ``points``.

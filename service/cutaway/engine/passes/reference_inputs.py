@@ -40,10 +40,14 @@ class Evidence:
 
     def gradients(self, name: str) -> Tensor:
         """Returns the gradients at input ``name``, ``[passes * batch, ...]``, one pass after the other."""
+        return torch.cat(self.gradients_by_pass(name)).double()
+
+    def gradients_by_pass(self, name: str) -> list[Tensor]:
+        """Returns the gradients at input ``name`` of each pass that brought one, ``[rows, ...]``."""
         recorded = [record.gradients[name] for record in self.passes if name in record.gradients]
         if not recorded:
             raise MissingObservation(f"no gradient reached the input {name!r}")
-        return torch.cat(recorded).double()
+        return recorded
 
     def explained_gradients(self) -> Values:
         """Returns the gradients at what is explained: at the layer in the last pass, or at the inputs in all passes."""

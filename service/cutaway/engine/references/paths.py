@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias, cast
+from typing import TypeAlias, cast, overload
 
 import torch
 from jaxtyping import Float, Float64
@@ -28,6 +28,9 @@ ELEMENTS_PER_PASS = 1 << 19
 
 MIN_ROWS, MAX_ROWS = 16, 512
 """The bounds of such a pass in rows: fewer rows only take more time, more rows save none."""
+
+_POINTS_AT_ONCE = 1 << 22
+"""The elements of all points that are in memory at one time."""
 
 _ELEMENTS_PER_ID = 256
 """The count of an integer input element, because an embedding follows it."""
@@ -72,13 +75,13 @@ def _rows_in_budget(problem: AttributionProblem) -> int:
 
 
 @cached_per_problem
-def path_points(problem: AttributionProblem) -> list[Values]:
+def path_points(problem: AttributionProblem) -> Sequence[Values]:
     """Returns ``x0 + alpha_k * (x - x0)`` for each point of the quadrature."""
-    return _points(problem, _alphas(problem))
+    return _Points(problem, _alphas(problem))
 
 
 @cached_per_problem
-def conductance_points(problem: AttributionProblem) -> list[Values]:
+def conductance_points(problem: AttributionProblem) -> Sequence[Values]:
     """Returns the points of `LayerConductance`, one more than there are steps.
 
     Captum runs them in several passes, each of which begins with the last point of the pass before.
@@ -86,7 +89,7 @@ def conductance_points(problem: AttributionProblem) -> list[Values]:
     alphas = _alphas(problem, further_points=1)
     steps = conductance_points_per_pass(problem) - 1
     passes = [alphas[first : first + steps + 1] for first in range(0, len(alphas) - 1, steps)]
-    return _points(problem, [alpha for chunk in passes for alpha in chunk])
+    return _Points(problem, [alpha for chunk in passes for alpha in chunk])
 
 
 def layer_path_points(problem: AttributionProblem) -> list[Values]:
@@ -95,9 +98,37 @@ def layer_path_points(problem: AttributionProblem) -> list[Values]:
     return [*x, dict(problem.baselines), *x * cast(PathAttribution, problem.request).n_steps]
 
 
-def _points(problem: AttributionProblem, alphas: Sequence[float]) -> list[Values]:
-    tensors = [_interpolated(problem.baselines[name], problem.inputs[name], alphas) for name in problem.explained]
-    return [dict(zip(problem.explained, steps)) for steps in zip(*tensors)]
+class _Points(Sequence[Values]):
+    """The points of a path, computed some at a time: together they may take more memory than there is."""
+
+    def __init__(self, problem: AttributionProblem, alphas: Sequence[float]) -> None:
+        self._problem, self._alphas = problem, alphas
+        elements = sum(problem.inputs[name].numel() for name in problem.explained)
+        self._together = max(1, _POINTS_AT_ONCE // max(1, elements))
+        self._first, self._known = 0, list[Values]()
+
+    def __len__(self) -> int:
+        return len(self._alphas)
+
+    @overload
+    def __getitem__(self, index: int) -> Values: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Values]: ...
+
+    def __getitem__(self, index: int | slice) -> Values | Sequence[Values]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        if not self._first <= number < self._first + len(self._known):
+            self._first = number - number % self._together
+            self._known = self._computed(self._alphas[self._first : self._first + self._together])
+        return self._known[number - self._first]
+
+    def _computed(self, alphas: Sequence[float]) -> list[Values]:
+        problem = self._problem
+        tensors = [_interpolated(problem.baselines[name], problem.inputs[name], alphas) for name in problem.explained]
+        return [dict(zip(problem.explained, steps)) for steps in zip(*tensors)]
 
 
 def _interpolated(
@@ -247,13 +278,28 @@ def integrated_gradients(evidence: Evidence) -> Reference:
     problem = evidence.problem
     values, terms = {}, {}
     for name in problem.explained:
-        gradients = evidence.gradients(name)
-        steps = gradients.reshape(-1, problem.rows, *gradients.shape[1:])
         span = host(problem.inputs[name]) - host(problem.baselines[name])
         factor = span if getattr(problem.request, "multiply_by_inputs", True) else torch.ones_like(span)
-        values[name] = _integral(problem, steps) * factor
-        terms[name] = _integral(problem, steps.abs()) * factor.abs()
+        integral, magnitude = _integrals(evidence, name)
+        values[name], terms[name] = integral * factor, magnitude * factor.abs()
     return Reference(values, terms)
+
+
+def _integrals(evidence: Evidence, name: str) -> tuple[Tensor, Tensor]:
+    """Returns the integrals of the gradients at input ``name`` and of their magnitudes, [batch, ...] each, summed pass
+    by pass."""
+    problem, integral, magnitude, step = evidence.problem, torch.zeros(()), torch.zeros(()), 0
+    request = cast(PathAttribution, problem.request)
+    weights = torch.from_numpy(rule(request.quadrature, request.n_steps).weights)
+    for gradients in evidence.gradients_by_pass(name):
+        steps = gradients.double().reshape(-1, problem.rows, *gradients.shape[1:])
+        own = weights[step : step + len(steps)]
+        integral = integral + torch.tensordot(own, steps, dims=1)
+        magnitude = magnitude + torch.tensordot(own, steps.abs(), dims=1)
+        step += len(steps)
+    if step != len(weights):
+        raise MissingObservation(f"not every pass brought a gradient to the input {name!r}")
+    return integral, magnitude
 
 
 def internal_influence(evidence: Evidence) -> Reference:
