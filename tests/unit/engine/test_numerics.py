@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from cutaway.engine.passes import reference_inputs
+from cutaway.engine.passes.reference_inputs import gauss_legendre
 from cutaway.engine.runtime.numerics import REPEATED, SAME_SHAPES, close, equal, largest_error, largest_magnitude
 
 INF, NAN = math.inf, math.nan
@@ -46,3 +49,22 @@ def test_integers_are_equal_or_not() -> None:
     assert close(ids, ids.clone(), SAME_SHAPES)
     assert not close(ids, ids + 1, SAME_SHAPES)
     assert largest_magnitude(ids) == 0
+
+
+def test_thousands_of_nodes_are_those_of_the_rule() -> None:
+    """Ten thousand points in a second; they integrate polynomials exactly, and are distinct and in order."""
+    nodes, weights = gauss_legendre(10_000)
+    for power in (0, 2, 4, 20):
+        assert abs(float(weights @ nodes**power) - 2 / (power + 1)) < 1e-13
+    assert (np.diff(nodes) > 0).all()
+    assert float(np.abs(nodes + nodes[::-1]).max()) < 1e-15
+
+
+def test_both_ways_to_nodes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = gauss_legendre(300)
+    monkeypatch.setattr(reference_inputs, "_EIGENVALUES", 1)
+    gauss_legendre.cache_clear()
+    nodes, weights = gauss_legendre(300)
+    gauss_legendre.cache_clear()
+    np.testing.assert_allclose(nodes, known[0], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(weights, known[1], rtol=1e-9)

@@ -52,6 +52,7 @@ def asked(net: nn.Module, x: Tensor, *attributions: ca.Attribution, **more: Any)
 
 METHODS: dict[str, tuple[int, int, ca.Attribution]] = {
     "steps": (1, 1, ca.IntegratedGradients(n_steps=20)),
+    "ten thousand steps": (1, 64, ca.IntegratedGradients(n_steps=10_000)),
     "steps, two rows": (2, 2, ca.IntegratedGradients(n_steps=20)),
     "rows of a step": (3, 1, ca.IntegratedGradients(n_steps=20)),
     "steps at a layer": (2, 2, ca.InternalInfluence(layer="first", n_steps=20)),

@@ -119,9 +119,9 @@ EARLY: dict[str, tuple[Any, str, str, str]] = {
         ca.NeuronIntegratedGradients(neuron=UNIT, n_steps=0), VALUE, "neuron_integrated_gradients.path.n_steps",
         "takes 1"),
     "too many steps": (
-        ca.NeuronConductance(neuron=UNIT, n_steps=1025), VALUE, "neuron_conductance.path.n_steps", "1 to 1024"),
+        ca.NeuronConductance(neuron=UNIT, n_steps=10_001), VALUE, "neuron_conductance.path.n_steps", "1 to 10000"),
     "too many steps, at a layer": (
-        ca.InternalInfluence(layer="b", n_steps=5000), VALUE, "internal_influence.path.n_steps", "1 to 1024"),
+        ca.InternalInfluence(layer="b", n_steps=20_000), VALUE, "internal_influence.path.n_steps", "1 to 10000"),
     "one step between two ends": (
         ca.LayerIntegratedGradients(layer="b", n_steps=1, quadrature=ca.Quadrature.RIEMANN_LEFT), VALUE,
         "layer_integrated_gradients.path.n_steps", "2"),

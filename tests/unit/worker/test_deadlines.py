@@ -214,7 +214,7 @@ def test_a_long_path_is_no_way_around_the_deadline() -> None:
     """The longest path that can be asked for, by the default quadrature, ends with the deadline as well, also where its
     nodes are not known yet."""
     gauss_legendre.cache_clear()
-    asked = row(X, attributions=[ca.IntegratedGradients(n_steps=1024)], deadline_s=0.02)
+    asked = row(X, attributions=[ca.IntegratedGradients(n_steps=10_000)], deadline_s=0.02)
     served = worker(failing_models.Sound())
     (found,) = map(outcome, served.answer([asked]))
     assert isinstance(found, ca.DeadlineExceeded)

@@ -202,7 +202,7 @@ class PathAttribution(Attribution):
     """An attribution that integrates along the straight path from a baseline to the input.
 
     Args:
-        n_steps: steps on the path, 1 to 4096; at most 1024 for Gauss-Legendre.
+        n_steps: steps on the path, 1 to 10,000.
         baselines: by input name, a number or a tensor of one row or a row an example; default zeros.
         quadrature: where the path is sampled, and how the integral is approximated.
         max_delta: double the steps, up to the server's limit, until the convergence delta of no example is larger than

@@ -15,10 +15,10 @@ from cutaway.engine.passes.reference_inputs import CompletenessSums
 from cutaway.engine.references import paths as references
 from cutaway.engine.runtime.numerics import PATH
 
-MAX_STEPS = 4096
+MAX_STEPS = 10_000
 
-MAX_GAUSS_LEGENDRE_STEPS = 1024
-"""The nodes of Gauss-Legendre are eigenvalues: 1024 take a tenth of a second to compute, 4096 half a minute."""
+_MAX_DOUBLED, _MAX_DOUBLED_GAUSS_LEGENDRE = 4096, 1024
+"""The steps up to which they are doubled for the sake of `max_delta`."""
 
 
 def _path_arguments(problem: AttributionProblem) -> dict[str, Any]:
@@ -46,18 +46,18 @@ def refuse_steps(_: InspectedModel, request: requests.PathAttribution, inputs: I
     # LayerConductance takes differences between steps, so it has one point more than steps.
     is_gauss_legendre = request.quadrature is requests.Quadrature.GAUSS_LEGENDRE
     fewest = 1 if is_gauss_legendre or isinstance(request, requests.LayerConductance) else 2
-    most = max_steps(request)
-    if not fewest <= request.n_steps <= most:
+    if not fewest <= request.n_steps <= MAX_STEPS:
         raise error(
             Reason.INVALID_VALUE,
-            f"{request.n_steps} steps; {request.quadrature.name} takes {fewest} to {most}",
+            f"{request.n_steps} steps; {request.quadrature.name} takes {fewest} to {MAX_STEPS}",
             "path.n_steps",
         )
 
 
 def max_steps(request: requests.PathAttribution) -> int:
-    """Returns the largest number of steps for the request's quadrature."""
-    return MAX_GAUSS_LEGENDRE_STEPS if request.quadrature is requests.Quadrature.GAUSS_LEGENDRE else MAX_STEPS
+    """Returns the largest number of steps to which those of the request are doubled."""
+    is_gauss_legendre = request.quadrature is requests.Quadrature.GAUSS_LEGENDRE
+    return _MAX_DOUBLED_GAUSS_LEGENDRE if is_gauss_legendre else _MAX_DOUBLED
 
 
 def finer_steps(request: requests.Attribution, sums: CompletenessSums) -> requests.PathAttribution | None:
