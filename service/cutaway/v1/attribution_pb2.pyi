@@ -437,7 +437,7 @@ class PathIntegral(_message.Message):
     QUADRATURE_FIELD_NUMBER: _builtins.int
     MAX_DELTA_FIELD_NUMBER: _builtins.int
     n_steps: _builtins.int
-    """Steps along the path, from 1 to 4096. Default: 50."""
+    """Steps along the path, from 1 to 10000. Default: 50."""
     quadrature: Global___Quadrature.ValueType
     """Default: Gauss-Legendre. Captum's trapezoidal rule has weights that sum to (n_steps - 1) / n_steps."""
     max_delta: _builtins.float

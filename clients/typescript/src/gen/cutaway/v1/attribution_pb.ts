@@ -468,7 +468,7 @@ export type PathIntegral = Message<"cutaway.v1.PathIntegral"> & {
   baselines?: Baselines | undefined;
 
   /**
-   * Steps along the path, from 1 to 4096. Default: 50.
+   * Steps along the path, from 1 to 10000. Default: 50.
    *
    * @generated from field: uint32 n_steps = 2;
    */
