@@ -1,0 +1,83 @@
+"""Requests that need more than their worker's own memory, which a pool of all workers has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import Verdict
+from cutaway.server.memory import MemoryPool, RequestMemory
+from cutaway.server.worker.worker import Worker
+
+OWN, POOL = 1 << 26, 1 << 28
+
+
+class Hungry(nn.Module):
+    """A network that runs out of memory where a graph has several rows and the request has less than the pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        LIMITS.append(WORKERS[-1]._model.request_bytes or 0)
+        if torch.is_grad_enabled() and LIMITS[-1] < FEW:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        output: Tensor = self.layer(x)
+        return output
+
+
+FEW = OWN + POOL
+LIMITS: list[int] = []
+WORKERS: list[Worker] = []
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    """A worker with a pool, whose limit this process does not get."""
+    if not psutil.LINUX:
+        pytest.skip("only Linux limits memory so")
+    WORKERS.append(Worker.of(Hungry(), "m"))
+    WORKERS[-1].memory = RequestMemory(OWN, MemoryPool(tmp_path / "memory", POOL))
+    LIMITS.clear()
+    return WORKERS[-1]
+
+
+def ask(worker: Worker, **asked: Any) -> ca.InspectResult:
+    return worker.inspect(InspectRequest("m", tensors={"x": np.ones((1, 3), np.float32)}, **asked))
+
+
+def test_what_fits_never_takes_the_pool(worker: Worker) -> None:
+    assert ask(worker).predictions
+    assert set(LIMITS) == {OWN}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_runs_out_runs_again_with_the_pool(worker: Worker, in_place: bool) -> None:
+    """Also where its error could stand in a place; the next one like it begins with the pool."""
+    for first in (OWN, OWN + POOL):
+        LIMITS.clear()
+        explained = ask(worker, attributions=(ca.Saliency(),), attribution_errors_in_place=in_place).attributions[0]
+        assert explained.verdict is Verdict.AGREES
+        assert (LIMITS[0], LIMITS[-1]) == (first, OWN + POOL)
+    LIMITS.clear()
+    assert ask(worker).predictions
+    assert set(LIMITS) == {OWN}
+
+
+def test_what_the_pool_has_no_room_for_fails_in_its_place(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.FEW", OWN + POOL + 1)
+    result = ask(worker, attributions=(ca.Saliency(),), attribution_errors_in_place=True)
+    error = result.attributions[0].error
+    assert error is not None
+    assert error.reason == "OUT_OF_MEMORY"
+    assert result.predictions
