@@ -20,6 +20,7 @@ import importlib
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib.abc import MetaPathFinder
@@ -35,7 +36,7 @@ from torch import Tensor, nn
 
 from cutaway.contract import pictures
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.results import InputSpec
+from cutaway.contract.results import AttributionResult, InputSpec, InspectResult, TokenAttribution
 from cutaway.engine.model.input_validation import check_feature_names, specs_from_signature, takes_any_name
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 
@@ -369,3 +370,28 @@ def _import(
     if not attributes:
         return sys.modules[f"{package}.{top}"]
     return builtins.__import__(module.__name__, variables, local, attributes)
+
+
+# What an adapter adds to results: texts of tokens, and names of features.
+
+
+def with_texts(adapter: Adapter, attributions: Sequence[AttributionResult]) -> tuple[AttributionResult, ...]:
+    """Returns ``attributions`` with the texts of their tokens."""
+    return tuple(
+        result if result.tokens is None else replace(result, tokens=_with_texts(adapter, result.tokens))
+        for result in attributions
+    )
+
+
+def _with_texts(adapter: Adapter, tokens: TokenAttribution) -> TokenAttribution:
+    rows = [tuple(adapter.token_texts(row)) for row in tokens.ids.tolist()]
+    return replace(tokens, texts=tuple(rows) if any(rows) else ())
+
+
+def feature_names(inputs: Sequence[InputSpec], result: InspectResult) -> dict[str, tuple[str, ...]]:
+    """Returns the names of the features of those ``inputs`` that gradients or attributions in ``result`` are about."""
+    named = {spec.name: spec.feature_names for spec in inputs if spec.feature_names}
+    if not named:
+        return {}
+    shown = {*result.input_gradients, *(name for attribution in result.attributions for name in attribution.values)}
+    return {name: names for name, names in named.items() if name in shown}

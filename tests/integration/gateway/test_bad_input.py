@@ -150,8 +150,8 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
         net(input_gradients=["zoom"]), ca.InvalidArgument, "INPUT_UNKNOWN", "input_gradients.inputs",
         "no input 'zoom' was sent; there are image"),
     "too many steps": (
-        net(attributions=[ca.IntegratedGradients(n_steps=5000)]), ca.InvalidArgument, "INVALID_VALUE",
-        "attributions[0].integrated_gradients.path.n_steps", "5000 steps; GAUSS_LEGENDRE takes 1 to 1024"),
+        net(attributions=[ca.IntegratedGradients(n_steps=20_000)]), ca.ResourceExhausted, "LIMIT_EXCEEDED",
+        "attributions[0].integrated_gradients.n_steps", "the request has 20000 steps, 10000 are allowed"),
     "baseline of another shape": (
         net(attributions=[ca.IntegratedGradients(baselines={"image": IMAGE[..., :4]})]), ca.InvalidArgument,
         "INPUT_SHAPE", "attributions[0].integrated_gradients.path.baselines.by_input.image",

@@ -426,12 +426,16 @@ def by_grpc(site: Site) -> ByGrpc:
     for body, said in ((contract, "INVALID_ARGUMENT INPUT_UNKNOWN"), (asked, "OK")):
         for _ in range(100):  # what was free before would be used again
             time.sleep(0.03 if rss().rss > site.idle + SLACK else 0.0)
-        with site.measured() as measured:
-            assert site.call(f"/{SERVICE}/Inspect", body()) == said
-        grown.append(measured.grown)
+        several = []
+        for _ in range(3):  # memory that was free before is used again, and does not show
+            with site.measured() as measured:
+                assert site.call(f"/{SERVICE}/Inspect", body()) == said
+            several.append(measured.grown)
+        grown.append(max(several))
     return ByGrpc(*grown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE_REQUESTS)
 def test_the_largest_request_takes_no_more_than_by_grpc(site: Site, by_grpc: ByGrpc, name: str) -> None:
     """Whatever its form: it is translated with one copy, and what was sent is free then."""
@@ -484,6 +488,7 @@ LARGE_REPLIES: dict[str, Attack] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE_REPLIES)
 def test_the_largest_reply_takes_one_copy_more_than_by_grpc(site: Site, by_grpc: ByGrpc, name: str) -> None:
     """JSON of more than a million numbers is refused before it is made."""

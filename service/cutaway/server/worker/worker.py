@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -24,18 +23,15 @@ import torch._dynamo
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 
-from cutaway.adapters import Adapter, TensorAdapter, create_adapter, find_adapter, load_model
+from cutaway.adapters import Adapter, TensorAdapter, create_adapter, feature_names, find_adapter, load_model, with_texts
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import (
-    AttributionResult,
-    InputSpec,
     InspectResult,
     ModelDetail,
     ModelName,
     Provenance,
     Timings,
-    TokenAttribution,
 )
 from cutaway.contract.values import __version__, changed
 from cutaway.contract.wire import chunks
@@ -491,25 +487,3 @@ def _need(plan: RequestPlan) -> Hashable:
 
 def _since(start: float) -> float:
     return (time.perf_counter() - start) * 1000
-
-
-def with_texts(adapter: Adapter, attributions: Sequence[AttributionResult]) -> tuple[AttributionResult, ...]:
-    """Returns ``attributions`` with the texts of their tokens."""
-    return tuple(
-        result if result.tokens is None else replace(result, tokens=_with_texts(adapter, result.tokens))
-        for result in attributions
-    )
-
-
-def _with_texts(adapter: Adapter, tokens: TokenAttribution) -> TokenAttribution:
-    rows = [tuple(adapter.token_texts(row)) for row in tokens.ids.tolist()]
-    return replace(tokens, texts=tuple(rows) if any(rows) else ())
-
-
-def feature_names(inputs: Sequence[InputSpec], result: InspectResult) -> dict[str, tuple[str, ...]]:
-    """Returns the names of the features of those ``inputs`` that gradients or attributions in ``result`` are about."""
-    named = {spec.name: spec.feature_names for spec in inputs if spec.feature_names}
-    if not named:
-        return {}
-    shown = {*result.input_gradients, *(name for attribution in result.attributions for name in attribution.values)}
-    return {name: names for name, names in named.items() if name in shown}
