@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import mimetypes
 import zipfile
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import typer
 from google.protobuf import json_format
 
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.npy import read_npy
+from cutaway.contract.npy import read_npy, read_npz
 from cutaway.contract.pictures import ANY, opened
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult, ModelDetail
@@ -90,13 +89,19 @@ def _only_input(model: ModelDetail) -> str:
 
 def _load(file: Path) -> Array | dict[str, Array]:
     try:
-        if not zipfile.is_zipfile(file):
-            with file.open("rb") as stream:
+        with file.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                stream.seek(0)
                 return read_npy(stream)
-        with zipfile.ZipFile(file) as archive:
-            return {name.removesuffix(".npy"): read_npy(io.BytesIO(archive.read(name))) for name in archive.namelist()}
-    except (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as failure:
+            arrays = read_npz(stream, _MAX_BYTES)
+    except (OSError, ValueError) as failure:
         raise error(Reason.INVALID_VALUE, f"{file} is not a numpy file: {failure}") from None
+    if arrays is None:
+        raise error(Reason.REQUEST_TOO_LARGE, f"the arrays in {file} have more than {_MAX_BYTES} bytes: no message has")
+    return arrays
+
+
+_MAX_BYTES = 2**31 - 1
 
 
 def save(result: InspectResult, path: Path) -> int:

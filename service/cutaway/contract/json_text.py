@@ -19,7 +19,7 @@ def read_json(text: str | bytes) -> Any:
         ValueError: the text is no JSON, is nested too deeply, or has a key twice in one object: readers differ in which
             of the two counts.
     """
-    text = text if isinstance(text, str) else text.decode()
+    text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
         value = json.loads(text, object_pairs_hook=_once)
     except RecursionError:

@@ -1,9 +1,11 @@
-"""Reads NPY files that others have written: no header makes an array larger than its file."""
+"""Reads NPY and NPZ files that others have written: no header makes an array larger than its file."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import zipfile
 from typing import IO
 
 import numpy as np
@@ -45,3 +47,28 @@ def read_npy(file: IO[bytes]) -> Array:
     check_npy(file)
     array: Array = np.lib.format.read_array(file, allow_pickle=False)
     return array
+
+
+MAX_ARRAYS = 1000
+"""The most arrays of an NPZ file."""
+
+
+def read_npz(file: IO[bytes], max_bytes: int) -> dict[str, Array] | None:
+    """Returns the arrays in an NPZ file by name; None if they have more than ``max_bytes`` together.
+
+    Raises:
+        ValueError: it cannot be read, has too many arrays, or Python objects.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if len(members) > MAX_ARRAYS:
+                raise ValueError(f"it has {len(members)} arrays, {MAX_ARRAYS} are the most")
+            if sum(member.file_size for member in members) > max_bytes:
+                return None
+            return {
+                member.filename.removesuffix(".npy"): read_npy(io.BytesIO(archive.read(member))) for member in members
+            }
+    except (OSError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as failure:
+        # zipfile raises the last two for members that are compressed in other ways, or encrypted.
+        raise ValueError(str(failure)) from None

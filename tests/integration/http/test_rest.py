@@ -253,6 +253,14 @@ WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
         (400, "MALFORMED_REQUEST", ""),
     ),
     "json": ("/v1/models/classes:predict", b"{", {}, (400, "MALFORMED_REQUEST", "")),
+    "twice": ("/v1/models/classes:predict", b'{"instances": [], "instances": []}', {}, (400, "MALFORMED_REQUEST", "")),
+    "twice, v2": (
+        "/v2/models/classes/infer",
+        b'{"id": "a", "inputs": [], "id": "b"}',
+        {},
+        (400, "MALFORMED_REQUEST", ""),
+    ),
+    "byte order mark": ("/v1/models/classes:predict", b"\xef\xbb\xbf[]", {}, (400, "MALFORMED_REQUEST", "")),
     "no object": ("/v1/models/classes:predict", b"[]", {}, (400, "MALFORMED_REQUEST", "")),
     "deep": ("/v1/models/classes:predict", b"[" * 100_000, {}, (400, "MALFORMED_REQUEST", "")),
     "type": ("/v1/models/classes:predict", b"x", {"content_type": "text/csv"}, (400, "MALFORMED_REQUEST", "")),
@@ -339,7 +347,8 @@ WRONG["a name that is no Unicode"] = (
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_told(site: Site, name: str) -> None:
-    """As problem details, with the reason, the field and a status that fits."""
+    """As problem details, with the reason, the field and a status that fits. The next call is answered, also after one
+    that was given up amid a pass."""
     path, body, headers, expected = WRONG[name]
     if body is None:
         status, got, data = post(f"{site.url}{path}", None, headers)
@@ -349,6 +358,7 @@ def test_what_is_wrong_is_told(site: Site, name: str) -> None:
     assert (status, reply["reason"], reply.get("field", "")) == expected, reply
     assert got["content-type"] == ("application/json" if path.startswith("/v2") else "application/problem+json")
     assert reply["status"] == status
+    assert site.post("/v1/models/classes:predict", {"instances": X.tolist()})[0] == 200
 
 
 def test_a_small_file_may_not_hold_large_arrays(site: Site) -> None:

@@ -16,6 +16,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.json_text import MAX_DEPTH, read_json
 from cutaway.contract.results import InspectResult
 from cutaway.contract.results.arrays import by_name, entries, npy, write_npz
 from cutaway.contract.results.document import document, numbers
@@ -27,9 +28,6 @@ MAX_JSON_BYTES = 16 << 20
 
 MAX_ELEMENTS = 1 << 20
 """The most values of a request in JSON, with the lists and objects around them, and the most numbers of a reply."""
-
-MAX_DEPTH = 100
-"""The most lists and objects inside of each other, as protobuf has it."""
 
 
 def check_json(text: bytes) -> None:
@@ -132,8 +130,8 @@ def mapping_in(text: bytes) -> dict[str, Any]:
     """
     check_json(text)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as failure:
+        value = read_json(text)
+    except ValueError as failure:
         raise error(Reason.MALFORMED_REQUEST, f"the request is no JSON: {failure}"[:300]) from None
     if not isinstance(value, dict):
         raise error(Reason.MALFORMED_REQUEST, "the request is no JSON object")

@@ -12,7 +12,6 @@ import io
 import json
 import math
 import time
-import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ from starlette.routing import BaseRoute, Route
 
 from cutaway.client.request_builder import request_inputs
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.npy import read_npy
+from cutaway.contract.npy import MAX_ARRAYS, read_npy, read_npz
 from cutaway.contract.request_reader.reader import read_request
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import ModelName
@@ -106,7 +105,6 @@ def _of_type(array: Array, data_type: str) -> Array:
     return cast if not whole or np.array_equal(cast.astype(array.dtype), array) else array
 
 
-_MAX_ARRAYS = 1000
 _MEMBER = b"PK\x01\x02"  # begins each entry of an archive's directory
 
 
@@ -119,20 +117,14 @@ def _arrays_in(data: bytes, media_type: str, max_bytes: int) -> dict[str, Array]
     """
     try:
         if media_type == NPY:
-            return {"": _array(io.BytesIO(data))}
-        if (count := data.count(_MEMBER)) > _MAX_ARRAYS:
-            raise error(Reason.INVALID_VALUE, f"the file has {count} arrays, {_MAX_ARRAYS} are the most")
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if sum(member.file_size for member in archive.infolist()) > max_bytes:
-                raise error(Reason.REQUEST_TOO_LARGE, f"the arrays have more than {max_bytes} bytes")
-            return {name.removesuffix(".npy"): _array(io.BytesIO(archive.read(name))) for name in archive.namelist()}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as failure:
-        # zipfile raises the last two for members that are compressed in other ways, or encrypted.
+            return {"": read_npy(io.BytesIO(data))}
+        if (count := data.count(_MEMBER)) > MAX_ARRAYS:  # counted before zipfile makes an object of each
+            raise error(Reason.INVALID_VALUE, f"the file has {count} arrays, {MAX_ARRAYS} are the most")
+        if (arrays := read_npz(io.BytesIO(data), max_bytes)) is None:
+            raise error(Reason.REQUEST_TOO_LARGE, f"the arrays have more than {max_bytes} bytes")
+    except ValueError as failure:
         raise error(Reason.MALFORMED_REQUEST, f"the request is no {media_type}: {failure}"[:300]) from None
-
-
-def _array(file: io.BytesIO) -> Array:
-    return read_npy(file)
+    return arrays
 
 
 # Forms are what a page or ``curl -F`` sends: files for the model to decode, and fields of the request.
