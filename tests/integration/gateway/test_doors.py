@@ -153,9 +153,13 @@ class Measured:
     grown: int = 0
 
     def check(self, calls: int = 1) -> None:
-        """The bound of memory; and nobody waits as long as an attacker who waits for long."""
+        """The bound of memory; and nobody waits as long as an attacker who waits for long.
+
+        A busy machine of two cores stops a caller for more than a second by itself; a gateway that an attack
+        stops is stopped for as long as the attack takes, which is far longer.
+        """
         assert self.grown <= 3 * LARGEST * calls + SLACK, f"{self.grown >> 20} MiB for {calls} calls"
-        assert max(self.waits) < max(1.0, self.took / 2), f"{max(self.waits):.2f} s of {self.took:.2f} s"
+        assert max(self.waits) < max(4.0, self.took / 2), f"{max(self.waits):.2f} s of {self.took:.2f} s"
 
 
 @pytest.fixture(scope="module")
