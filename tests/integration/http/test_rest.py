@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
+from cutaway.client.transport import SERVICE
 from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
 from cutaway.server.settings import Settings
@@ -188,6 +189,18 @@ def test_a_question_as_a_program(site: Site) -> None:
     assert b"secret" not in program
     _, _, job = site.post("/v1/models/classes:program?language=job", body)
     assert yaml.safe_load(job)["request"] == {"captures": [{"module": "0"}]}
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/json; charset=utf-8", "Application/JSON ;charset=UTF-8"]
+)
+def test_json_of_connect_may_name_its_charset(site: Site, kind: str) -> None:
+    """Browsers and libraries add it; the reply is JSON too."""
+    left = {"dataType": "DATA_TYPE_INT64", "shape": [1], "data": base64.b64encode(bytes(8)).decode()}
+    right = {"dataType": "DATA_TYPE_FLOAT32", "shape": [1], "data": base64.b64encode(bytes(4)).decode()}
+    asked = {"model": "pairs", "tensors": {"byName": {"left": left, "right": right}}}
+    status, _, reply = site.post(f"/{SERVICE}/Inspect", asked, content_type=kind)
+    assert (status, sorted(each["name"] for each in reply["predictions"]["outputs"])) == (200, ["product", "sum"])
 
 
 def test_models(site: Site) -> None:

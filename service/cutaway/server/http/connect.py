@@ -106,7 +106,8 @@ class _Method:
 
 
 def _is_json(ctx: _Context) -> bool:
-    return ctx.request_headers.get("content-type", "").endswith("json")
+    media_type = ctx.request_headers.get("content-type", "").partition(";")[0]
+    return media_type.strip().lower().endswith("json")
 
 
 def _endpoints(servicer: Servicer) -> dict[str, Any]:
