@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -20,6 +20,7 @@ import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.client.transport import SERVICE
 from cutaway.contract.results import InputSpec
+from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.gateway import serve
 from cutaway.server.settings import Settings
 from tests.support.doors import post
@@ -59,6 +60,29 @@ class PairsAdapter(Adapter):
         return Pairs()
 
 
+class Words(nn.Module):
+    """Ids of `[batch, time]` in; logits, scores of `[time, batch, 2]` and a loss out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.lstm, self.head = nn.Embedding(9, 4), nn.LSTM(4, 5), nn.Linear(5, 2)
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        scores = self.head(self.lstm(self.table(ids.T))[0])
+        return {"logits": scores[-1], "scores": scores, "loss": scores.sum()}
+
+
+class WordsAdapter(Adapter):
+    inputs = (InputSpec("ids", "int64", (-1, -1)),)
+
+    def build(self) -> nn.Module:
+        return Words()
+
+    def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
+        return [f"word {number}" for number in ids]
+
+
 @dataclass(frozen=True)
 class Site:
     """A server, and a client of ours for comparison."""
@@ -75,7 +99,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    models: dict[str, nn.Module | Adapter] = {"classes": Classes(), "pairs": PairsAdapter()}
+    models: dict[str, nn.Module | Adapter] = {"classes": Classes(), "pairs": PairsAdapter(), "words": WordsAdapter()}
     settings = Settings(http_address="127.0.0.1:0", max_message_bytes=1 << 20)
     with serve(models, settings=settings) as server, ca.Client(server.address) as client:
         yield Site(f"http://{server.http_address}", client)
@@ -119,6 +143,60 @@ def test_explain(site: Site) -> None:
     assert [each["method"] for each in reply["explanations"][1]] == ["Saliency", "LayerActivation"]
     _, _, reply = site.post("/v1/models/classes:explain", {"instances": X.tolist()})
     assert reply["explanations"][0][0]["method"] == "IntegratedGradients"
+
+
+def test_attributions_beside_a_prediction(site: Site) -> None:
+    """All that an attribution has arrives for each instance, by every verb, and without predictions too."""
+    method: dict[str, Any] = {"method": "kernel_shap", "n_samples": 20, "metrics": ["infidelity"]}
+    asked = {"instances": X.tolist(), "target": 1, "predictions": False, "seed": 3, "attributions": [method]}
+    shap = ca.KernelShap(n_samples=20, metrics=(ca.Infidelity(),))
+    whole = site.client.inspect("classes", X, target=1, seed=3, predictions=False, attributions=[shap])
+    (expected,) = whole.attributions
+    status, _, reply = site.post("/v1/models/classes:predict", asked)
+    assert (status, reply["predictions"], len(reply["explanations"])) == (200, [], 2)
+    for row, (explanation,) in enumerate(reply["explanations"]):
+        for name in ("values", "standard_errors"):
+            assert np.array_equal(
+                np.float32(explanation[name]["input"]), np.float32(getattr(expected, name)["input"][row])
+            )
+        assert explanation["metrics"] == {"infidelity": expected.metrics[0].values[row]}
+        assert explanation["verdict"] == str(outcome_of_row(expected.checks, row).verdict)
+    assert whole.target_values is not None
+    assert reply["target_values"]["values"] == whole.target_values.tolist()
+    refused, _, told = site.post("/v1/models/classes:predict", asked, accept="application/x-npy")
+    assert (refused, told["field"]) == (400, "accept")  # an NPY file has no room for what is asked
+
+
+def test_instances_of_sequence_first_models(site: Site) -> None:
+    """Each has its own rows and words, on whichever axis the model has them; a loss is the same for all."""
+    ids = np.array([[1, 2, 3], [4, 5, 6]])
+    layer = ca.LayerIntegratedGradients(layer="table", n_steps=4)
+    expected = site.client.inspect("words", {"ids": ids}, target=1, attributions=[layer])
+    file = io.BytesIO()
+    np.savez(file, ids=ids)
+    path = (
+        "/v1/models/words:explain?method=layer_integrated_gradients&options={%22layer%22:%22table%22,%22n_steps%22:4}"
+    )
+    path += "&target=1"
+    status, _, reply = site.post(path, file.getvalue(), content_type="application/x-npz", accept="application/json")
+    assert status == 200, reply
+    scores, tokens = expected.predictions["scores"], expected.attributions[0].tokens
+    assert tokens is not None
+    for row, (explanation,) in enumerate(reply["explanations"]):
+        assert np.array_equal(np.float32(reply["predictions"][row]["scores"]), scores[:, row])
+        assert reply["predictions"][row]["loss"] == expected.predictions["loss"]
+        assert explanation["tokens"]["texts"] == [f"word {number}" for number in ids[row]]
+        assert np.allclose(explanation["tokens"]["values"], tokens.values[row])
+
+
+@pytest.mark.parametrize("path", [
+    "classes:predict?target=1&target=2", "classes:predict?captrues=0", "classes:explain?method=salency",
+    "classes:inspect?target=1", "classes:program?method=saliency", "classes:predict?captures=0"])  # fmt: skip
+def test_no_parameter_of_a_url_is_ignored(site: Site, path: str) -> None:
+    """It is a field of the request, once, or refused."""
+    body = {"captures": ["0"]} if "captures" in path else {}
+    status, _, reply = site.post(f"/v1/models/{path}", {**body, "instances": X.tolist()})
+    assert (status, reply["reason"]) == (400, "INVALID_VALUE")
 
 
 def test_all_that_a_request_may_ask_for(site: Site) -> None:
@@ -205,7 +283,7 @@ def test_json_of_connect_may_name_its_charset(site: Site, kind: str) -> None:
 
 def test_models(site: Site) -> None:
     """Their names, and what is known of one; a version may be named."""
-    assert post(f"{site.url}/v1/models", None, {})[2] == b'{"models":["classes","pairs"]}'
+    assert post(f"{site.url}/v1/models", None, {})[2] == b'{"models":["classes","pairs","words"]}'
     for path in ("classes", "classes/versions/1.0"):
         known = json.loads(post(f"{site.url}/v1/models/{path}", None, {})[2])
         assert (known["name"], known["ready"], known["model"]["labels"]) == ("classes", True, ["a", "b", "c"])

@@ -18,9 +18,9 @@ from google.protobuf.message import Message
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.json_text import MAX_DEPTH, read_json
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.arrays import by_name, entries, npy, write_npz
+from cutaway.contract.results.arrays import by_name, entries, examples_first, npy, tensors, write_npz
 from cutaway.contract.results.document import document, numbers
-from cutaway.contract.results.explanations import AttributionResult
+from cutaway.contract.results.explanations import AttributionResult, outcome_of_row
 from cutaway.contract.tensors import Array
 from cutaway.contract.wire.message_walk import MAX_ENTRIES
 
@@ -166,14 +166,18 @@ def _size(value: Any) -> int:
 
 
 # Replies by REST: KServe's ``predictions`` and ``explanations``, or arrays in a file of numpy.
-_FIELDS_IF_PRESENT = ("captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes")
+_FIELDS_IF_PRESENT = (
+    "targets", "target_values", "captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes",
+    "explained_rows", "feature_names", "example_axes",
+)  # fmt: skip
 _FIELDS_ALWAYS = ("warnings", "provenance", "timings")
 
 
 def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
     """Returns a reply of TorchServe's REST form: ``predictions`` has an element for each instance, a row of the batch.
 
-    With ``explains``, ``explanations`` has an element for each instance too, and ``verdicts`` one for each method.
+    With attributions, or ``explains``, ``explanations`` has an element for each instance too, and ``verdicts`` one for
+    each method.
 
     Raises:
         ResourceExhausted: ``REPLY_TOO_LARGE``.
@@ -182,45 +186,71 @@ def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
     if elements > MAX_ELEMENTS:
         what = f"the reply has {elements} numbers, and JSON holds at most {MAX_ELEMENTS}"
         raise error(Reason.REPLY_TOO_LARGE, f"{what}; accept application/x-npz, or ask for less")
-    reply: dict[str, Any] = {"predictions": _by_instance(result.predictions)}
+    ordered = examples_first(result)
+    rows = _row_count(ordered)
+    reply: dict[str, Any] = {"predictions": _by_instance(ordered, rows)}
     if result.classes:
         reply["classes"] = document(result.classes)
-    if explains:
-        reply["explanations"] = [
-            [_explanation(attribution, row) for attribution in result.attributions]
-            for row in range(len(reply["predictions"]))
-        ]
+    if explains or result.attributions:
+        reply["explanations"] = [[_explanation(each, row) for each in ordered.attributions] for row in range(rows)]
         reply["verdicts"] = [_verdicts(attribution) for attribution in result.attributions]
-    present = [name for name in _FIELDS_IF_PRESENT if getattr(result, name)]
+    present = [name for name in _FIELDS_IF_PRESENT if len(() if (own := getattr(result, name)) is None else own)]
     reply |= {name: document(getattr(result, name), max_values=MAX_ELEMENTS) for name in (*present, *_FIELDS_ALWAYS)}
     if result.estimate is not None:
         reply["estimate"] = document(result.estimate)
     return reply
 
 
-def _by_instance(arrays: Mapping[str, Array]) -> list[Any]:
-    """Returns a mapping of outputs to rows for every instance; for a model with one output, only the rows."""
-    if not arrays:
-        return []
-    if len(arrays) == 1:
-        (only,) = arrays.values()
-        rows: list[Any] = numbers(only)
-        return rows
-    return [dict(zip(arrays, rows)) for rows in zip(*map(numbers, arrays.values()))]
+def _row_count(result: InspectResult) -> int:
+    """Returns how many instances there are: a request may ask for no predictions."""
+    arrays = [array for attribution in result.attributions for array in attribution.values.values()]
+    arrays += [array for name, array in result.predictions.items() if name not in result.example_axes]
+    return max((len(array) for array in arrays if array.ndim), default=1)
+
+
+def _by_instance(result: InspectResult, rows: int) -> list[Any]:
+    """Returns a mapping of outputs to rows for every instance; for a model with one output, only the rows.
+
+    An output without an axis of examples, such as a loss, is the same for every instance.
+    """
+    whole = result.example_axes
+    columns: list[Any] = [
+        [numbers(array)] * rows if name in whole or not array.ndim else numbers(array)
+        for name, array in result.predictions.items()
+    ]
+    if len(columns) == 1:
+        return list(columns[0])
+    return [dict(zip(result.predictions, row)) for row in zip(*columns)]
+
+
+_BY_ROW = ("convergence_delta", "value_at_input", "value_at_baseline", "targets")
 
 
 def _explanation(attribution: AttributionResult, row: int) -> dict[str, Any]:
     explanation: dict[str, Any] = {"method": attribution.method, "layer": attribution.layer}
     if attribution.error is not None:
         return explanation | {"error": document(attribution.error)}
-    explanation["values"] = {
-        name: numbers(array[row]) if row < len(array) else None for name, array in attribution.values.items()
-    }
-    for name in ("convergence_delta", "targets"):
+    explanation["values"] = _of_row(attribution.values, row)
+    if attribution.checks:
+        explanation["verdict"] = str(outcome_of_row(attribution.checks, row).verdict)
+    for name in _BY_ROW:
         array = getattr(attribution, name)
         if array is not None:
             explanation[name.removesuffix("s")] = numbers(array[row])
+    if attribution.standard_errors:
+        explanation["standard_errors"] = _of_row(attribution.standard_errors, row)
+    if attribution.metrics:
+        explanation["metrics"] = _of_row({metric.name: metric.values for metric in attribution.metrics}, row)
+    if (tokens := attribution.tokens) is not None:
+        by_token = {"ids": numbers(tokens.ids[row]), "values": numbers(tokens.values[row])}
+        texts = {"texts": list(tokens.texts[row])} if tokens.texts else {}
+        explanation["tokens"] = {"input": tokens.input, **texts, **by_token}
     return explanation
+
+
+def _of_row(arrays: Mapping[str, Array], row: int) -> dict[str, Any]:
+    """Returns a row of each array; None where an array has one for the whole batch."""
+    return {name: numbers(array[row]) if row < len(array) else None for name, array in arrays.items()}
 
 
 def _verdicts(attribution: AttributionResult) -> dict[str, Any]:
@@ -229,6 +259,7 @@ def _verdicts(attribution: AttributionResult) -> dict[str, Any]:
         "layer": attribution.layer,
         "verdict": str(attribution.verdict),
         "checks": document(attribution.checks),
+        "inputs_left_out": list(attribution.inputs_left_out),
     }
 
 
@@ -245,6 +276,6 @@ def as_npy(result: InspectResult) -> bytes:
     Raises:
         InvalidArgument: ``INVALID_VALUE`` if there are several.
     """
-    if len(result.predictions) != 1:
+    if len(result.predictions) != 1 or len(tensors(result)) != 1:
         raise error(Reason.INVALID_VALUE, "the reply has several arrays: accept application/x-npz", "accept")
     return npy(next(iter(result.predictions.values())))

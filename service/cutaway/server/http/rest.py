@@ -388,6 +388,7 @@ class Rest:
             what = f"{verb!r:.40} is none of predict, explain, inspect and program: POST /v1/models/NAME:predict"
             raise error(Reason.NOT_IMPLEMENTED, what)
         self._servicer.allow(model, *_FIELDS_OF_VERB[verb])
+        query = _query(verb, request.query_params.multi_items())
         if verb == "program":
             return await self._program(request, model, body, call)
         if verb == "inspect":
@@ -395,7 +396,7 @@ class Rest:
         form = _form(verb, request.headers, body.max_bytes)
         left = [await body.read()]
         data_types = await self._data_types(model, call) if _media_type_in(request.headers) == JSON else {}
-        read = partial(_serialized, form.read, verb, model, data_types)
+        read = partial(_serialized, form.read, verb, model, query, data_types)
         asked = self._servicer.convert(read, left[0], call, form.cost(left.pop()))
         return await self._answered(request, await asked, partial(_written, form.write), form.media_type, call)
 
@@ -447,16 +448,40 @@ _FIELDS_OF_VERB = {
 """The fields that a request has by its verb: whoever may not set them is refused before it is read."""
 
 
+_QUERY = {"inspect": (), "program": ("language", "address")}
+"""The parameters in the URL by verb; for the other verbs they are fields of the request, as in a form."""
+
+
+def _query(verb: str, parameters: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Returns the parameters in a URL, none of which may be ignored.
+
+    Raises:
+        InvalidArgument: one is unknown, or comes twice.
+    """
+    found: dict[str, str] = {}
+    for name, text in parameters:
+        if name in found or name not in _QUERY.get(verb, (name,)):
+            which = "comes twice" if name in found else f"is none of :{verb}"
+            raise error(Reason.INVALID_VALUE, f"the parameter {name!r:.60} of the URL {which}", f"{name:.60}")
+        found[name] = text
+    return found
+
+
 def _serialized(
     read: Callable[[bytes], tuple[dict[str, Any], dict[str, Any]]],
     verb: str,
     model: str,
+    query: Mapping[str, str],
     data_types: Mapping[str, str],
     data: bytes,
 ) -> bytes:
-    """Returns the serialised InspectRequest in a body; arrays in JSON get the types that the model takes."""
+    """Returns the serialised InspectRequest in a body and a URL; arrays in JSON get the types that the model takes."""
     fields, inputs = read(data)
     del data
+    for name, text in query.items():
+        if name in fields:
+            raise error(Reason.INVALID_VALUE, "is in the URL and in the body", f"{name:.60}")
+        fields |= _fields(name, text.encode())
     if "tensors" in inputs and data_types:
         inputs["tensors"] = _of_types(inputs["tensors"], data_types)
     return wire_requests.serialize(_request(verb, model, fields, inputs))
