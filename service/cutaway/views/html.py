@@ -15,7 +15,7 @@ from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import AttributionResult, InspectResult
 from cutaway.contract.results.arrays import CLASSES, by_name, entries, examples_first
 from cutaway.contract.results.explanations import outcome_of_row
-from cutaway.contract.results.summary import batch_size, class_name, first, harmless, outline, summarise
+from cutaway.contract.results.summary import batch_size, class_name, first, harmless, outline, summarise, worst_first
 from cutaway.contract.tensors import Array
 from cutaway.views.pictures import (
     SentInput,
@@ -148,7 +148,7 @@ def _example(
     side += _prediction_panels(result, row, labels)
     panels = (
         _attribution_panel(attribution, row, inputs, grounds, result.feature_names)
-        for attribution in result.attributions[:ATTRIBUTIONS]
+        for attribution in worst_first(result.attributions, ATTRIBUTIONS)[:ATTRIBUTIONS]
     )
     tiles = list(takewhile(room.takes, panels))
     return element(
@@ -174,7 +174,7 @@ def _target(result: InspectResult, labels: Sequence[str], row: int) -> str:
 
 def _verdicts(result: InspectResult) -> Iterator[Markup]:
     """Yields the outcomes of the checks in words: the verdict, its cause, and the remedy."""
-    lines = [_verdict(attribution) for attribution in result.attributions[:_LINES]]
+    lines = [_verdict(attribution) for attribution in worst_first(result.attributions, _LINES)[:_LINES]]
     if lines:
         yield element("ul", *lines)
         yield from _left_out(len(result.attributions), _LINES, "attributions")

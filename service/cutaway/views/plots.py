@@ -6,6 +6,7 @@ Matplotlib is imported when a figure is drawn, not before.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import numpy as np
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ClassPrediction, InspectResult, Verdict
 from cutaway.contract.results.arrays import captures, examples_first
-from cutaway.contract.results.summary import batch_size
+from cutaway.contract.results.explanations import AttributionError, outcome_of_row
+from cutaway.contract.results.summary import batch_size, harmless, worst_first
 from cutaway.contract.tensors import Array
 from cutaway.views.drawings import (
     FAINT,
@@ -166,19 +168,31 @@ def _gradients(example: _Example) -> Iterator[Panel]:
 
 
 def _attributions(example: _Example, *, layers: bool) -> Iterator[Panel]:
-    """Yields the attributions of layers, or those of inputs."""
-    attributions = example.result.attributions
+    """Yields the attributions of layers, or those of inputs; the worst first where the section has no room for all."""
+    attributions = worst_first(example.result.attributions, _MAX_PANELS)
     counts = Counter((attribution.method, attribution.layer) for attribution in attributions)
     for attribution in attributions:
         method, targets = attribution.method, attribution.targets
         if bool(attribution.layer) is layers:
             several = counts[method, attribution.layer] > 1
             target = f" · class {targets[example.row]}" if several and targets is not None else ""
+            if (failure := attribution.error) is not None:
+                yield Panel(method, attribution.layer, np.empty(0), partial(_draw_failure, failure))
             for name, array in attribution.values.items():
                 values = example.part(array)
                 draw = draw_with_norms if method == "LayerActivation" else _drawing(example, name, values)
-                detail, verdict = f"{name}{target}", attribution.verdict
-                yield _panel(method, detail, values, draw, sum_colours=not layers, verdict=verdict)
+                verdict = outcome_of_row(attribution.checks, example.row).verdict if attribution.checks else None
+                yield _panel(method, f"{name}{target}", values, draw, sum_colours=not layers, verdict=verdict)
+
+
+_FAILURE_LINES, _FAILURE_LETTERS = 9, 34
+
+
+def _draw_failure(failure: AttributionError, sheet: Sheet, box: Box, _: Array) -> None:
+    """Writes why there is no attribution."""
+    lines = textwrap.wrap(f"failed: {failure.reason}: {failure.message}", _FAILURE_LETTERS, max_lines=_FAILURE_LINES)
+    for number, line in enumerate(lines):
+        sheet.text(box.left, box.top + 0.18 * (number + 1), harmless(line), 7.5, color=_VERDICTS[Verdict.DISAGREES][1])
 
 
 def _drawing(example: _Example, name: str, values: Array) -> Drawing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from PIL import Image
 
 import cutaway as ca
 from cutaway.contract.results import ClassPrediction, Provenance
+from cutaway.contract.results.explanations import RowCheck
 from cutaway.contract.tensors import Array
 from cutaway.views import plots
 from tests.support.made_results import capture, check, numbers
@@ -124,10 +126,16 @@ def test_everything_that_came_back_has_a_panel(drawn: str, words: str) -> None:
 
 
 def test_verdicts_stand_beside_what_they_are_about() -> None:
-    """An attribution shows the worst of its verdicts; one that was not checked shows none."""
+    """An attribution shows the worst of its verdicts for the row; one that was not checked shows none."""
     marks = [line for line in written(plots.figure(result_of_image_model())).splitlines() if line[0] in "✓✗?–"]
     assert marks == ["✓ agrees", "✗ disagrees", "? inconclusive", "– no check"]
     assert not any(mark in written(plots.figure(result_of_text_model())) for mark in "✓✗?–")
+    rows = (RowCheck(0.0, ca.Verdict.AGREES), RowCheck(1.0, ca.Verdict.DISAGREES))
+    own = replace(
+        attribution("Saliency", "x", numbers(2, 3)), checks=(replace(check(ca.Verdict.DISAGREES), rows=rows),)
+    )
+    for row, mark in enumerate(("✓ agrees", "✗ disagrees")):
+        assert mark in written(plots.figure(ca.InspectResult({"y": numbers(2, 1)}, attributions=(own,)), row=row))
 
 
 def test_tables_are_summarised() -> None:

@@ -16,6 +16,8 @@ from PIL import Image
 import cutaway as ca
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import Warning as ResultWarning
+from cutaway.contract.results.explanations import AttributionError
+from cutaway.views import plots
 from cutaway.views.inspection import Inspection
 from tests.support.made_results import HOSTILE, capture, check, image, numbers, table, text
 
@@ -223,6 +225,23 @@ def test_page_is_small_and_says_what_it_leaves_out(result: Inspection) -> None:
         assert f"… {rows - 3:,} more examples are not shown" in shown
     if len(result.attributions) > 6:
         assert re.search(r"… \d+ more attributions are not shown", shown)
+
+
+def test_what_deserves_a_look_is_never_left_out() -> None:
+    """A doubted and a failed attribution behind many right ones are in the text, on the page and in the figure."""
+    one = table()
+    right = replace(one.attributions[0], checks=(check(),))
+    wrong = replace(right, method="Wrong", checks=(check(ca.Verdict.DISAGREES),))
+    failed = replace(right, method="Failed", values={}, checks=(), error=AttributionError(8, "OUT_OF_MEMORY", "why"))
+    result = replace(one, attributions=(*[right] * 40, wrong, failed))
+    drawn = "\n".join(text.get_text() for text in plots.figure(result).texts)
+    assert "✗ disagrees" in drawn
+    for shown in (str(result), Page(result._repr_html_()).text, drawn):
+        assert shown.find("Failed") < shown.find("Wrong") < shown.find(right.method)
+        assert "why" in shown
+        assert re.search("… [0-9]+ more|the first 24 of", shown)
+    few = str(replace(result, attributions=(right, wrong, failed)))  # all of them, in the order of the request
+    assert few.find(right.method) < few.find("Wrong") < few.find("Failed")
 
 
 @pytest.mark.parametrize(

@@ -228,3 +228,11 @@ class AttributionResult:
     def verdict(self) -> Verdict | None:
         """The worst verdict of the checks, or None if nothing was checked."""
         return None if self.worst_check is None else self.worst_check.verdict
+
+    @property
+    def severity(self) -> int:
+        """The place in an order of what deserves a look: failed, doubted, unchecked, then what agrees."""
+        if self.error is not None:
+            return 0
+        order = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, None, Verdict.AGREES, Verdict.NOT_APPLICABLE)
+        return 1 + order.index(self.verdict)

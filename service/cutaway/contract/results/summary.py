@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -53,6 +53,11 @@ def first(lines: Iterable[str], most: int, total: int) -> Iterator[str]:
         yield f"… {total - shown:,} more"
 
 
+def worst_first(attributions: Sequence[AttributionResult], most: int) -> Sequence[AttributionResult]:
+    """Returns attributions as they are; those that deserve a look first, if they are more than the ``most`` shown."""
+    return sorted(attributions, key=lambda each: each.severity) if len(attributions) > most else attributions
+
+
 def plural(count: int, noun: str, nouns: str = "") -> str:
     """Returns ``1 example``, ``1,000 examples``; ``nouns`` is a plural that does not only add an s."""
     return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"
@@ -60,6 +65,7 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 _WIDTH = 120
 _LABELS = 6
+_ATTRIBUTIONS = 6
 _NAMED = 3  # tensors of one call, and inputs of one attribution
 
 
@@ -75,7 +81,8 @@ def summarise(result: InspectResult) -> str:
         _block("captures", captured, 6, len(captured)),
         _block("gradients", _arrays(gradients), 2, len(gradients)),
         _block("parameters", _arrays(parameters), 2, len(parameters)),
-        _block("attributions", map(_attribution_line, result.attributions), 6, len(result.attributions)),
+        _block("attributions", map(_attribution_line, worst_first(result.attributions, _ATTRIBUTIONS)), _ATTRIBUTIONS,
+               len(result.attributions)),
         _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,
                len(result.warnings)),
         _block("explained", [] if explained is None else [f"{np.count_nonzero(explained):,} of {len(explained):,}"], 1,
