@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Metric
 
-from cutaway.contract.results import ModelName, Verdict
+from cutaway.contract.results import ArchiveState, ModelName, UnservedArchive, Verdict
 from cutaway.contract.wire.results import CheckOutcome, ReplySummary
 from cutaway.jobs import Summary, progress
 from cutaway.server.batching import Batcher
@@ -25,7 +25,7 @@ def gateway_table() -> Iterator[str]:
     call.summary = ReplySummary({"forward": 1.0}, (CheckOutcome("Saliency", Verdict.AGREES),))
     metrics.call_started(call)
     metrics.call_ended(call)
-    metrics.set_serving(name, True)
+    metrics.set_serving({name: True}, [UnservedArchive("m-1.0.mar", "m", "1.0", ArchiveState.FAILED, "")])
     return _table(metrics.registry)
 
 

@@ -260,9 +260,9 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
     """
     try:
         module = adapter.load(adapter.weights)
-    except CutawayError:
+    except (CutawayError, KeyboardInterrupt):
         raise
-    except Exception as failure:  # the owner's code may raise anything
+    except BaseException as failure:  # the owner's code may raise anything, such as SystemExit
         problem = f"{type(adapter).__name__}.load raised {type(failure).__name__}: {failure}"
         raise error(Reason.ADAPTER_INVALID, problem) from failure
     if not isinstance(module, nn.Module):
@@ -289,7 +289,9 @@ def create_adapter(kind: type[Adapter], options: Mapping[str, str], directory: P
     """
     try:
         return kind(options, directory, weights)
-    except Exception as failure:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
         problem = f"{kind.__name__} raised {type(failure).__name__}: {failure}"
         raise error(Reason.ADAPTER_INVALID, problem) from failure
 
@@ -305,7 +307,9 @@ def find_adapter(spec: str, directory: Path) -> type[Adapter]:
     try:
         module = _import_file(directory / source) if source.endswith(".py") else importlib.import_module(source)
         kind = getattr(module, name)
-    except Exception as failure:  # the adapter's code may raise anything on import
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:  # the adapter's code may raise anything on import, such as SystemExit
         raise error(Reason.ADAPTER_INVALID, f"{spec}: {type(failure).__name__}: {failure}", "adapter") from failure
     if not (isinstance(kind, type) and issubclass(kind, Adapter)):
         raise error(Reason.ADAPTER_INVALID, f"{spec} is no subclass of cutaway.adapters.Adapter", "adapter")

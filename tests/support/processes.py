@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,12 +43,10 @@ def leader(server: Server) -> psutil.Process:
 def worker(server: Server, model: str) -> psutil.Process:
     """The worker that runs ``model``: its working directory is that of the archive; Ray names it after the model."""
     for each, words in family(server):
-        with contextlib.suppress(psutil.Error):
-            if any("model_service_worker" in word for word in words) and _serves(each, words, model):
-                return each
+        with contextlib.suppress(psutil.Error, FileNotFoundError):
             if words and words[0].startswith(REPLICA) and f"-{model}-" in words[0]:
                 return each
-            if _KEEPER in words and Path(each.cwd()).name.startswith(model):
+            if json.loads(Path(each.cwd(), "cutaway.json").read_text())["model"] == model:
                 return each
     raise LookupError(f"no worker of {model}")
 
@@ -56,7 +55,3 @@ _KEEPER = "cutaway.server.worker.keeper"
 _RAY_KEEPER = "cutaway.server.ray.keeper"
 REPLICA = "ray::ServeReplica:cutaway-"
 """Begins the command line of a worker on Ray."""
-
-
-def _serves(process: psutil.Process, words: list[str], model: str) -> bool:
-    return any(model in word for word in [*process.environ().values(), *words, process.cwd()])

@@ -30,8 +30,9 @@ INNER_LAYERS = {
         *("execution", "cost", "batching"),
     ],
     "server": [
-        *("file_watch", "time_limit", "archive", "settings", "memory", "worker_protocol", "worker", "processes", "ray"),
-        *("model_store", "auth", "batching", "observability", "backends", "rpc", "http", "open_inference"),
+        *("file_watch", "time_limit", "archive", "model_store", "settings", "memory", "worker_protocol", "unpacked"),
+        *("load_records", "worker", "processes", "ray"),
+        *("auth", "batching", "observability", "backends", "rpc", "http", "open_inference"),
         *("lifecycle", "application", "embedded", "server"),
     ],
 }

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from cutaway.contract import errors
 from cutaway.contract.errors import CutawayError, Reason
-from cutaway.contract.results import ModelName
+from cutaway.contract.results import ModelName, UnservedArchive
 from cutaway.contract.results.comparison import Comparison
 from cutaway.contract.results.document import MAX_VALUES, document
 from cutaway.contract.values import printable
@@ -258,9 +258,11 @@ class Models:
 
     Attributes:
         models: every model that is served, by name and version.
+        unserved: the archives that are not served.
     """
 
     models: tuple[ModelName, ...]
+    unserved: tuple[UnservedArchive, ...]
 
 
 @dataclass(frozen=True)

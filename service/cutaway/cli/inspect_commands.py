@@ -89,14 +89,19 @@ Model = Annotated[str, argument("MODEL", "The model's name, or NAME/versions/VER
 def models(client: Client, as_json: AsJson = False) -> None:
     """List the models that a server serves."""
     with console_output.waiting("waiting for the server"):
-        names = client.list_models()
+        names, unserved = client.list_models(), client.list_unserved()
     if as_json:
-        console_output.print_json(console_output.Models(tuple(names)))
+        console_output.print_json(console_output.Models(tuple(names), tuple(unserved)))
         return
     table = tables.empty_table("Models", "name", "version", folds=("name",))
     for name in names:
         table.add_row(Text(name.model), Text(name.version))
     console_output.print_blocks(table)
+    if unserved:
+        table = tables.empty_table("Not served", "archive", "state", "why", folds=("why",))
+        for item in unserved:
+            table.add_row(Text(item.archive), item.state, Text(item.message))
+        console_output.print_blocks(table)
 
 
 @with_client

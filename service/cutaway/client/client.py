@@ -22,7 +22,7 @@ from cutaway.client.base_client import BaseClient, Steps
 from cutaway.client.connect_channel import AsyncConnectChannel, ConnectChannel
 from cutaway.client.transport import AsyncReplyStream, Call, ReplyStream
 from cutaway.contract.errors import CutawayError
-from cutaway.contract.results import ModelDetail, ModelName
+from cutaway.contract.results import ModelDetail, ModelName, UnservedArchive
 from cutaway.views.inspection import Inspection
 
 T = TypeVar("T")
@@ -48,6 +48,10 @@ class Client(BaseClient[Inspection, ReplyStream]):
     def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
         """Returns every model that is served, by name and version."""
         return self._run(self._list_models(timeout))
+
+    def list_unserved(self, *, timeout: float | None = None) -> list[UnservedArchive]:
+        """Returns the archives in the server's model store that are not served: half copied, broken, still loading."""
+        return self._run(self._call(self._transport.list_unserved(), timeout))
 
     def close(self) -> None:
         """Closes the connection."""
@@ -111,6 +115,10 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
     async def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
         """Does what `Client.list_models` does."""
         return await self._run(self._list_models(timeout))
+
+    async def list_unserved(self, *, timeout: float | None = None) -> list[UnservedArchive]:
+        """Does what `Client.list_unserved` does."""
+        return await self._run(self._call(self._transport.list_unserved(), timeout))
 
     async def close(self) -> None:
         """Closes the connection."""

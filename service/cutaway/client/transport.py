@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from cutaway.contract import torchserve_messages as torchserve
 from cutaway.contract.errors import Code, CutawayError, Reason, error
 from cutaway.contract.requests import InspectRequest
-from cutaway.contract.results import InspectResult, ModelDetail, ModelName
+from cutaway.contract.results import InspectResult, ModelDetail, ModelName, UnservedArchive
 from cutaway.contract.tensors import Array
 from cutaway.contract.torchserve_messages import decoding
 from cutaway.contract.wire import grpc_status
@@ -70,6 +70,10 @@ class Transport(ABC):
         """Returns the call for one page of models; its result is the models and the token of the next page."""
 
     @abstractmethod
+    def list_unserved(self) -> Call[list[UnservedArchive]]:
+        """Returns the call for the archives that are not served."""
+
+    @abstractmethod
     def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
         """Returns the exception for a failed call."""
 
@@ -86,6 +90,11 @@ class GatewayTransport(Transport):
         request = inspection_service_pb2.ListModelsRequest(page_token=page_token)
         return Call(f"/{SERVICE}/ListModels", request.SerializeToString(), _decode_page)
 
+    def list_unserved(self) -> Call[list[UnservedArchive]]:
+        """Returns the call for the archives that are not served."""
+        request = inspection_service_pb2.ListModelsRequest(page_size=1)
+        return Call(f"/{SERVICE}/ListModels", request.SerializeToString(), _decode_unserved)
+
     def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
         """Returns the exception for a failed call."""
         return grpc_status.decode(code, details, trailers)
@@ -97,6 +106,9 @@ class GatewayTransport(Transport):
 _METHODS = {"inspect": "Inspect", "describe": "GetModel", "stream": "InspectStream"}
 
 
+_NO_LIST = "TorchServe's inference port lists no models; connect to the gateway instead"
+
+
 class TorchServeTransport(Transport):
     """Calls of TorchServe's own gRPC port, whose workers run our handler.
 
@@ -106,8 +118,11 @@ class TorchServeTransport(Transport):
 
     def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:
         """Raises ``NOT_IMPLEMENTED``: TorchServe lists its models on its management port only."""
-        what = "TorchServe's inference port lists no models; connect to the gateway instead"
-        raise error(Reason.NOT_IMPLEMENTED, what, "torchserve://")
+        raise error(Reason.NOT_IMPLEMENTED, _NO_LIST, "torchserve://")
+
+    def list_unserved(self) -> Call[list[UnservedArchive]]:
+        """Raises ``NOT_IMPLEMENTED``: TorchServe knows no model store of ours."""
+        raise error(Reason.NOT_IMPLEMENTED, _NO_LIST, "torchserve://")
 
     def failure(self, code: int, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> CutawayError:
         """Returns the exception for a failed call."""
@@ -166,6 +181,12 @@ def _decode_page(data: bytes) -> tuple[list[ModelName], str]:
     with decoding():
         page = inspection_service_pb2.ListModelsResponse.FromString(data)
     return [wire_models.decode_name(model) for model in page.models], page.next_page_token
+
+
+def _decode_unserved(data: bytes) -> list[UnservedArchive]:
+    with decoding():
+        page = inspection_service_pb2.ListModelsResponse.FromString(data)
+        return [wire_models.decode_unserved(item) for item in page.unserved]
 
 
 Messages = TypeVar("Messages")

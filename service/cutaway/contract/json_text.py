@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.utf_8_sig  # noqa: F401  # Python imports it on first use, but not where no file can be opened
 import json
 from collections.abc import Iterable
 from typing import Any

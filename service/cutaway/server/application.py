@@ -60,7 +60,7 @@ async def _run(model_store: Path, settings: Settings, workers: int | None, annou
         await server.start()
         supervising = asyncio.ensure_future(supervise(server.set_serving))
         stack.push_async_callback(_cancel, supervising)
-        for name in backend.catalog.all():
+        for name in backend.catalog.ready():
             announce(f"serving {name.model} {name.version}")
         if server.observers.address:
             announce(f"metrics: http://{server.observers.address}/metrics")
@@ -83,11 +83,11 @@ def _backend(
     model_store: Path, settings: Settings, workers: int | None
 ) -> AbstractAsyncContextManager[tuple[Backend, Supervise]]:
     """Returns a context that runs the backend."""
+    if settings.engine != "embedded":
+        return Supervisor(model_store, settings, workers).running()
     store = read_store(model_store)
     for why in store.faults:
         log.warning(f"not served: {why}")
-    if settings.engine != "embedded":
-        return Supervisor(store, settings, workers).running()
     # Imported here because it imports torch; without torch, a gateway takes a third of the memory.
     from cutaway.server.lifecycle.in_process import in_process_backend
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from cutaway.client.transport import parse_model
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.results import ModelName
+from cutaway.contract.results import ArchiveState, ModelName, UnservedArchive
 from cutaway.server.archive import reader
 from cutaway.server.archive.reader import ArchiveManifest
 
@@ -25,21 +25,23 @@ class Catalog:
 
     Args:
         served: models that accept calls.
-        broken: models that did not load, with the reason.
-        unreadable: archives whose manifest cannot be read: the file's stem, with the reason.
+        unserved: archives that are not served.
     """
 
-    def __init__(
-        self, served: Iterable[ModelName], broken: Mapping[ModelName, str] = {}, unreadable: Mapping[str, str] = {}
-    ) -> None:
+    def __init__(self, served: Iterable[ModelName], unserved: Iterable[UnservedArchive] = ()) -> None:
         self._versions: dict[str, list[str]] = {}
         for name in sorted(served, key=lambda name: version_key(name.version)):
             self._versions.setdefault(name.model, []).append(name.version)
-        self._broken, self._unreadable = dict(broken), dict(unreadable)
+        self.unserved = tuple(sorted(unserved, key=lambda item: item.archive))
 
     def all(self) -> list[ModelName]:
         """Returns every served model in every version, sorted by name, then by version."""
         return [ModelName(model, version) for model in sorted(self._versions) for version in self._versions[model]]
+
+    def ready(self) -> list[ModelName]:
+        """Returns those of `all` that have answered; calls of the others wait."""
+        loading = {(item.model, item.version) for item in self.unserved if not item.previous_serves}
+        return [name for name in self.all() if (name.model, name.version) not in loading]
 
     def resolve(self, requested: str) -> ModelName:
         """Returns the model for ``digits`` or ``digits/versions/1.0``; without a version, the highest.
@@ -56,14 +58,15 @@ class Catalog:
         return ModelName(model, version or versions[-1])
 
     def _missing(self, model: str, version: str) -> CutawayError:
-        for name, why in self._broken.items():
-            if name.model == model and version in ("", name.version):
-                return error(_reason(why), f"{model!r} {name.version} could not be loaded: {why}", "model")
+        for item in self.unserved:
+            if item.model == model and version in ("", item.version):
+                return error(_reason(item.why), f"{model!r} {item.version} could not be loaded: {item.why}", "model")
         if model in self._versions:
             served = ", ".join(self._versions[model])
             return error(Reason.VERSION_NOT_FOUND, f"{model!r} is served in {served}, not in {version}", "model")
-        if model in self._unreadable:
-            return error(Reason.MODEL_NOT_LOADED, f"{model!r} could not be loaded: {self._unreadable[model]}", "model")
+        for item in self.unserved:
+            if item.archive == f"{model}{_SUFFIX}":
+                return error(Reason.MODEL_NOT_LOADED, f"{model!r} could not be loaded: {item.why}", "model")
         near = difflib.get_close_matches(model, self._versions, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"served: {', '.join(sorted(self._versions)) or 'none'}"
         return error(Reason.MODEL_NOT_FOUND, f"no model {model!r}; {hint}", "model")
@@ -88,6 +91,7 @@ def version_key(version: str) -> tuple[Any, ...]:
         return 0, natural
 
 
+_SUFFIX = ".mar"
 _NOT_OF_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -98,35 +102,38 @@ class ModelStore:
     Attributes:
         archives: valid archives by the model and version in their manifests. The highest version of a model comes
             first: TorchServe takes it as the default.
-        broken: models that do not load, with the reason.
-        unreadable: archives whose manifest cannot be read: the file's stem, with the reason.
+        unserved: the others, with the reason.
     """
 
     archives: dict[ModelName, Path] = field(default_factory=dict)
-    broken: dict[ModelName, str] = field(default_factory=dict)
-    unreadable: dict[str, str] = field(default_factory=dict)
+    unserved: list[UnservedArchive] = field(default_factory=list)
 
     @property
     def catalog(self) -> Catalog:
         """The catalog of the models that are served, and of those that cannot be."""
-        return Catalog(self.archives, self.broken, self.unreadable)
+        return Catalog(self.archives, self.unserved)
 
     @property
     def faults(self) -> list[str]:
         """The messages about archives that are not served."""
-        loading = [f"{name.model} {name.version}: {why}" for name, why in self.broken.items()]
-        return [*self.unreadable.values(), *loading]
+        return [item.message for item in self.unserved]
 
-    def mark_broken(self, name: ModelName, why: str) -> str:
-        """Lists a model that does not load, because of ``why``, in `broken`; returns the message for the operator."""
-        del self.archives[name]
-        self.broken[name] = why
-        return f"not served: {name.model} {name.version}: {why}"
+    def mark_broken(self, name: ModelName, why: str, state: ArchiveState = ArchiveState.FAILED) -> str:
+        """Moves a model that does not load, because of ``why``, to `unserved`; returns the message for the operator."""
+        path = self.archives.pop(name)
+        self.unserved.append(UnservedArchive(path.name, name.model, name.version, state, why))
+        return f"not served: {self.unserved[-1].message}"
 
     def require_models(self) -> None:
         """Raises ``MODEL_NOT_LOADED`` if no model is left."""
         if not self.archives:
             raise error(Reason.MODEL_NOT_LOADED, "no model can be served: " + "; ".join(self.faults))
+
+
+def manifest_of(path: Path) -> ArchiveManifest:
+    """Returns the manifest of an archive every byte of which is right; raises as `reader.read`, or an OSError."""
+    status = path.stat()
+    return _verified(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @lru_cache(maxsize=1024)
@@ -141,39 +148,48 @@ def archives_in(directory: Path) -> list[Path]:
     Raises:
         OSError: the directory cannot be read; `Path.glob` of Python 3.13 would return nothing.
     """
-    return sorted(path for path in directory.iterdir() if path.suffix == ".mar") if directory.is_dir() else []
+    return sorted(path for path in directory.iterdir() if path.suffix == _SUFFIX) if directory.is_dir() else []
 
 
 def read_store(directory: Path) -> ModelStore:
-    """Reads every archive in ``directory``; a damaged archive does not affect the others.
+    """Reads every archive in ``directory``, as `scan_store` does.
 
     Raises:
         OSError: this process can open no files at present, which says nothing of the archives.
         NotFound: ``MODEL_NOT_FOUND`` if there is no archive, ``MODEL_NOT_LOADED`` if none is valid.
     """
+    store = scan_store(directory)
+    if not store.archives and not store.unserved:
+        what = f"{directory} holds no .mar archive" if directory.is_dir() else f"there is no directory {directory}"
+        raise error(Reason.MODEL_NOT_FOUND, f"{what}; make one with `cutaway package`")
+    store.require_models()
+    return store
+
+
+def scan_store(directory: Path) -> ModelStore:
+    """Reads every archive in ``directory``; a damaged archive does not affect the others.
+
+    Raises:
+        OSError: this process can open no files at present, which says nothing of the archives.
+    """
     store = ModelStore()
     for path in archives_in(directory):
         try:
-            status = path.stat()
-            manifest = _verified(path, status.st_size, status.st_mtime_ns, status.st_ino)
+            name = manifest_of(path).name
         except CutawayError as failure:
-            store.unreadable[path.stem] = failure.message
+            store.unserved.append(UnservedArchive(path.name, "", "", ArchiveState.NOT_WHOLE, failure.message))
             continue
         except OSError as failure:
             if failure.errno in _NOT_OF_THE_FILE:
                 raise
-            store.unreadable[path.stem] = f"{path.name} cannot be read ({failure.strerror})"
+            why = f"{path.name} cannot be read ({failure.strerror})"
+            store.unserved.append(UnservedArchive(path.name, "", "", ArchiveState.NOT_WHOLE, why))
             continue
-        name = ModelName(manifest.model, manifest.version)
         if name in store.archives:
-            first = store.archives[name].name
-            store.unreadable[path.stem] = f"{path.name} is {name.model} {name.version}, which {first} is already"
+            why = f"{path.name} is {name.model} {name.version}, which {store.archives[name].name} is already"
+            store.unserved.append(UnservedArchive(path.name, "", "", ArchiveState.FAILED, why))
         else:
             store.archives[name] = path
-    if not store.archives and not store.unreadable:
-        what = f"{directory} holds no .mar archive" if directory.is_dir() else f"there is no directory {directory}"
-        raise error(Reason.MODEL_NOT_FOUND, f"{what}; make one with `cutaway package`")
-    store.require_models()
     by_version = sorted(store.archives, key=lambda name: version_key(name.version), reverse=True)
     store.archives = {name: store.archives[name] for name in by_version}
     return store

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.adapters import TensorAdapter
 from cutaway.client.transport import SERVICE
-from cutaway.contract.results import ModelName
+from cutaway.contract.results import ArchiveState, ModelName, UnservedArchive
 from cutaway.contract.torchserve_messages import decode_worker_reply
 from cutaway.engine.runtime.numerics import to_numpy
 from cutaway.gateway import serve
@@ -428,7 +428,9 @@ def test_another_handlers_reply_is_not_taken_for_ours() -> None:
 
 def test_a_version_that_did_not_load_is_told_apart_from_one_that_is_not_there() -> None:
     """Each gets its own reason; the version that serves is not affected."""
-    catalog = Catalog([ModelName("m", "1.0")], {ModelName("m", "2.0"): "no such file"}, {"m-v3": "m-v3.mar: no zip"})
+    broken = UnservedArchive("m-2.0.mar", "m", "2.0", ArchiveState.FAILED, "no such file")
+    damaged = UnservedArchive("m-v3.mar", "", "", ArchiveState.NOT_WHOLE, "m-v3.mar: no zip")
+    catalog = Catalog([ModelName("m", "1.0")], [broken, damaged])
     assert catalog.resolve("m").version == "1.0"
     for wanted, reason in (
         ("m/versions/2.0", "MODEL_NOT_LOADED"),

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 import cutaway as ca
+from cutaway.contract.results import ModelName
 from tests.conftest import ADAPTERS
-from tests.support.processes import family
+from tests.support.health import health
+from tests.support.processes import family, worker
+from tests.support.prometheus import scraped
 from tests.support.serving import Server, package, serving
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 CALLERS = 4
 TINY = f"{ADAPTERS / 'tiny_adapter.py'}:Tiny"
@@ -101,6 +104,139 @@ def test_a_server_that_can_open_no_file_keeps_what_serves(tmp_path: Path) -> Non
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         until(lambda: version(client) == "1.1")
         assert server.stop() == 0
+
+
+_SEEDED = """
+import os, sys
+import torch
+from torch import nn
+from cutaway.adapters import Adapter
+from cutaway.contract.results import InputSpec
+
+class Layer(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def forward(self, x):
+        return super().forward(x)
+
+class Seeded(Adapter):
+    inputs = (InputSpec("x", "float32", (-1, 3)),)
+
+    def build(self):
+        torch.manual_seed({seed})
+        {code}
+        return Layer()
+"""
+
+
+def seeded(tmp_path: Path, seed: int, code: str = "pass") -> bytes:
+    """The bytes of an archive of the model ``tiny`` whose weights tell its seed, and that runs ``code`` on loading."""
+    directory = tmp_path / f"seed-{seed}"
+    directory.mkdir()
+    (directory / "seeded.py").write_text(_SEEDED.format(seed=seed, code=code))
+    return package(directory, "tiny", f"{directory / 'seeded.py'}:Seeded").read_bytes()
+
+
+def weights(client: ca.Client) -> str:
+    """Of the model that answers."""
+    return client.inspect("tiny", X, timeout=PATIENCE_S).provenance.weights_sha256
+
+
+def series(address: str, name: str) -> dict[tuple[str, ...], float]:
+    """The values of a metric by its labels' values."""
+    samples = scraped(address).items()
+    return {tuple(sorted(dict(labels).values())): value for (each, labels), value in samples if each == name}
+
+
+def states(client: ca.Client) -> dict[str, tuple[str, bool]]:
+    """The archives that are not served."""
+    return {item.archive: (str(item.state), item.previous_serves) for item in client.list_unserved()}
+
+
+@pytest.mark.parametrize(
+    ("engine", "to_the_end"),
+    [
+        ("processes", False),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("processes", "torchserve", "ray")),
+    ],
+)
+def test_a_reload_takes_nothing_away(
+    tmp_path: Path, engine: str, to_the_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model goes on serving while its archive is half copied, replaced by one that ends its process or does not load,
+    and after its worker has died meanwhile. What else is new in the store is served. The state is seen in the list of
+    models, in health checks and in metrics, and the next sound archive takes over."""
+    monkeypatch.setenv("CUTAWAY_RAY_CPUS", "0.1")
+    monkeypatch.setenv("CUTAWAY_METRICS_ADDRESS", "127.0.0.1:0")
+    store, archive = tmp_path / "store", tmp_path / "store" / "tiny-1.0.mar"
+    package(store, "other", TINY)
+    first, second, third = (seeded(tmp_path, seed) for seed in range(3))
+    archive.write_bytes(first)
+    with serving(store, tmp_path / "logs", f"--engine={engine}") as server, ca.Client(server.address) as client:
+        (metrics,) = (line.split("/")[2] for line in server.said if line.startswith("metrics: "))
+        sha = weights(client)
+        assert states(client) == {}
+
+        archive.write_bytes(second[: len(second) // 2])  # the copy stalls
+        until(lambda: states(client) == {"tiny-1.0.mar": ("NOT_WHOLE", True)})
+        assert (weights(client), health(server.address, "tiny")) == (sha, "SERVING")
+        assert series(metrics, "cutaway_archive_unserved") == {("NOT_WHOLE", "tiny-1.0.mar"): 1}
+        assert series(metrics, "cutaway_model_serving")[("1.0", "tiny")] == 1
+
+        archive.write_bytes(seeded(tmp_path, 10, "os._exit(3)"))
+        package(store, "other", TINY, version="2.0")
+        until(lambda: ModelName("other", "2.0") in client.list_models())  # at once, whatever tiny does
+        until(lambda: states(client) == {"tiny-1.0.mar": ("FAILED", True)})
+        assert (weights(client), health(server.address, "tiny")) == (sha, "SERVING")
+        if to_the_end:
+            until(lambda: engines(server) == 1)
+            worker(server, "tiny").kill()  # a new one starts from the copy
+            assert weights(client) == sha
+
+            archive.write_bytes(second[: len(second) // 2])
+            until(lambda: states(client) == {"tiny-1.0.mar": ("NOT_WHOLE", True)})
+            with archive.open("ab") as copy:
+                copy.write(second[len(second) // 2 :])
+            until(lambda: weights(client) != sha)
+            until(lambda: engines(server) == 1)
+            assert states(client) == {}
+            sha = weights(client)
+
+            archive.write_bytes(seeded(tmp_path, 11, "raise FileNotFoundError('the weights went missing')"))
+            until(lambda: states(client) == {"tiny-1.0.mar": ("FAILED", True)})
+            (store / "other-2.0.mar").unlink()  # on purpose
+            until(lambda: ModelName("other", "2.0") not in client.list_models())
+            until(lambda: ("2.0", "other") not in series(metrics, "cutaway_model_serving"))
+            assert (weights(client), states(client)) == (sha, {"tiny-1.0.mar": ("FAILED", True)})
+            archive.write_bytes(third)
+            until(lambda: weights(client) != sha)
+            until(lambda: engines(server) == 1)
+            assert states(client) == {}
+        assert not any("never retrieved" in line or "Traceback" in line for line in server.logged)
+        assert server.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torchserve", "processes"])
+def test_an_archive_may_have_any_file_name(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is an option, a list or an assignment to TorchServe, or that the locale cannot write; at the start
+    and in a reload."""
+    monkeypatch.setenv("LANG", "C")
+    monkeypatch.setenv("LC_ALL", "C")
+    names = ["-f", "a=b", "a,b", "größe", "a b", "--models", "..x", "%2e", "'; touch x; '"]
+    for number, name in enumerate(names):
+        package(tmp_path, f"tiny{number}", TINY)
+        (tmp_path / f"tiny{number}-1.0.mar").rename(tmp_path / f"{name}.mar")
+    store = tmp_path / "store"
+    store.mkdir()
+    for name in names[:3]:
+        (tmp_path / f"{name}.mar").rename(store / f"{name}.mar")
+    with serving(store, tmp_path / "logs", f"--engine={engine}") as server, ca.Client(server.address) as client:
+        for name in names[3:]:
+            (tmp_path / f"{name}.mar").rename(store / f"{name}.mar")
+        until(lambda: len(client.list_models()) == len(names))
+        assert [version(client, f"tiny{number}") for number in range(len(names))] == ["1.0"] * len(names)
 
 
 def _says(server: Server, words: str) -> bool:

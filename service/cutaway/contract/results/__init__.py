@@ -25,6 +25,7 @@ from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum
 
 __all__ = [
+    "ArchiveState",
     "AttributionError",
     "AttributionResult",
     "CapturedCall",
@@ -46,6 +47,7 @@ __all__ = [
     "RowCheck",
     "Timings",
     "TokenAttribution",
+    "UnservedArchive",
     "Verdict",
     "Warning",
     "WarningCode",
@@ -335,6 +337,45 @@ class ModelName:
 
     model: str
     version: str
+
+
+class ArchiveState(StrEnum):
+    """Why an archive of the model store is not served."""
+
+    LOADING = "LOADING"
+    """Its model has not answered yet."""
+    NOT_WHOLE = "NOT_WHOLE"
+    """It is still being copied, or damaged; it is read again when it changes."""
+    FAILED = "FAILED"
+    """Its model does not load; it is tried again when it changes."""
+
+
+@dataclass(frozen=True)
+class UnservedArchive:
+    """An archive of the model store that is not served.
+
+    Attributes:
+        archive: the name of its file.
+        model: its model; empty if its manifest cannot be read and the file was not served before.
+        version: the version of the model.
+        state: why it is not served.
+        why: the same in words.
+        previous_serves: whether the archive that was there before goes on serving.
+    """
+
+    archive: str
+    model: str
+    version: str
+    state: ArchiveState
+    why: str
+    previous_serves: bool = False
+
+    @property
+    def message(self) -> str:
+        """What the operator reads."""
+        name = f"{self.model} {self.version}: " if self.model else ""
+        kept = "; the archive before it goes on serving" if self.previous_serves else ""
+        return f"{name}{self.why}{kept}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -35,6 +35,21 @@ def decode_name(message: model_pb2.Model) -> plain.ModelName:
     return plain.ModelName(message.model, message.version)
 
 
+_UNSERVED = record(plain.UnservedArchive, model_pb2.UnservedArchive)
+
+
+def encode_unserved(item: plain.UnservedArchive) -> model_pb2.UnservedArchive:
+    """Returns ``item`` as a message."""
+    message = model_pb2.UnservedArchive()
+    _UNSERVED.write(item, message)
+    return message
+
+
+def decode_unserved(message: model_pb2.UnservedArchive) -> plain.UnservedArchive:
+    """Returns the archive in ``message``."""
+    return _UNSERVED.read(message)
+
+
 _DETAIL = record(
     plain.ModelDetail,
     model_pb2.ModelDetail,

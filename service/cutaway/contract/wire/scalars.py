@@ -12,7 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import CheckMode, Combination, LossReduction, Point, Quadrature
 from cutaway.contract.requests.fields import at_least_one
-from cutaway.contract.results import Cause, Verdict, WarningCode
+from cutaway.contract.results import ArchiveState, Cause, Verdict, WarningCode
 from cutaway.contract.tensors import COMPRESSIONS as COMPRESSION_NAMES
 from cutaway.contract.tensors import (
     DTYPES,
@@ -26,7 +26,7 @@ from cutaway.contract.tensors import (
     dtype_name,
     from_bytes,
 )
-from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, target_pb2, tensor_pb2
+from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2, target_pb2, tensor_pb2
 
 
 class Scalar(NamedTuple):
@@ -225,6 +225,7 @@ COMPRESSION = Scalar(
 """A compression; 0 is ``""``, none."""
 
 ENUMS: dict[str, Scalar] = {
+    "ArchiveState": _enum(model_pb2.ArchiveState, "ARCHIVE_STATE", ArchiveState),
     "HookPoint": POINTS,
     "CheckMode": _enum(check_pb2.CheckMode, "CHECK_MODE", CheckMode, CheckMode.SAME_PASS),
     "Verdict": VERDICTS,

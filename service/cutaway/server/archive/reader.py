@@ -24,6 +24,7 @@ from typing import IO, Any
 from cutaway.contract.errors import InvalidArgument, Reason, error
 from cutaway.contract.json_text import read_json
 from cutaway.contract.request_reader.files import parse_yaml
+from cutaway.contract.results import ModelName
 
 # Names and versions of models are safe in paths, in URLs and in TorchServe's configuration.
 
@@ -76,6 +77,11 @@ class ArchiveManifest:
     options: dict[str, str] = field(default_factory=dict)
     random_weights: bool = False
 
+    @property
+    def name(self) -> ModelName:
+        """The model and its version."""
+        return ModelName(self.model, self.version)
+
 
 def read(path: Path) -> ArchiveManifest:
     """Checks every byte of the archive at ``path``; returns its manifest."""
@@ -95,6 +101,13 @@ def unpack(path: Path, directory: Path, *, workers: int | None = None, batch: in
     for setting, value in ((_WORKER_COUNTS, workers), (_BATCH_SIZE, batch)):
         if value is not None and config.is_file():
             config.write_text(setting.sub(rf"\1: {value}", config.read_text()))
+
+
+def pack(directory: Path, path: Path) -> None:
+    """Packs what `unpack` wrote into ``directory`` as an archive again."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for file in sorted(directory.rglob("*")):
+            archive.write(file, file.relative_to(directory))
 
 
 def workers(path: Path) -> int:
@@ -163,7 +176,8 @@ def _check_room(archive: zipfile.ZipFile, directory: Path) -> None:
     existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
     room = shutil.disk_usage(existing).free
     if size > room:
-        raise _Damage(f"it unpacks to {size} bytes, and {room} are free")
+        what = f"{Path(archive.filename or '').name} unpacks to {size} bytes, and {room} are free in {existing}"
+        raise error(Reason.BACKEND_UNAVAILABLE, f"{what}; free some, or set TMPDIR to a directory with more")
 
 
 def _verify(archive: zipfile.ZipFile) -> ArchiveManifest:

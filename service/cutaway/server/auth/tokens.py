@@ -14,7 +14,7 @@ import hmac
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from hashlib import sha256
@@ -27,7 +27,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from cutaway.client.transport import parse_model
 from cutaway.client.trust import AUTHORIZATION
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.results import ModelName
+from cutaway.contract.results import ModelName, UnservedArchive
 from cutaway.contract.values import StrEnum
 from cutaway.server.file_watch import ReloadedFiles
 from cutaway.server.model_store import Catalog
@@ -149,6 +149,18 @@ class Caller:
     def visible_models(self, catalog: Catalog) -> list[ModelName]:
         """Returns the models of ``catalog`` for which the caller has any permission."""
         return [name for name in catalog.all() if self.permissions_for(name.model)]
+
+    def visible_archives(self, catalog: Catalog) -> list[UnservedArchive]:
+        """Returns the archives that are not served of models for which the caller has any permission.
+
+        A caller without the scope ``inspect`` for a model does not read the words, which quote its code.
+        """
+        known = ((item, self.permissions_for(item.model or Path(item.archive).stem)) for item in catalog.unserved)
+        return [
+            item if Scope.INSPECT in permissions.scopes else replace(item, why="")
+            for item, permissions in known
+            if permissions
+        ]
 
     def has_scope(self, scope: Scope) -> bool:
         """Returns whether the caller has ``scope`` for any model."""

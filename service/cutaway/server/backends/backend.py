@@ -146,14 +146,16 @@ class Workers(Protocol):
     """The workers of a backend, which come and go.
 
     Attributes:
-        available: whether calls may wait for a worker to come.
         sends_ahead: whether a worker gets its next batch while it runs another.
         changed: called when workers, or `available`, have changed.
     """
 
-    available: bool
     sends_ahead: bool
     changed: Callable[[], None]
+
+    @property
+    def available(self) -> bool:
+        """Whether calls may wait for a worker to come."""
 
     def of(self, name: ModelName) -> Sequence[WorkerLink]:
         """Returns the workers of a model."""
@@ -188,11 +190,9 @@ class Backend:
         self._workers = workers
         workers.changed = self._workers_changed
 
-    def switch(self, workers: Workers, catalog: Catalog) -> None:
-        """Switches to other workers and their catalog. Running calls finish where they are."""
-        self._workers.changed = lambda: None
-        self._workers, self.catalog = workers, catalog
-        workers.changed = self._workers_changed
+    def set_catalog(self, catalog: Catalog) -> None:
+        """Sets which models there are. Running calls finish where they are."""
+        self.catalog = catalog
         self._workers_changed()
 
     async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:

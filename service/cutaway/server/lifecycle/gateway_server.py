@@ -141,7 +141,7 @@ class GatewayServer:
         self.observers.open()
         if self._http:
             await self._http.start()
-        await self.set_serving(self._backend.catalog.all())
+        await self.set_serving(self._backend.catalog.ready())
 
     async def stop(self, grace_s: float) -> None:
         """Accepts no more calls, gives running calls ``grace_s`` seconds to finish, and then ends."""
@@ -154,17 +154,20 @@ class GatewayServer:
         """Sets which models health checks and metrics report as serving.
 
         The gateway serves if any model does. A name without a version stands for the highest version, as in calls.
+        Models whose archives do not load are reported as not serving. Those that are gone are, too, by health checks,
+        which watch them; metrics forget them.
         """
         self._serving.clear()
         self._serving.update(models)
-        self._reported |= {*self._backend.catalog.all()}
+        catalog = self._backend.catalog
+        known = {*catalog.all(), *(ModelName(item.model, item.version) for item in catalog.unserved if item.model)}
+        self._reported |= known
         states = dict.fromkeys(["", SERVICE], bool(models))
         states |= {f"{name.model}/versions/{name.version}": name in models for name in self._reported}
         states |= dict.fromkeys((name.model for name in self._reported), False)
-        states |= {name.model: name in models for name in self._backend.catalog.all()}
+        states |= {name.model: name in models for name in catalog.all()}
         await self._grpc.report(states)
-        for name in self._reported:
-            self.observers.metrics.set_serving(name, name in models)
+        self.observers.metrics.set_serving({name: name in models for name in known}, catalog.unserved)
 
 
 def _http_server(open_inference: OpenInference, serving: Collection[ModelName]) -> HttpServer:

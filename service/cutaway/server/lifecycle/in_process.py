@@ -120,11 +120,10 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
     """
     with ScratchDirectory() as scratch:
         archives = {name: (path, Path(scratch) / path.stem) for name, path in store.archives.items()}
-        for path, directory in archives.values():
-            reader.unpack(path, directory)
         workers = []
-        for name, (_, directory) in archives.items():
+        for name, (path, directory) in archives.items():
             try:
+                reader.unpack(path, directory)
                 workers.append(await asyncio.to_thread(Worker.load, directory, device="cpu"))
             except CutawayError as failure:
                 log.warning(store.mark_broken(name, str(failure)))

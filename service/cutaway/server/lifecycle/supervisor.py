@@ -1,268 +1,97 @@
-"""Keeps the workers of a model store running and up to date.
+"""Keeps what a model store holds served, and up to date.
 
-Engines start the workers; one that ends unexpectedly or hangs is restarted. After the model store changes, a new
-replica set starts beside the old one and replaces it.
+After the model store changes, a new replica set starts beside the old one and replaces it. A model is served from the
+copy of its archive that answered last: an archive that is half copied or does not load takes nothing away.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
-from itertools import chain, repeat
+from pathlib import Path
+from typing import Any, TypeVar
 
 import structlog
 
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.results import ModelName
-from cutaway.contract.wire import grpc_status
-from cutaway.server.archive import reader
+from cutaway.contract.results import ArchiveState, ModelName, UnservedArchive
 from cutaway.server.backends.backend import Backend, SetServing, Supervise
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
-from cutaway.server.batching import NotBegun
 from cutaway.server.file_watch import FileWatch
-from cutaway.server.memory import own_and_pool
-from cutaway.server.model_store import ModelStore, archives_in, read_store
-from cutaway.server.processes.environment import WorkerEnvironment
-from cutaway.server.processes.process_group import Engine
-from cutaway.server.processes.torchserve import TorchServe
-from cutaway.server.processes.worker_processes import WorkerProcesses
-from cutaway.server.ray.workers import RayWorkers
+from cutaway.server.lifecycle.replica_set import ReplicaSet
+from cutaway.server.model_store import Catalog, ModelStore, archives_in, read_store, scan_store, version_key
 from cutaway.server.settings import Settings
 from cutaway.server.time_limit import within
-from cutaway.v1 import worker_pb2
+from cutaway.server.unpacked import Unpacked, UnpackedArchives
 
 log = structlog.get_logger(__name__)
 
-_READY_POLL_S = 0.05
+T = TypeVar("T")
 
 
-async def _unready_models(
-    engine: Engine, pool: WorkerPool, store: ModelStore, settings: Settings
-) -> dict[ModelName, str]:
-    """Waits for the models of ``store``; returns those that do not answer, with the reason.
+class Routes:
+    """The workers of every model, which may be of several replica sets; see `Workers`.
 
-    It waits until every model has answered a real call, has reported that it cannot load, or has exceeded
-    `Settings.start_timeout_s`.
-
-    Raises:
-        CutawayError: the processes of ``engine`` ended.
+    Attributes:
+        sends_ahead: True: the way to a worker takes time.
+        changed: called when workers have changed.
+        updated: set at the same moment.
     """
 
-    async def fault(name: ModelName) -> str:
-        try:
-            return await within(settings.start_timeout_s, _answer(engine, pool, name))
-        except asyncio.TimeoutError:
-            return f"it did not answer within {settings.start_timeout_s:g} s; the log may say why"
+    def __init__(self) -> None:
+        self.sends_ahead = True
+        self.changed: Callable[[], None] = lambda: None
+        self.updated = asyncio.Event()
+        self._pools: dict[ModelName, WorkerPool] = {}
 
-    faults = await asyncio.gather(*map(fault, store.archives))
-    return {name: why for name, why in zip(store.archives, faults) if why}
+    @property
+    def available(self) -> bool:
+        """Whether calls may wait for a worker to come."""
+        return any(pool.available for pool in self._pools.values())
 
+    def of(self, name: ModelName) -> Sequence[RemoteWorker]:
+        """Returns the workers of a model that take turns."""
+        pool = self._pools.get(name)
+        return pool.of(name) if pool else ()
 
-async def _answer(engine: Engine, pool: WorkerPool, name: ModelName) -> str:
-    """Waits until the model answers, and returns the empty string, or why it cannot answer.
+    def lead(self, name: ModelName, pool: WorkerPool) -> None:
+        """Sends the calls of a model to the workers of ``pool``."""
+        self._pools[name] = pool
+        pool.changed = self.tell
+        self.tell()
 
-    Of a model whose code does not load, only the log has the reason.
-    """
-    while True:
-        if engine.poll() is not None:
-            raise error(Reason.BACKEND_UNAVAILABLE, f"{engine.name} ended while it started:\n{engine.log_tail()}")
-        if why := _load_failure(engine.log_tail(), name):
-            return why
-        for worker in pool.of(name):
-            if engine.has_worker(worker.pid):
-                try:
-                    return await _describe(worker)
-                except (CutawayError, NotBegun):
-                    pass  # it has died; the next one may live
-        await asyncio.sleep(_READY_POLL_S)
+    def lead_all(self, names: Iterable[ModelName], pool: WorkerPool) -> None:
+        """Sends the calls of these models to the workers of ``pool``, and those of other models nowhere."""
+        self._pools = dict.fromkeys(names, pool)
+        pool.changed = self.tell
+        self.tell()
 
+    def lead_to(self, pool: WorkerPool) -> bool:
+        """Returns whether any model's calls go to ``pool``."""
+        return pool in self._pools.values()
 
-async def _describe(worker: RemoteWorker) -> str:
-    """Asks for a model's description; returns the error that the worker replied with, or the empty string."""
-    replies: list[bytes] = []
-    await worker.run([worker_pb2.WorkerCall(describe=b"")], lambda _, reply: replies.append(reply))
-    reply = worker_pb2.WorkerReply.FromString(replies[0])
-    return str(grpc_status.from_failure(reply.failure)) if reply.HasField("failure") else ""
-
-
-def _load_failure(log: str, name: ModelName) -> str:
-    """Returns what a worker logged if it could not load the model, or the empty string."""
-    mark = f"cutaway cannot load {name.model} {name.version}: "
-    return next((line.partition(mark)[2] for line in log.splitlines() if mark in line), "")
+    def tell(self) -> None:
+        """Has calls that wait sent to workers that have come."""
+        self.updated.set()
+        self.changed()
 
 
 _POLL_S = 0.1
-_RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
-"""Delays before the attempts of a restart; the last one is used for all further attempts too."""
-
-
-class ReplicaSet:
-    """Engines over a model store, as many as the settings say.
-
-    Args:
-        store: the models.
-        settings: number of engines, limits and timeouts.
-        workers: number of workers of each model in each engine; None for the archives' own.
-
-    Attributes:
-        pool: their workers.
-    """
-
-    def __init__(self, store: ModelStore, settings: Settings, workers: int | None) -> None:
-        self.store = store
-        self.pool = WorkerPool()
-        self._settings = settings
-        self._workers = workers
-        self._engines = [self._engine(number) for number in range(settings.replicas)]
-        self._down: set[Engine] = set()
-        self._supervision: asyncio.Future[list[None]] = asyncio.get_running_loop().create_future()
-        self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._starting: set[asyncio.Future[None]] = set()
-
-    def _engine(self, number: int) -> Engine:
-        """Returns the engine with an index among those of this set."""
-        settings, archives, workers = self._settings, self.store.archives, self._workers
-        if settings.engine == "ray":
-            environment = WorkerEnvironment(settings.max_message_bytes, None, settings.request_memory_bytes)
-            log_dir, sockets = settings.log_dir, self.pool.path
-            return RayWorkers(
-                archives, environment, workers=workers, log_dir=log_dir, settings=settings, sockets=sockets
-            )
-        in_engine = sum(workers or reader.workers(path) for path in archives.values())
-        own, pool = settings.request_memory_bytes or 0, 0
-        if not own:
-            own, pool = own_and_pool(settings.replicas * in_engine, settings.memory_bytes)
-        log.info(
-            f"memory: {_gib(own)} for the requests of each of {settings.replicas * in_engine} workers, and "
-            f"{_gib(pool)} that they share; archives of {_gib(sum(path.stat().st_size for path in archives.values()))}"
-        )
-        environment = WorkerEnvironment(settings.max_message_bytes, self.pool.path, own, pool, settings.replicas)
-        if settings.engine == "processes":
-            return WorkerProcesses(archives, environment, workers=workers, log_dir=settings.log_dir)
-        return TorchServe(
-            next(iter(archives.values())).parent,
-            [path.name for path in archives.values()],
-            environment=environment,
-            workers=workers,
-            batch=1,
-            log_dir=settings.log_dir,
-            number=number,
-            start_timeout_s=settings.start_timeout_s,
-        )
-
-    async def start(self) -> None:
-        """Starts the engines, and waits until every model has answered in all of them; marks others as broken.
-
-        Raises:
-            CutawayError: an engine does not start, or no model answers.
-        """
-        self.pool.open()
-        unready = await asyncio.gather(*map(self._start, self._engines))
-        for name, why in {name: why for models in unready for name, why in models.items()}.items():
-            log.warning(self.store.mark_broken(name, why))
-        self.store.require_models()
-
-    async def _start(self, engine: Engine) -> dict[ModelName, str]:
-        await self._in_thread(engine.start)
-        return await _unready_models(engine, self.pool, self.store, self._settings)
-
-    def supervise(self) -> None:
-        """Begins to kill workers that hang, and to restart engines that end or hang."""
-        self._supervision = asyncio.gather(*map(self._supervise, self._engines))
-        self._ending = asyncio.ensure_future(self._end_hanging_workers())
-
-    def stop_supervising(self) -> None:
-        """Ends the supervision: no worker is killed and no engine restarted any more."""
-        self._supervision.cancel()
-        self._ending.cancel()
-
-    @property
-    def serving(self) -> set[ModelName]:
-        """The models that have a worker that does not hang."""
-        return {worker.name for worker in self.pool.workers if worker.late_s < self._settings.hang_s / 2}
-
-    async def _end_hanging_workers(self) -> None:
-        while True:
-            await asyncio.sleep(_POLL_S)
-            for worker in self.pool.workers:
-                if worker.late_s > self._settings.hang_s:
-                    self._end(worker)
-
-    def _end(self, worker: RemoteWorker) -> None:
-        for engine in self._engines:
-            if engine.has_worker(worker.pid):
-                log.warning(f"a worker of {worker.name.model} {worker.name.version} hangs; starting a new one")
-                engine.end_worker(worker.pid)
-        worker.close()
-
-    async def _supervise(self, engine: Engine) -> None:
-        while True:
-            what = await self._fault(engine)
-            log.warning(f"{engine.name} {what}; restarting it")
-            self._set_down(engine, True)
-            await self._restart(engine)
-            self._set_down(engine, False)
-            log.info(f"{engine.name} is available again")
-
-    async def _fault(self, engine: Engine) -> str:
-        """Waits until an engine ends or hangs, and returns what is wrong with it."""
-        liveness = engine.liveness(self._settings.hang_s)
-        try:
-            while not liveness.hangs:
-                with suppress(OSError):  # no file descriptor is left to look with
-                    if engine.poll() is not None:
-                        return "ended unexpectedly; its log says why"
-                await asyncio.sleep(_POLL_S)
-            return "does nothing any more"
-        finally:
-            await liveness.close()
-
-    def _set_down(self, engine: Engine, down: bool) -> None:
-        (self._down.add if down else self._down.discard)(engine)
-        self.pool.set_available(len(self._down) < len(self._engines))
-
-    async def _restart(self, engine: Engine) -> None:
-        """Starts an engine again, as often as it takes: what serves, and health checks, go on meanwhile."""
-        for delay_s in chain(_RESTART_DELAYS_S, repeat(_RESTART_DELAYS_S[-1])):
-            await asyncio.sleep(delay_s)
-            try:
-                await self._in_thread(partial(engine.stop, 0.0))
-                await self._start(engine)
-            except Exception as failure:  # an unforeseen one, such as a full disk, may be over at the next try
-                why = failure.message if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {failure}"
-                log.warning(f"{engine.name} did not start: {why.splitlines()[0]}")
-            else:
-                break
-
-    async def _in_thread(self, work: Callable[[], None]) -> None:
-        """Runs ``work`` in a thread; `stop` waits for it even if the caller is cancelled."""
-        future = asyncio.ensure_future(asyncio.to_thread(work))
-        self._starting.add(future)
-        future.add_done_callback(self._starting.discard)
-        await asyncio.shield(future)
-
-    async def stop(self, grace_s: float) -> None:
-        """Stops all engines; running calls get ``grace_s`` seconds to finish."""
-        self.stop_supervising()
-        # A start that was cancelled must end first: only then can its process be stopped.
-        if self._starting:
-            await asyncio.wait(self._starting)
-        await self.pool.drain(grace_s)
-        await asyncio.gather(*(asyncio.to_thread(engine.stop, grace_s) for engine in self._engines))
-        self.pool.close()
-
-
 _SETTLE_S = 1.0
+_PATIENCE_S = 5.0
+"""The seconds that a slow model gets at least, at the start, after the last of the others has answered."""
+
 _RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
 class Supervisor:
-    """The replica set over a model store, and the backend that calls it.
+    """The replica sets over a model store, and the backend that calls them.
 
     Args:
-        store: the models.
+        directory: the model store.
         settings: number of engines, limits and timeouts.
         workers: number of workers of each model in each engine; None for the archives' own.
 
@@ -270,33 +99,69 @@ class Supervisor:
         backend: calls the current workers; the same object after a reload.
     """
 
-    def __init__(self, store: ModelStore, settings: Settings, workers: int | None) -> None:
-        self._directory = next(iter(store.archives.values())).parent
+    def __init__(self, directory: Path, settings: Settings, workers: int | None) -> None:
+        self._directory = directory
         self._settings = settings
-        self._workers = workers
-        self._current = ReplicaSet(store, settings, workers)
-        self._running = [self._current]
-        self._retiring: set[asyncio.Future[None]] = set()
         self._watch = FileWatch(lambda: archives_in(self._directory), settle_s=_SETTLE_S, inodes=False)
+        self._store = ModelStore()
+        self._archives = UnpackedArchives(workers)
+        self._wanted: dict[ModelName, Unpacked] = {}
+        self._good: dict[ModelName, Unpacked] = {}
+        self._failed: dict[Unpacked, str] = {}
+        self._told: set[str] = set()
+        self._routes = Routes()
+        self._sets: list[ReplicaSet] = []
+        self._current: ReplicaSet
+        self._retiring: set[asyncio.Future[None]] = set()
+        self._threads: set[asyncio.Future[Any]] = set()
         self.backend: Backend
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[tuple[Backend, Supervise]]:
-        """Starts TorchServe and waits for its models; stops it at the end of the block, or when the start is cancelled.
+        """Starts the workers and waits for their models; stops them at the end of the block, or when the start is
+        cancelled.
 
         Raises:
-            CutawayError: TorchServe does not start, or no model answers.
+            CutawayError: an engine does not start, or no model answers.
         """
-        log.info(f"starting {_described(self._settings)}; the log is in {self._settings.log_dir}")
+        loading = asyncio.get_running_loop().create_future()
         try:
-            await self._current.start()
-            self.backend = Backend(self._current.pool, self._current.store.catalog, self._settings)
+            self._store = await self._in_thread(partial(read_store, self._directory))
+            log.info(f"starting {_described(self._settings)}; the log is in {self._settings.log_dir}")
+            self._wanted = await self._in_thread(partial(self._unpack, self._store, at_start=True))
+            self._tell()
+            self._current = self._new_set(self._wanted)
+            self._routes.lead_all(self._wanted, self._current.pool)
+            loading = asyncio.ensure_future(self._current.start(partial(self._settled, self._current)))
+            await self._until_usable(loading)
+            self.backend = Backend(self._routes, self._catalog(), self._settings)
             yield self.backend, self._supervise
         finally:
-            for retiring in self._retiring:
-                retiring.cancel()
-            await asyncio.gather(*self._retiring, return_exceptions=True)
-            await asyncio.gather(*(self._stop(each, self._settings.grace_s) for each in [*self._running]))
+            for each in (loading, *self._retiring):
+                each.cancel()
+            await asyncio.gather(loading, *self._retiring, *self._threads, return_exceptions=True)
+            await asyncio.gather(*(self._stop(each, self._settings.grace_s) for each in [*self._sets]))
+            self._archives.close()
+
+    async def _until_usable(self, loading: asyncio.Future[None]) -> None:
+        """Waits until all models have settled. Once some have answered, the others get half as long again, and their
+        calls wait for them after that: a model that never loads keeps nobody waiting."""
+        loop = asyncio.get_running_loop()
+        begun = latest = loop.time()
+        answered = 0
+        while not loading.done():
+            await asyncio.wait([loading], timeout=_POLL_S)
+            now = loop.time()
+            if len(self._good) > answered:
+                answered, latest = len(self._good), now
+            if self._good and now - latest > max(_PATIENCE_S, (latest - begun) / 2):
+                names = ", ".join(f"{name.model} {name.version}" for name in self._current.loading)
+                log.warning(f"the other models are served while these still load: {names}")
+                return
+        loading.result()
+        if not self._good:
+            faults = "; ".join(item.message for item in self._unserved())
+            raise error(Reason.MODEL_NOT_LOADED, f"no model can be served: {faults}")
 
     async def _supervise(self, set_serving: SetServing) -> None:
         """Restarts processes and workers that end or hang, and reloads the model store when it changes.
@@ -304,31 +169,34 @@ class Supervisor:
         Returns only by an exception: that of the reload.
 
         Args:
-            set_serving: called whenever the models that serve change.
+            set_serving: called whenever the models that serve, or the archives that do not, change.
         """
         self._current.supervise()
         reloading = asyncio.ensure_future(self._reload_on_change())
-        serving = set(self._current.store.catalog.all())
+        reported: tuple[set[ModelName], Catalog] = set(), Catalog(())
         try:
             while not reloading.done():
+                now = {name for name in self._good if any(map(self._serves, self._routes.of(name)))}
+                if (now, self.backend.catalog) != reported:
+                    reported = now, self.backend.catalog
+                    await set_serving(now)
                 with suppress(asyncio.TimeoutError):  # no worker started or ended; one may hang
-                    await within(_POLL_S, self._current.pool.updated.wait())
-                self._current.pool.updated.clear()
-                now = self._current.serving
-                if now != serving:
-                    serving = now
-                    await set_serving(serving)
+                    await within(_POLL_S, self._routes.updated.wait())
+                self._routes.updated.clear()
         finally:
             reloading.cancel()
             await asyncio.wait([reloading])
         if not reloading.cancelled():
             reloading.result()
 
+    def _serves(self, worker: RemoteWorker) -> bool:
+        return worker.late_s < self._settings.hang_s / 2
+
     async def _reload_on_change(self) -> None:
         """Reloads the store after every change.
 
-        An unforeseen failure (a full disk, no file descriptors) ends no running worker. The reload is tried again, at
-        longer and longer intervals.
+        A failure (a full disk, no file descriptors) ends no running worker. The reload is tried again, at longer and
+        longer intervals.
         """
         due, pauses = False, iter(_RETRY_PAUSES_S)
         while True:
@@ -340,48 +208,152 @@ class Supervisor:
                 due, pauses = False, iter(_RETRY_PAUSES_S)
             except Exception as failure:
                 pause_s = next(pauses, _RETRY_PAUSES_S[-1])
-                log.exception(
-                    f"the model store could not be loaded ({type(failure).__name__}: {failure}); the previous models "
-                    f"stay in service, and it is tried again in {pause_s:g} s"
+                why = failure.message if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {failure}"
+                log.warning(
+                    f"the model store could not be loaded ({why}); the previous models stay in service, and it is "
+                    f"tried again in {pause_s:g} s",
+                    exc_info=not isinstance(failure, CutawayError),
                 )
                 await asyncio.sleep(pause_s)
 
     async def _reload(self) -> None:
-        """Replaces the replica set by one over the current content of the store; if that fails, keeps the old one."""
-        log.info("the model store has changed; loading it beside the models that are served")
-        old, new = self._current, None
-        try:
-            store = await asyncio.to_thread(read_store, self._directory)
-            for why in store.faults:
-                log.warning(f"not served: {why}")
-            new = ReplicaSet(store, self._settings, self._workers)
-            self._running.append(new)
-            await new.start()
-        except Exception as failure:
-            if new is not None:
-                await self._stop(new, 0.0)
-            if not isinstance(failure, CutawayError):
-                raise
-            log.warning(f"the previous models stay in service: {failure.message.splitlines()[0]}")
+        """Serves the current content of the store.
+
+        A model that answers is served at once. One that does not load leaves its predecessor in service: then a replica
+        set starts that has the predecessor, unless the current one is already that.
+        """
+        store = await self._in_thread(partial(scan_store, self._directory))
+        if not (store.archives or store.unserved):
+            log.warning(f"the previous models stay in service: {self._directory} holds no .mar archive")
             return
-        self._current = new
-        old.stop_supervising()
-        new.supervise()
-        # Running calls finish on the old processes; all others go to the new ones.
-        self.backend.switch(new.pool, store.catalog)
-        retiring = asyncio.ensure_future(self._stop(old, max(self._settings.grace_s, old.pool.busy_for_s)))
-        self._retiring.add(retiring)
-        retiring.add_done_callback(self._retiring.discard)
-        for name in store.archives:
-            log.info(f"serving {name.model} {name.version}")
+        wanted = await self._in_thread(partial(self._unpack, store))
+        broken = {item.archive for item in store.unserved}
+        wanted |= {name: each for name, each in self._good.items() if name not in wanted and each.path.name in broken}
+        self._store, self._wanted = store, wanted
+        self._tell()
+        while (target := self._target()) != self._current.sound:
+            if not target:
+                log.warning("the previous models stay in service: nothing in the store can be served")
+                break
+            log.info("the model store has changed; loading it beside the models that are served")
+            await self._try(target)
+        self._retire_unused()
+        self._archives.keep({*wanted.values(), *(each for group in self._sets for each in group.models.values())})
+        self._failed = {each: why for each, why in self._failed.items() if each in wanted.values()}
+        self._tell()
+
+    def _target(self) -> dict[ModelName, Unpacked]:
+        """Returns the archives to serve: those of the store, and predecessors of those that do not load."""
+        chosen = {name: self._good.get(name) if each in self._failed else each for name, each in self._wanted.items()}
+        return {name: each for name, each in chosen.items() if each is not None}
+
+    async def _try(self, target: dict[ModelName, Unpacked]) -> None:
+        """Starts a replica set over ``target``; it becomes the current one if nothing has to be replaced in it.
+
+        Raises:
+            CutawayError: an engine does not start, or a model that serves does not load once more.
+        """
+        new = self._new_set(target)
+        try:
+            await new.start(partial(self._settled, new))
+            for name, why in new.failed.items():
+                if new.models[name] is self._good.get(name):
+                    what = f"{name.model} {name.version}, which is served, does not load once more: {why}"
+                    raise error(Reason.BACKEND_UNAVAILABLE, what)
+        except BaseException:
+            self._retire_unused()
+            raise
+        if new.answered and self._target() == new.sound:
+            self._good = {name: new.models[name] for name in new.answered}
+            self._routes.lead_all(new.answered, new.pool)
+            self._current = new
+            new.supervise()
+
+    def _unpack(self, store: ModelStore, at_start: bool = False) -> dict[ModelName, Unpacked]:
+        """Returns copies of the archives of ``store``; those that change meanwhile are not served.
+
+        Raises:
+            CutawayError: there is no room for one; at the start, that one is not served.
+            OSError: the same.
+        """
+        copies = {}
+        for name, path in [*store.archives.items()]:
+            try:
+                copies[name] = self._archives.of(name, path)
+            except (CutawayError, OSError) as failure:
+                changes = isinstance(failure, FileNotFoundError) or (
+                    isinstance(failure, CutawayError) and failure.reason == Reason.ARCHIVE_CORRUPT
+                )
+                if not (changes or at_start):
+                    raise
+                store.mark_broken(name, str(failure), ArchiveState.NOT_WHOLE if changes else ArchiveState.FAILED)
+        return copies
+
+    def _new_set(self, target: dict[ModelName, Unpacked]) -> ReplicaSet:
+        by_version = sorted(target, key=lambda name: version_key(name.version), reverse=True)
+        new = ReplicaSet({name: target[name] for name in by_version}, self._settings, self._archives.root)
+        self._sets.append(new)
+        return new
+
+    def _settled(self, which: ReplicaSet, name: ModelName) -> None:
+        """Serves a model that has answered, or notes that its archive does not load."""
+        archive = which.models[name]
+        if self._good.get(name) is not archive:
+            if name in which.failed:
+                self._failed[archive] = which.failed[name]
+            else:
+                self._good[name] = archive
+                self._routes.lead(name, which.pool)
+                log.info(f"serving {name.model} {name.version}")
+                if which is not self._current:
+                    which.supervise()
+            self._tell()
+
+    def _catalog(self) -> Catalog:
+        """Returns the models that accept calls, and the archives that are not served."""
+        return Catalog({*self._good, *self._current.loading}, self._unserved())
+
+    def _unserved(self) -> Iterator[UnservedArchive]:
+        for item in self._store.unserved:
+            known = next((name for name, each in self._good.items() if each.path.name == item.archive), None)
+            yield replace(item, model=known.model, version=known.version, previous_serves=True) if known else item
+        for name, archive in self._wanted.items():
+            if self._good.get(name) is not archive:
+                why = self._failed.get(archive)
+                state = ArchiveState.FAILED if why else ArchiveState.LOADING
+                words = why or "its model has not answered yet"
+                yield UnservedArchive(archive.path.name, name.model, name.version, state, words, name in self._good)
+
+    def _tell(self) -> None:
+        """Tells the operator, callers and health checks what is served and what is not."""
+        messages = {item.message for item in self._unserved() if item.state != ArchiveState.LOADING}
+        for message in sorted(messages - self._told):
+            log.warning(f"not served: {message}")
+        self._told = messages
+        if hasattr(self, "backend"):
+            self.backend.set_catalog(self._catalog())
+        self._routes.tell()
+
+    def _retire_unused(self) -> None:
+        """Ends the replica sets that no calls go to; calls that run there may finish."""
+        for each in self._sets:
+            if each is not self._current and not self._routes.lead_to(each.pool) and not each.retired:
+                each.retired = True
+                grace_s = max(self._settings.grace_s, each.pool.busy_for_s)
+                retiring = asyncio.ensure_future(self._stop(each, grace_s))
+                self._retiring.add(retiring)
+                retiring.add_done_callback(self._retiring.discard)
 
     async def _stop(self, replica_set: ReplicaSet, grace_s: float) -> None:
         await replica_set.stop(grace_s)
-        self._running.remove(replica_set)
+        self._sets.remove(replica_set)
 
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Runs ``work`` in a thread, for which the end of `running` waits even if the caller is cancelled."""
+        future = asyncio.ensure_future(asyncio.to_thread(work))
+        self._threads.add(future)
+        future.add_done_callback(self._threads.discard)
+        return await asyncio.shield(future)
 
 
 def _described(settings: Settings) -> str:

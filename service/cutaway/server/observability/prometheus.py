@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.results import ModelName
+from cutaway.contract.results import ModelName, UnservedArchive
 from cutaway.server.batching import Batcher
 from cutaway.server.observability.call_watch import CallRecord
 from cutaway.server.settings import host_and_port
@@ -77,6 +77,11 @@ class Metrics:
         self._received = counter("cutaway_request_bytes_total", "Bytes of requests.", _CALL)
         self._sent = counter("cutaway_reply_bytes_total", "Bytes of replies.", _CALL)
         self._serving = gauge("cutaway_model_serving", "1 if the model accepts calls, else 0.", _MODEL)
+        what = (
+            "1 for an archive of the model store that is not served: LOADING, NOT_WHOLE (half copied, damaged), FAILED."
+        )
+        self._unserved = gauge("cutaway_archive_unserved", what, ("archive", "state"))
+        self._set: dict[Gauge, set[tuple[str, ...]]] = {self._serving: set(), self._unserved: set()}
         registry.register(_Queues(batchers))
         ProcessCollector(registry=registry)
 
@@ -98,9 +103,18 @@ class Metrics:
         for check in call.summary.checks:
             self._verdicts.labels(*model, check.method, check.verdict).inc()
 
-    def set_serving(self, name: ModelName, serving: bool) -> None:
-        """Sets whether model ``name`` accepts calls."""
-        self._serving.labels(name.model, name.version).set(serving)
+    def set_serving(self, models: Mapping[ModelName, bool], unserved: Iterable[UnservedArchive]) -> None:
+        """Sets which models there are and whether each accepts calls, and which archives are not served."""
+        series: dict[Gauge, dict[tuple[str, ...], bool]] = {
+            self._serving: {(name.model, name.version): serving for name, serving in models.items()},
+            self._unserved: {(item.archive, item.state.value): True for item in unserved},
+        }
+        for gauge, values in series.items():
+            for labels, value in values.items():
+                gauge.labels(*labels).set(value)
+            for labels in self._set[gauge] - values.keys():
+                gauge.remove(*labels)
+            self._set[gauge] = {*values}
 
 
 class _Queues(Collector):

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import IO, ClassVar, Protocol
 
@@ -66,10 +66,16 @@ class ProcessGroup:
         directory: its working directory; the watchdog deletes it.
         environment: its environment variables.
         output: the file for its standard output and standard error.
+        root: another directory that the watchdog deletes, if any.
     """
 
     def __init__(
-        self, command: Sequence[str], directory: Path, environment: Mapping[str, str], output: IO[bytes]
+        self,
+        command: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+        output: IO[bytes],
+        root: Path | None = None,
     ) -> None:
         self._leader = subprocess.Popen(
             command,
@@ -83,7 +89,7 @@ class ProcessGroup:
         self.pid = self._leader.pid
         self._gone = False
         try:
-            self._watchdog = _watch(self.pid, directory)
+            self._watchdog = _watch(self.pid, directory, *([root] if root else []))
         except BaseException:
             self._leader.kill()
             raise
@@ -154,11 +160,16 @@ class Liveness(Protocol):
 class Engine(ABC):
     """Processes with the workers of all models of a store: a process group, and the log of its last start.
 
+    Args:
+        root: the directory with the models' files, which is deleted if this process is killed; None to leave them.
+
     Attributes:
         name: the name for people, such as ``TorchServe``.
         longest_name: the length of the longest name of a socket in the directory of the processes.
     """
 
+    _: KW_ONLY
+    root: Path | None = None
     name: str = field(init=False)
     longest_name: ClassVar[int] = LONGEST_NAME
     _log: RunLog = field(init=False, default_factory=RunLog)
@@ -173,7 +184,7 @@ class Engine(ABC):
             undo.callback(self._log.close)
             command, environment = self._command(directory)
             with self._log.path.open("ab") as output:
-                self._group = ProcessGroup(command, directory, environment, output)
+                self._group = ProcessGroup(command, directory, environment, output, self.root)
             undo.callback(self._group.kill)
             self._wait_started(self._group, directory)
             self._cleanup = undo.pop_all()
@@ -220,10 +231,10 @@ class Engine(ABC):
                 self._group.terminate(grace_s)
 
 
-def _watch(group: int, directory: Path) -> subprocess.Popen[bytes]:
+def _watch(group: int, *directories: Path) -> subprocess.Popen[bytes]:
     """Starts the watchdog; isolated and without site-packages, it is small and starts quickly."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_WATCHDOG), str(group), str(directory)],
+        [sys.executable, "-I", "-S", str(_WATCHDOG), str(group), *map(str, directories)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -29,7 +29,6 @@ import psutil
 from cutaway.client.trust import bearer
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.torchserve_messages import PING
-from cutaway.server.archive import reader
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import Engine, ProcessGroup
 
@@ -184,23 +183,17 @@ class TorchServe(Engine):
     """A TorchServe process and its workers.
 
     Args:
-        model_store: the directory with the archives.
-        models: the archives' file names; of several versions of a model, the first is the default.
+        models: directories of unpacked archives; of several versions of a model, the first is the default.
         environment: of its workers; a reply larger than it allows kills the worker.
-        workers: number of workers of each model, or None for the archives' own.
-        batch: number of calls that TorchServe collects for a worker, or None for the archives' own.
         log_dir: directory of ``torchserve.log``, or None to delete the log with the process.
         number: index of this process, from 0, among those on this machine; the second logs to ``torchserve-2.log``.
         heap_bytes: the largest heap of the JVM, or None for its default, a quarter of the memory.
         start_timeout_s: seconds until it must listen.
     """
 
-    model_store: Path
-    models: Sequence[str]
+    models: Sequence[Path]
     _: KW_ONLY
     environment: WorkerEnvironment
-    workers: int | None = None
-    batch: int | None = None
     log_dir: Path | None = None
     number: int = 0
     heap_bytes: int | None = None
@@ -240,11 +233,10 @@ class TorchServe(Engine):
         (directory / "config.properties").write_text(config)
         # gRPC's Java code does not log through log4j: it prints twenty lines for every message that is too large.
         (directory / "logging.properties").write_text(".level=OFF\n")
-        # TorchServe does not unpack the archives: it cannot override the number of workers in an archive, and for a
-        # damaged archive it would write one line to the log and serve the others.
-        for name in self.models:
-            path = self.model_store / name
-            reader.unpack(path, directory / "store" / path.stem, workers=self.workers, batch=self.batch)
+        # TorchServe does not unpack the archives: for a damaged one it would write a line to the log and serve the
+        # others. It deletes directories that it cannot load, so that it gets links to the files and not the files.
+        for model in self.models:
+            shutil.copytree(model, directory / "store" / model.name, copy_function=_link)
 
     def _command(self, directory: Path) -> tuple[list[str], dict[str, str]]:
         java, home = find_java(), _torchserve_home()
@@ -265,7 +257,7 @@ class TorchServe(Engine):
             *("--python", sys.executable),
             *("-f", str(directory / "config.properties")),
             *("-s", str(directory / "store"), "-ncs"),
-            *("-m", *(Path(name).stem for name in self.models)),
+            *("-m", *(model.name for model in self.models)),
         ]
         variables = self.environment.variables()  # without those that override the configuration
         return command, {name: value for name, value in variables.items() if not name.startswith("TS_")}
@@ -284,6 +276,14 @@ class TorchServe(Engine):
 
     def _failed(self, what: str) -> CutawayError:
         return error(Reason.BACKEND_UNAVAILABLE, f"{what}; its log ends:\n{self._log.tail()[-_MAX_LOG_IN_ERROR:]}")
+
+
+def _link(source: str, target: str) -> None:
+    """Links a file, or copies it onto another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _open_ports(pid: int) -> set[int]:

@@ -12,9 +12,9 @@ from typing import ClassVar
 import psutil
 
 from cutaway.contract.results import ModelName
-from cutaway.server.archive import reader
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import Engine, ProcessGroup
+from cutaway.server.unpacked import Unpacked
 
 
 @dataclass(eq=False)
@@ -24,14 +24,12 @@ class WorkerProcesses(Engine):
     Args:
         archives: the models.
         environment: of the keeper and the workers.
-        workers: number of workers of each model, or None for the archives' own.
         log_dir: the directory of the log.
     """
 
-    archives: Mapping[ModelName, Path]
+    archives: Mapping[ModelName, Unpacked]
     environment: WorkerEnvironment
     _: KW_ONLY
-    workers: int | None
     log_dir: Path
 
     name = "the process that starts workers"
@@ -39,9 +37,6 @@ class WorkerProcesses(Engine):
     log_name: ClassVar = "workers.log"
     end_s: ClassVar = 0.0
     """Seconds that the keeper gets to end by itself."""
-
-    def __post_init__(self) -> None:
-        self.archives = dict(self.archives)  # those of the store change
 
     def _log_path(self, directory: Path) -> Path:
         return self.log_dir / self.log_name
@@ -52,14 +47,8 @@ class WorkerProcesses(Engine):
 
     def _plan(self, directory: Path) -> str:
         """Returns the argument of the keeper; ``directory`` is for its files."""
-        return json.dumps([self._model(name, path, directory / path.stem) for name, path in self.archives.items()])
-
-    def _model(self, name: ModelName, path: Path, directory: Path) -> tuple[str, str, str, int]:
-        reader.unpack(path, directory)
-        return str(directory), name.model, name.version, self._workers_of(path)
-
-    def _workers_of(self, archive: Path) -> int:
-        return self.workers or reader.workers(archive)
+        models = self.archives.items()
+        return json.dumps([(str(each.directory), name.model, name.version, each.workers) for name, each in models])
 
     def _wait_started(self, group: ProcessGroup, directory: Path) -> None:
         """Does nothing: whoever waits for a worker waits for the keeper too."""

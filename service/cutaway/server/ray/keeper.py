@@ -17,7 +17,6 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,8 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cutaway.server import load_records
 from cutaway.server.ray import plan as ray_variables
-from cutaway.server.ray.plan import PlannedModel, RayPlan, workers_wanted
+from cutaway.server.ray.plan import CANNOT_LOAD, PlannedModel, RayPlan, workers_wanted
 from cutaway.server.ray.tunnel import (
     READ_BYTES,
     Address,
@@ -131,7 +131,7 @@ async def keep(plan: RayPlan) -> None:
 
 
 async def _serve(plan: RayPlan) -> None:
-    """Deploys the models, then prints why one cannot be loaded; never returns."""
+    """Deploys the models, then tells the gateway why one cannot be loaded; never returns."""
     import ray
 
     own, theirs = new_identity(), new_identity()
@@ -139,12 +139,8 @@ async def _serve(plan: RayPlan) -> None:
     await asyncio.to_thread(_connect, plan)
     keeper = await entrances.open(ray.util.get_node_ip_address())
     await asyncio.to_thread(_deploy, plan, keeper, theirs, own.certificate)
-    printed: set[str] = set()
     while True:
-        for line in await asyncio.to_thread(lambda: set(_load_failures(plan))):
-            if line not in printed:
-                print(line, flush=True)
-                printed.add(line)
+        await asyncio.to_thread(_note_failures, plan)
         await asyncio.sleep(_POLL_S)
 
 
@@ -223,18 +219,26 @@ def _application(plan: RayPlan, model: PlannedModel) -> str:
     return f"{plan.run}-{model.name.model}-{model.name.version}"
 
 
-def _load_failures(plan: RayPlan) -> Iterator[str]:
-    """Yields a line for every model that cannot be loaded, from Serve's messages about its replicas."""
+def _note_failures(plan: RayPlan) -> None:
+    """Notes and prints why models cannot be loaded, from Serve's messages about their replicas."""
     from ray import serve
 
     applications = serve.status().applications
     for model in plan.models:
         status = applications.get(_application(plan, model))
         for deployment in status.deployments.values() if status else ():
-            for line in deployment.message.splitlines():
-                _, mark, why = line.partition("cutaway cannot load ")
-                if mark:
-                    yield f"{mark}{why}"
+            why = _load_failure(status.status, deployment.message)
+            if why and why != load_records.failure(plan.sockets, model.name):
+                load_records.note_failure(plan.sockets, model.name, why)
+                print(f"cutaway cannot load {model.name.model} {model.name.version}: {why}", flush=True)
+
+
+def _load_failure(status: str, message: str) -> str:
+    """Returns why replicas cannot be loaded: what they say, or what Ray says of those that ended."""
+    for line in message.splitlines():
+        if CANNOT_LOAD in line:
+            return line.partition(CANNOT_LOAD)[2]
+    return f"its processes ended while it loaded: {' '.join(message.split())}" if status == "DEPLOY_FAILED" else ""
 
 
 def _delete(plan: RayPlan) -> None:

@@ -31,6 +31,9 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
 
 
+CANNOT_LOAD = "cutaway cannot load the model: "
+"""What the error of a replica begins with whose model cannot be loaded."""
+
 CALLS, WAITING = "calls", "waiting"
 """The figures that replicas report: the number of their calls under way, and of calls that wait in the gateway."""
 

@@ -23,7 +23,7 @@ from ray import serve
 from cutaway.contract.results import ModelName
 from cutaway.server.archive import reader
 from cutaway.server.memory import share_of_worker
-from cutaway.server.ray.plan import CALLS, WAITING
+from cutaway.server.ray.plan import CALLS, CANNOT_LOAD, WAITING
 from cutaway.server.ray.tunnel import READ_BYTES, Address, Connection, Identity, MutualTls, join, notice_loss
 from cutaway.server.settings import Settings
 from cutaway.server.worker_protocol import ScratchDirectory, delete_abandoned
@@ -143,7 +143,7 @@ class Replica:
         try:
             self._worker = process.load(directory, workers=1, gpu=0 if settings.ray_gpus else None)
         except Exception as failure:
-            raise RuntimeError(process.load_failure(name, failure)) from None
+            raise RuntimeError(f"{CANNOT_LOAD}{process.load_failure(failure)}") from None
         self._server = server.WorkerServer(self._worker, ModelThread(name.model), files / "0")
         self._port = ReplicaPort(
             files / "0",

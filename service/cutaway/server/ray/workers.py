@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import ClassVar
 
 from cutaway.contract.results import ModelName
+from cutaway.server.archive import reader
 from cutaway.server.processes.worker_processes import WorkerProcesses
 from cutaway.server.ray.plan import PlannedModel, RayPlan
 from cutaway.server.settings import Settings
+from cutaway.server.unpacked import Unpacked
 
 
 @dataclass(eq=False)
 class RayWorkers(WorkerProcesses):
     """The keeper of the workers on a cluster; a cluster that it starts itself ends with it.
 
-    ``workers`` is the smallest number of workers of each model.
+    The archives' number of workers is the smallest of each model.
 
     Args:
         settings: the cluster, and the CPUs and GPUs of a worker.
@@ -36,12 +38,13 @@ class RayWorkers(WorkerProcesses):
     longest_name: ClassVar = len("/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store")  # Ray's
 
     def _plan(self, directory: Path) -> str:
-        models = tuple(self._planned(name, path) for name, path in self.archives.items())
+        models = tuple(self._planned(name, each, directory) for name, each in self.archives.items())
         return RayPlan(run=self._run, models=models, sockets=self.sockets, settings=self.settings).model_dump_json()
 
-    def _planned(self, name: ModelName, path: Path) -> PlannedModel:
-        least = self._workers_of(path)
-        return PlannedModel(name, path.absolute(), least, max(least, self.settings.ray_max_workers or 0))
+    def _planned(self, name: ModelName, archive: Unpacked, directory: Path) -> PlannedModel:
+        packed = directory / f"{archive.directory.name}.mar"
+        reader.pack(archive.directory, packed)
+        return PlannedModel(name, packed, archive.workers, max(archive.workers, self.settings.ray_max_workers or 0))
 
     def has_worker(self, pid: int) -> bool:
         """Returns whether ``pid`` is that of a worker on the cluster."""

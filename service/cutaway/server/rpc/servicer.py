@@ -227,9 +227,13 @@ class Servicer:
     async def _list_models(self, data: bytes, context: Context, caller: Caller) -> bytes:
         request = parse(inspection_service_pb2.ListModelsRequest, data)
         check_structure(request)
-        page, token = _page(caller.visible_models(self._backend.catalog), request.page_size, request.page_token)
+        catalog = self._backend.catalog
+        page, token = _page(caller.visible_models(catalog), request.page_size, request.page_token)
+        unserved = () if request.page_token else caller.visible_archives(catalog)
         return inspection_service_pb2.ListModelsResponse(
-            models=[wire_models.encode_name(name) for name in page], next_page_token=token
+            models=[wire_models.encode_name(name) for name in page],
+            next_page_token=token,
+            unserved=[wire_models.encode_unserved(item) for item in unserved],
         ).SerializeToString()
 
     async def _get_model(self, data: bytes, context: Context, caller: Caller) -> bytes:

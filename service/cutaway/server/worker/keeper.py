@@ -25,7 +25,9 @@ from typing import NamedTuple
 import torch
 
 from cutaway.contract.results import ModelName
+from cutaway.server import load_records
 from cutaway.server.worker.process import WorkerProcess
+from cutaway.server.worker_protocol import WORKERS
 
 _STEADY_S = 10.0
 """Seconds below which a worker ended early, perhaps because its model cannot load; the next one then waits first."""
@@ -72,9 +74,17 @@ def keep(slots: list[WorkerSlot]) -> None:
         for sentinel, worker in [(sentinel, worker) for sentinel, worker in running.items() if sentinel in ready]:
             del running[sentinel]
             worker.process.join()
+            _print_record(worker.process)
             ended_early = time.monotonic() - worker.began < _STEADY_S
             new = _start(worker.slot, worker.failures + 1 if ended_early else 0)
             running[new.process.sentinel] = new
+
+
+def _print_record(process: ForkProcess) -> None:
+    """Prints what a worker printed that ended while its model loaded."""
+    directory = os.environ.get(WORKERS)
+    if directory and process.pid and process.exitcode is not None:
+        print(load_records.note_end(Path(directory), process.pid, process.exitcode), end="", flush=True)
 
 
 def _start(slot: WorkerSlot, failures: int = 0) -> _Running:

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import Piece
+from cutaway.server import load_records
 from cutaway.server.archive import reader
 from cutaway.server.memory import MemoryPool, RequestMemory
 from cutaway.server.worker.call import Call
@@ -42,13 +44,22 @@ class WorkerProcess:
         Raises:
             SystemExit: the model cannot be loaded, for a reason that the line says in full.
         """
-        try:
-            return cls(load(directory, workers=workers, gpu=gpu))
-        except Exception as failure:
-            print(load_failure(name, failure), file=sys.stderr)
-            if isinstance(failure, CutawayError):
-                raise SystemExit(1) from None
-            raise
+        sockets = os.environ.get(WORKERS, "")
+        with load_records.recorded(Path(sockets), name) if sockets else nullcontext():
+            try:
+                worker = load(directory, workers=workers, gpu=gpu)
+            except Exception as failure:
+                why = load_failure(failure)
+                if sockets:
+                    words = load_records.last_words(Path(sockets), name)
+                    if words and isinstance(failure.__cause__, SystemExit):  # argparse prints what is wrong
+                        why += f"; it printed: {words}"
+                    load_records.note_failure(Path(sockets), name, why)
+                print(f"cutaway cannot load {name.model} {name.version}: {why}", file=sys.stderr)
+                if isinstance(failure, CutawayError):
+                    raise SystemExit(1) from None
+                raise
+        return cls(worker)
 
     def answer(self, calls: Sequence[Mapping[str, bytes]]) -> list[bytes]:
         """Runs calls that came as TorchServe's parts; returns their replies, `cutaway.v1.WorkerReply`."""
@@ -87,10 +98,10 @@ def _pool() -> MemoryPool | None:
     return MemoryPool(Path(directory) / "memory", size) if size and directory and sys.platform == "linux" else None
 
 
-def load_failure(name: ModelName, failure: Exception) -> str:
+def load_failure(failure: Exception) -> str:
     """Returns the line by which the gateway learns why a model cannot be loaded."""
     kind = "" if isinstance(failure, CutawayError) else f"{type(failure).__name__}: "
-    return f"cutaway cannot load {name.model} {name.version}: {kind}{' '.join(str(failure).split())}"
+    return f"{kind}{' '.join(str(failure).split())}"
 
 
 def _share_cores(workers: int) -> None:

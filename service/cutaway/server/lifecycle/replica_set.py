@@ -1,0 +1,260 @@
+"""Engines that run the workers of the same archives, started and supervised together.
+
+An engine that ends unexpectedly or hangs is started again, and so is a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
+
+import structlog
+
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.results import ModelName
+from cutaway.contract.wire import grpc_status
+from cutaway.server import load_records
+from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
+from cutaway.server.batching import NotBegun
+from cutaway.server.memory import own_and_pool
+from cutaway.server.processes.environment import WorkerEnvironment
+from cutaway.server.processes.process_group import Engine
+from cutaway.server.processes.torchserve import TorchServe
+from cutaway.server.processes.worker_processes import WorkerProcesses
+from cutaway.server.ray.workers import RayWorkers
+from cutaway.server.settings import Settings
+from cutaway.server.time_limit import within
+from cutaway.server.unpacked import Unpacked
+from cutaway.v1 import worker_pb2
+
+log = structlog.get_logger(__name__)
+
+_READY_POLL_S = 0.05
+_POLLS_PER_LOOK = 5
+
+
+async def _describe(worker: RemoteWorker) -> str:
+    """Asks for a model's description; returns the error that the worker replied with, or the empty string."""
+    replies: list[bytes] = []
+    await worker.run([worker_pb2.WorkerCall(describe=b"")], lambda _, reply: replies.append(reply))
+    reply = worker_pb2.WorkerReply.FromString(replies[0])
+    return str(grpc_status.from_failure(reply.failure)) if reply.HasField("failure") else ""
+
+
+_POLL_S = 0.1
+_RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
+"""Delays before the attempts of a restart; the last one is used for all further attempts too."""
+
+
+class ReplicaSet:
+    """Engines over unpacked archives, as many as the settings say.
+
+    Args:
+        models: the archives. The highest version of a model comes first.
+        settings: number of engines, limits and timeouts.
+        root: the directory with all unpacked archives, which is deleted if this process is killed.
+
+    Attributes:
+        models: the archives.
+        pool: their workers.
+        answered: the models that have answered in all engines.
+        failed: the models that do not load, with the reason.
+        retired: whether it is being stopped.
+    """
+
+    def __init__(self, models: Mapping[ModelName, Unpacked], settings: Settings, root: Path) -> None:
+        self.models = dict(models)
+        self.pool = WorkerPool()
+        self.answered: set[ModelName] = set()
+        self.failed: dict[ModelName, str] = {}
+        self.retired = False
+        self._settings = settings
+        self._root = root
+        self._engines = [self._engine(number) for number in range(settings.replicas)]
+        self._down: set[Engine] = set()
+        self._supervision: list[asyncio.Future[None]] = []
+        self._starting: set[asyncio.Future[None]] = set()
+
+    @property
+    def loading(self) -> list[ModelName]:
+        """The models that may answer yet."""
+        return [name for name in self.models if name not in self.answered and name not in self.failed]
+
+    @property
+    def sound(self) -> dict[ModelName, Unpacked]:
+        """The archives of the models that have not failed."""
+        return {name: each for name, each in self.models.items() if name not in self.failed}
+
+    def _engine(self, number: int) -> Engine:
+        """Returns the engine with an index among those of this set."""
+        settings, archives = self._settings, self.models
+        if settings.engine == "ray":
+            environment = WorkerEnvironment(settings.max_message_bytes, None, settings.request_memory_bytes)
+            sockets, root, log_dir = self.pool.path, self._root, settings.log_dir
+            return RayWorkers(archives, environment, log_dir=log_dir, settings=settings, sockets=sockets, root=root)
+        in_engine = sum(each.workers for each in archives.values())
+        own, pool = settings.request_memory_bytes or 0, 0
+        if not own:
+            own, pool = own_and_pool(settings.replicas * in_engine, settings.memory_bytes)
+        log.info(
+            f"memory: {_gib(own)} for the requests of each of {settings.replicas * in_engine} workers, and "
+            f"{_gib(pool)} that they share; archives of {_gib(sum(each.size for each in archives.values()))}"
+        )
+        environment = WorkerEnvironment(settings.max_message_bytes, self.pool.path, own, pool, settings.replicas)
+        if settings.engine == "processes":
+            return WorkerProcesses(archives, environment, log_dir=settings.log_dir, root=self._root)
+        return TorchServe(
+            [each.directory for each in archives.values()],
+            environment=environment,
+            root=self._root,
+            log_dir=settings.log_dir,
+            number=number,
+            start_timeout_s=settings.start_timeout_s,
+        )
+
+    async def start(self, settled: Callable[[ModelName], None]) -> None:
+        """Starts the engines, and returns when every model has answered a real call in all of them, has not loaded, or
+        has exceeded `Settings.start_timeout_s`; calls ``settled`` with each as soon as that is known.
+
+        Raises:
+            CutawayError: an engine does not start.
+        """
+        self.pool.open()
+
+        async def settle(name: ModelName) -> None:
+            faults = await asyncio.gather(*(self._fault_of(engine, name) for engine in self._engines))
+            if why := next(filter(None, faults), ""):
+                self.failed[name] = why
+            else:
+                self.answered.add(name)
+            settled(name)
+
+        await asyncio.gather(*(self._in_thread(engine.start) for engine in self._engines))
+        await asyncio.gather(*map(settle, self.models))
+
+    async def _fault_of(self, engine: Engine, name: ModelName) -> str:
+        """Waits until a model answers; returns why it cannot, or the empty string."""
+        try:
+            return await within(self._settings.start_timeout_s, self._answer(engine, name))
+        except asyncio.TimeoutError:
+            printed = load_records.last_words(self.pool.path, name)
+            words = f"; its last words: {printed}" if printed else "; the log may say why"
+            return f"it did not answer within {self._settings.start_timeout_s:g} s{words}"
+
+    async def _answer(self, engine: Engine, name: ModelName) -> str:
+        """Waits as `_fault_of`, without a limit."""
+        polls = 0
+        while True:
+            if not self._supervision and engine.poll() is not None:
+                raise error(Reason.BACKEND_UNAVAILABLE, f"{engine.name} ended while it started:\n{engine.log_tail()}")
+            if why := load_records.failure(self.pool.path, name):
+                return why
+            # Rarely, because a look at all records takes a while.
+            deaths = load_records.deaths(self.pool.path, name) if polls % _POLLS_PER_LOOK == 0 else []
+            if len(deaths) >= load_records.MOST_DEATHS:
+                return f"{len(deaths)} of its processes ended: {max(deaths, key=len)}"
+            for worker in self.pool.of(name):
+                if engine.has_worker(worker.pid):
+                    try:
+                        return await _describe(worker)
+                    except (CutawayError, NotBegun):
+                        pass  # it has died; the next one may live
+            polls += 1
+            await asyncio.sleep(_READY_POLL_S)
+
+    def supervise(self) -> None:
+        """Begins, if it has not, to kill workers that hang, and to restart engines that end or hang."""
+        if self._supervision:
+            return
+        work = [*map(self._supervise, self._engines), self._end_hanging_workers()]
+        self._supervision = [asyncio.ensure_future(each) for each in work]
+
+    async def _stop_supervising(self) -> None:
+        for each in self._supervision:
+            each.cancel()
+        await asyncio.gather(*self._supervision, return_exceptions=True)
+
+    @property
+    def serving(self) -> set[ModelName]:
+        """The models that have a worker that does not hang."""
+        return {worker.name for worker in self.pool.workers if worker.late_s < self._settings.hang_s / 2}
+
+    async def _end_hanging_workers(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            for worker in self.pool.workers:
+                if worker.late_s > self._settings.hang_s:
+                    self._end(worker)
+
+    def _end(self, worker: RemoteWorker) -> None:
+        for engine in self._engines:
+            if engine.has_worker(worker.pid):
+                log.warning(f"a worker of {worker.name.model} {worker.name.version} hangs; starting a new one")
+                engine.end_worker(worker.pid)
+        worker.close()
+
+    async def _supervise(self, engine: Engine) -> None:
+        while True:
+            what = await self._fault(engine)
+            log.warning(f"{engine.name} {what}; restarting it")
+            self._set_down(engine, True)
+            await self._restart(engine)
+            self._set_down(engine, False)
+            log.info(f"{engine.name} is available again")
+
+    async def _fault(self, engine: Engine) -> str:
+        """Waits until an engine ends or hangs, and returns what is wrong with it."""
+        liveness = engine.liveness(self._settings.hang_s)
+        try:
+            while not liveness.hangs:
+                with suppress(OSError):  # no file descriptor is left to look with
+                    if engine.poll() is not None:
+                        return "ended unexpectedly; its log says why"
+                await asyncio.sleep(_POLL_S)
+            return "does nothing any more"
+        finally:
+            await liveness.close()
+
+    def _set_down(self, engine: Engine, down: bool) -> None:
+        (self._down.add if down else self._down.discard)(engine)
+        self.pool.set_available(len(self._down) < len(self._engines))
+
+    async def _restart(self, engine: Engine) -> None:
+        """Starts an engine again, as often as it takes: what serves, and health checks, go on meanwhile."""
+        for delay_s in chain(_RESTART_DELAYS_S, repeat(_RESTART_DELAYS_S[-1])):
+            await asyncio.sleep(delay_s)
+            try:
+                await self._in_thread(partial(engine.stop, 0.0))
+                load_records.forget(self.pool.path)
+                await self._in_thread(engine.start)
+                await asyncio.gather(*(self._fault_of(engine, name) for name in self.answered))
+            except Exception as failure:  # an unforeseen one, such as a full disk, may be over at the next try
+                why = failure.message if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {failure}"
+                log.warning(f"{engine.name} did not start: {why.splitlines()[0]}")
+            else:
+                break
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        """Runs ``work`` in a thread; `stop` waits for it even if the caller is cancelled."""
+        future = asyncio.ensure_future(asyncio.to_thread(work))
+        self._starting.add(future)
+        future.add_done_callback(self._starting.discard)
+        await asyncio.shield(future)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stops all engines; running calls get ``grace_s`` seconds to finish."""
+        await self._stop_supervising()
+        # A start that was cancelled must end first: only then can its process be stopped.
+        if self._starting:
+            await asyncio.wait(self._starting)
+        await self.pool.drain(grace_s)
+        await asyncio.gather(*(asyncio.to_thread(engine.stop, grace_s) for engine in self._engines))
+        self.pool.close()
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

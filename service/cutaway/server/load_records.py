@@ -1,0 +1,158 @@
+"""Records of models that load: what their process printed, and how it ended.
+
+A process that ends while its model loads (``sys.exit`` in a thread, a segmentation fault, a kill) can tell nobody why.
+So it writes a file beside the workers' sockets until the model has loaded. A file whose process is gone is a death.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from cutaway.contract.results import ModelName
+
+MOST_DEATHS = 3
+"""The deaths after which a model counts as one that does not load."""
+
+_SUFFIX = ".loading"
+_FAILED = ".failed"
+_MOST_WORDS = 600  # characters of the last words
+_TAIL_BYTES = 16 << 10
+_STATUS = "cutaway: "
+
+
+@contextmanager
+def recorded(directory: Path, name: ModelName) -> Iterator[None]:
+    """Records what this process prints while the block runs; prints it at the end, and deletes the record."""
+    path = directory / f"{os.getpid()}{_SUFFIX}"
+    _forget_old(directory, name)
+    with path.open("wb+", buffering=0) as record:
+        record.write(_head(name))
+        _flush()
+        standard = os.dup(1), os.dup(2)
+        noted = faulthandler.is_enabled()
+        os.dup2(record.fileno(), 1)
+        os.dup2(record.fileno(), 2)
+        faulthandler.enable(record, all_threads=False)  # prints the line of a segmentation fault
+        try:
+            yield
+        finally:
+            _flush()
+            faulthandler.disable()
+            for number, descriptor in zip((1, 2), standard):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            if noted:
+                faulthandler.enable()
+            path.unlink(missing_ok=True)
+            record.seek(len(_head(name)))
+            while data := record.read(1 << 16):
+                os.write(2, data)
+
+
+def note_failure(directory: Path, name: ModelName, why: str) -> None:
+    """Notes why a model cannot be loaded."""
+    (directory / f"{name.model}={name.version}{_FAILED}").write_text(why)
+
+
+def failure(directory: Path, name: ModelName) -> str:
+    """Returns why a model cannot be loaded; the empty string if nobody has noted it."""
+    with suppress(OSError):
+        return (directory / f"{name.model}={name.version}{_FAILED}").read_text()
+    return ""
+
+
+def note_end(directory: Path, pid: int, status: int) -> str:
+    """Adds how a process ended to its record, if it has one; returns what the process printed.
+
+    ``status`` is the exit status; a negative one is that of a signal.
+    """
+    path = directory / f"{pid}{_SUFFIX}"
+    with suppress(OSError), path.open("rb+") as record:
+        printed = record.read().partition(b"\n")[2].decode(errors="replace")
+        record.write(f"\n{_STATUS}{_described(status)}\n".encode())
+        return printed
+    return ""
+
+
+def _described(status: int) -> str:
+    if status >= 0:
+        return f"with exit status {status}"
+    with suppress(ValueError):
+        return f"by {signal.Signals(-status).name}"
+    return f"by signal {-status}"
+
+
+def deaths(directory: Path, name: ModelName) -> list[str]:
+    """Returns how processes ended that were loading the model, each in words."""
+    return [_words(path) for path in _records(directory, name) if not _lives(path)]
+
+
+def last_words(directory: Path, name: ModelName) -> str:
+    """Returns what a process that is loading the model has printed last; the empty string if nothing."""
+    return next((words for path in _records(directory, name) if (words := _printed(path)[1])), "")
+
+
+def forget(directory: Path) -> None:
+    """Deletes the records of processes that have ended, and what `note_failure` has noted."""
+    for path in directory.glob(f"*{_FAILED}"):
+        path.unlink(missing_ok=True)
+    for path in directory.glob(f"*{_SUFFIX}"):
+        if not _lives(path):
+            path.unlink(missing_ok=True)
+
+
+def _forget_old(directory: Path, name: ModelName) -> None:
+    """Keeps the number of records small, although a model may die for years."""
+    dead = [path for path in _records(directory, name) if not _lives(path)]
+    for path in dead[MOST_DEATHS:]:
+        path.unlink(missing_ok=True)
+
+
+def _records(directory: Path, name: ModelName) -> Iterator[Path]:
+    for path in directory.glob(f"*{_SUFFIX}"):
+        with suppress(OSError), path.open("rb") as record:
+            if record.read(len(_head(name))) == _head(name):
+                yield path
+
+
+def _lives(path: Path) -> bool:
+    return psutil.pid_exists(int(path.stem))
+
+
+def _words(path: Path) -> str:
+    status, words = _printed(path)
+    how = f"it ended {status or 'without a word, by a kill or os._exit()'} while it loaded"
+    return f"{how}; its last words: {words}" if words else how
+
+
+def _printed(path: Path) -> tuple[str, str]:
+    """Returns the status in a record, and the last words before it."""
+    with suppress(OSError), path.open("rb") as record:
+        record.readline()
+        begin, end = record.tell(), record.seek(0, os.SEEK_END)
+        record.seek(max(begin, end - _TAIL_BYTES))
+        lines = [line.strip() for line in record.read().decode(errors="replace").splitlines() if line.strip()]
+        status = lines.pop().removeprefix(_STATUS) if lines and lines[-1].startswith(_STATUS) else ""
+        for number, line in enumerate(lines):
+            if line.startswith("Fatal Python error: "):  # what follows is the stack, innermost first
+                return status, " / ".join(lines[max(0, number - 3) :])[:_MOST_WORDS]
+        return status, " / ".join(lines)[-_MOST_WORDS:]
+    return "", ""
+
+
+def _head(name: ModelName) -> bytes:
+    return f"{name.model} {name.version}\n".encode()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
