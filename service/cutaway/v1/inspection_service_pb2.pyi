@@ -55,21 +55,27 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    UNSERVED_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """The token of the next page; empty where this is the last."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Model]:
         """The models, ordered by name, then by version."""
 
+    @_builtins.property
+    def unserved(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.UnservedArchive]:
+        """On the first page: the archives of the model store that are not served, ordered by file name."""
+
     def __init__(
         self,
         *,
         models: _abc.Iterable[_model_pb2.Model] | None = ...,
         next_page_token: _builtins.str = ...,
+        unserved: _abc.Iterable[_model_pb2.UnservedArchive] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "next_page_token", b"next_page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "next_page_token", b"next_page_token", "unserved", b"unserved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ from cutaway.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ArchiveState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ArchiveStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ArchiveState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ARCHIVE_STATE_UNSPECIFIED: _ArchiveState.ValueType  # 0
+    """Not set: always an error."""
+    ARCHIVE_STATE_LOADING: _ArchiveState.ValueType  # 1
+    """Its model has not answered yet."""
+    ARCHIVE_STATE_NOT_WHOLE: _ArchiveState.ValueType  # 2
+    """It is still being copied, or damaged; it is read again when it changes."""
+    ARCHIVE_STATE_FAILED: _ArchiveState.ValueType  # 3
+    """Its model does not load; it is tried again when it changes."""
+
+class ArchiveState(_ArchiveState, metaclass=_ArchiveStateEnumTypeWrapper):
+    """Why an archive of the model store is not served."""
+
+ARCHIVE_STATE_UNSPECIFIED: ArchiveState.ValueType  # 0
+"""Not set: always an error."""
+ARCHIVE_STATE_LOADING: ArchiveState.ValueType  # 1
+"""Its model has not answered yet."""
+ARCHIVE_STATE_NOT_WHOLE: ArchiveState.ValueType  # 2
+"""It is still being copied, or damaged; it is read again when it changes."""
+ARCHIVE_STATE_FAILED: ArchiveState.ValueType  # 3
+"""Its model does not load; it is tried again when it changes."""
+Global___ArchiveState: _TypeAlias = ArchiveState  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
@@ -51,6 +80,48 @@ class Model(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class UnservedArchive(_message.Message):
+    """An archive of the model store that is not served."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARCHIVE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    PREVIOUS_SERVES_FIELD_NUMBER: _builtins.int
+    archive: _builtins.str
+    """The name of its file."""
+    model: _builtins.str
+    """Its model; empty where its manifest cannot be read and the file was not served before."""
+    version: _builtins.str
+    """The version of the model."""
+    state: Global___ArchiveState.ValueType
+    """Why it is not served."""
+    why: _builtins.str
+    """The same in words."""
+    previous_serves: _builtins.bool
+    """Whether the archive that was there before goes on serving."""
+    def __init__(
+        self,
+        *,
+        archive: _builtins.str = ...,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        state: Global___ArchiveState.ValueType = ...,
+        why: _builtins.str = ...,
+        previous_serves: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "model", b"model", "previous_serves", b"previous_serves", "state", b"state", "version", b"version", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnservedArchive: _TypeAlias = UnservedArchive  # noqa: Y015
 
 @_typing.final
 class ModelDetail(_message.Message):

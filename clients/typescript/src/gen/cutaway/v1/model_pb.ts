@@ -2,8 +2,8 @@
 // @generated from file cutaway/v1/model.proto (package cutaway.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
-import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
+import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import type { DataType, NamedTensor } from "./tensor_pb.js";
 import { file_cutaway_v1_tensor } from "./tensor_pb.js";
 import type { Message } from "@bufbuild/protobuf";
@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/model.proto.
  */
 export const file_cutaway_v1_model: GenFile = /*@__PURE__*/
-  fileDesc("ChZjdXRhd2F5L3YxL21vZGVsLnByb3RvEgpjdXRhd2F5LnYxIjUKBU1vZGVsEgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCSLIAgoLTW9kZWxEZXRhaWwSIAoFbW9kZWwYASABKAsyES5jdXRhd2F5LnYxLk1vZGVsEiUKBmlucHV0cxgCIAMoCzIVLmN1dGF3YXkudjEuSW5wdXRTcGVjEicKB291dHB1dHMYAyADKAsyFi5jdXRhd2F5LnYxLk91dHB1dFNwZWMSDgoGbGFiZWxzGAQgAygJEhMKC21lZGlhX3R5cGVzGAUgAygJEiMKB21vZHVsZXMYBiADKAsyEi5jdXRhd2F5LnYxLk1vZHVsZRIqCgpwcm92ZW5hbmNlGAcgASgLMhYuY3V0YXdheS52MS5Qcm92ZW5hbmNlEicKCW9wZXJhdG9ycxgIIAMoCzIULmN1dGF3YXkudjEuT3BlcmF0b3ISKAoHZXhhbXBsZRgJIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3IiVAoIT3BlcmF0b3ISDwoHYWRkcmVzcxgBIAEoCRIoCg1vdXRwdXRfc2hhcGVzGAIgAygLMhEuY3V0YXdheS52MS5TaGFwZRINCgVjYWxscxgDIAEoDSJ6CglJbnB1dFNwZWMSDAoEbmFtZRgBIAEoCRInCglkYXRhX3R5cGUYAiABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEg0KBXNoYXBlGAMgAygDEhAKCG9wdGlvbmFsGAQgASgIEhUKDWZlYXR1cmVfbmFtZXMYBSADKAkiUgoKT3V0cHV0U3BlYxIMCgRuYW1lGAEgASgJEicKCWRhdGFfdHlwZRgCIAEoDjIULmN1dGF3YXkudjEuRGF0YVR5cGUSDQoFc2hhcGUYAyADKAMiggEKBk1vZHVsZRIMCgRuYW1lGAEgASgJEgwKBHR5cGUYAiABKAkSEgoKcGFyYW1ldGVycxgDIAEoAxIoCg1vdXRwdXRfc2hhcGVzGAQgAygLMhEuY3V0YXdheS52MS5TaGFwZRINCgVjYWxscxgFIAEoDRIPCgdhbGlhc2VzGAYgAygJIhYKBVNoYXBlEg0KBXNpemVzGAEgAygDIowCCgpQcm92ZW5hbmNlEg0KBW1vZGVsGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSFgoOd2VpZ2h0c19zaGEyNTYYAyABKAkSFQoNdG9yY2hfdmVyc2lvbhgEIAEoCRIWCg5jYXB0dW1fdmVyc2lvbhgFIAEoCRIXCg9jdXRhd2F5X3ZlcnNpb24YBiABKAkSDgoGZGV2aWNlGAcgASgJEicKCWRhdGFfdHlwZRgIIAEoDjIULmN1dGF3YXkudjEuRGF0YVR5cGUSDAoEc2VlZBgJIAEoBBIQCghmb3J3YXJkcxgKIAEoDRIRCgliYWNrd2FyZHMYCyABKA0SEgoKY29tcGFuaW9ucxgMIAEoDWIGcHJvdG8z", [file_cutaway_v1_tensor]);
+  fileDesc("ChZjdXRhd2F5L3YxL21vZGVsLnByb3RvEgpjdXRhd2F5LnYxIjUKBU1vZGVsEgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCSKRAQoPVW5zZXJ2ZWRBcmNoaXZlEg8KB2FyY2hpdmUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCRInCgVzdGF0ZRgEIAEoDjIYLmN1dGF3YXkudjEuQXJjaGl2ZVN0YXRlEgsKA3doeRgFIAEoCRIXCg9wcmV2aW91c19zZXJ2ZXMYBiABKAgiyAIKC01vZGVsRGV0YWlsEiAKBW1vZGVsGAEgASgLMhEuY3V0YXdheS52MS5Nb2RlbBIlCgZpbnB1dHMYAiADKAsyFS5jdXRhd2F5LnYxLklucHV0U3BlYxInCgdvdXRwdXRzGAMgAygLMhYuY3V0YXdheS52MS5PdXRwdXRTcGVjEg4KBmxhYmVscxgEIAMoCRITCgttZWRpYV90eXBlcxgFIAMoCRIjCgdtb2R1bGVzGAYgAygLMhIuY3V0YXdheS52MS5Nb2R1bGUSKgoKcHJvdmVuYW5jZRgHIAEoCzIWLmN1dGF3YXkudjEuUHJvdmVuYW5jZRInCglvcGVyYXRvcnMYCCADKAsyFC5jdXRhd2F5LnYxLk9wZXJhdG9yEigKB2V4YW1wbGUYCSADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yIlQKCE9wZXJhdG9yEg8KB2FkZHJlc3MYASABKAkSKAoNb3V0cHV0X3NoYXBlcxgCIAMoCzIRLmN1dGF3YXkudjEuU2hhcGUSDQoFY2FsbHMYAyABKA0iegoJSW5wdXRTcGVjEgwKBG5hbWUYASABKAkSJwoJZGF0YV90eXBlGAIgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRINCgVzaGFwZRgDIAMoAxIQCghvcHRpb25hbBgEIAEoCBIVCg1mZWF0dXJlX25hbWVzGAUgAygJIlIKCk91dHB1dFNwZWMSDAoEbmFtZRgBIAEoCRInCglkYXRhX3R5cGUYAiABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEg0KBXNoYXBlGAMgAygDIoIBCgZNb2R1bGUSDAoEbmFtZRgBIAEoCRIMCgR0eXBlGAIgASgJEhIKCnBhcmFtZXRlcnMYAyABKAMSKAoNb3V0cHV0X3NoYXBlcxgEIAMoCzIRLmN1dGF3YXkudjEuU2hhcGUSDQoFY2FsbHMYBSABKA0SDwoHYWxpYXNlcxgGIAMoCSIWCgVTaGFwZRINCgVzaXplcxgBIAMoAyKMAgoKUHJvdmVuYW5jZRINCgVtb2RlbBgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEhYKDndlaWdodHNfc2hhMjU2GAMgASgJEhUKDXRvcmNoX3ZlcnNpb24YBCABKAkSFgoOY2FwdHVtX3ZlcnNpb24YBSABKAkSFwoPY3V0YXdheV92ZXJzaW9uGAYgASgJEg4KBmRldmljZRgHIAEoCRInCglkYXRhX3R5cGUYCCABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEgwKBHNlZWQYCSABKAQSEAoIZm9yd2FyZHMYCiABKA0SEQoJYmFja3dhcmRzGAsgASgNEhIKCmNvbXBhbmlvbnMYDCABKA0qfwoMQXJjaGl2ZVN0YXRlEh0KGUFSQ0hJVkVfU1RBVEVfVU5TUEVDSUZJRUQQABIZChVBUkNISVZFX1NUQVRFX0xPQURJTkcQARIbChdBUkNISVZFX1NUQVRFX05PVF9XSE9MRRACEhgKFEFSQ0hJVkVfU1RBVEVfRkFJTEVEEANiBnByb3RvMw", [file_cutaway_v1_tensor]);
 
 /**
  * One model in one version.
@@ -48,6 +48,62 @@ export type Model = Message<"cutaway.v1.Model"> & {
  */
 export const ModelSchema: GenMessage<Model> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_model, 0);
+
+/**
+ * An archive of the model store that is not served.
+ *
+ * @generated from message cutaway.v1.UnservedArchive
+ */
+export type UnservedArchive = Message<"cutaway.v1.UnservedArchive"> & {
+  /**
+   * The name of its file.
+   *
+   * @generated from field: string archive = 1;
+   */
+  archive: string;
+
+  /**
+   * Its model; empty where its manifest cannot be read and the file was not served before.
+   *
+   * @generated from field: string model = 2;
+   */
+  model: string;
+
+  /**
+   * The version of the model.
+   *
+   * @generated from field: string version = 3;
+   */
+  version: string;
+
+  /**
+   * Why it is not served.
+   *
+   * @generated from field: cutaway.v1.ArchiveState state = 4;
+   */
+  state: ArchiveState;
+
+  /**
+   * The same in words.
+   *
+   * @generated from field: string why = 5;
+   */
+  why: string;
+
+  /**
+   * Whether the archive that was there before goes on serving.
+   *
+   * @generated from field: bool previous_serves = 6;
+   */
+  previousServes: boolean;
+};
+
+/**
+ * Describes the message cutaway.v1.UnservedArchive.
+ * Use `create(UnservedArchiveSchema)` to create a new message.
+ */
+export const UnservedArchiveSchema: GenMessage<UnservedArchive> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_model, 1);
 
 /**
  * One model with its insides.
@@ -125,7 +181,7 @@ export type ModelDetail = Message<"cutaway.v1.ModelDetail"> & {
  * Use `create(ModelDetailSchema)` to create a new message.
  */
 export const ModelDetailSchema: GenMessage<ModelDetail> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 1);
+  messageDesc(file_cutaway_v1_model, 2);
 
 /**
  * An operator inside a module's forward: a function or method of PyTorch that is no module.
@@ -160,7 +216,7 @@ export type Operator = Message<"cutaway.v1.Operator"> & {
  * Use `create(OperatorSchema)` to create a new message.
  */
 export const OperatorSchema: GenMessage<Operator> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 2);
+  messageDesc(file_cutaway_v1_model, 3);
 
 /**
  * A forward argument.
@@ -210,7 +266,7 @@ export type InputSpec = Message<"cutaway.v1.InputSpec"> & {
  * Use `create(InputSpecSchema)` to create a new message.
  */
 export const InputSpecSchema: GenMessage<InputSpec> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 3);
+  messageDesc(file_cutaway_v1_model, 4);
 
 /**
  * One of forward's results.
@@ -245,7 +301,7 @@ export type OutputSpec = Message<"cutaway.v1.OutputSpec"> & {
  * Use `create(OutputSpecSchema)` to create a new message.
  */
 export const OutputSpecSchema: GenMessage<OutputSpec> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 4);
+  messageDesc(file_cutaway_v1_model, 5);
 
 /**
  * One module of the tree.
@@ -302,7 +358,7 @@ export type Module = Message<"cutaway.v1.Module"> & {
  * Use `create(ModuleSchema)` to create a new message.
  */
 export const ModuleSchema: GenMessage<Module> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 5);
+  messageDesc(file_cutaway_v1_model, 6);
 
 /**
  * The size of each axis.
@@ -323,7 +379,7 @@ export type Shape = Message<"cutaway.v1.Shape"> & {
  * Use `create(ShapeSchema)` to create a new message.
  */
 export const ShapeSchema: GenMessage<Shape> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 6);
+  messageDesc(file_cutaway_v1_model, 7);
 
 /**
  * The origin of a result.
@@ -421,5 +477,46 @@ export type Provenance = Message<"cutaway.v1.Provenance"> & {
  * Use `create(ProvenanceSchema)` to create a new message.
  */
 export const ProvenanceSchema: GenMessage<Provenance> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 7);
+  messageDesc(file_cutaway_v1_model, 8);
+
+/**
+ * Why an archive of the model store is not served.
+ *
+ * @generated from enum cutaway.v1.ArchiveState
+ */
+export enum ArchiveState {
+  /**
+   * Not set: always an error.
+   *
+   * @generated from enum value: ARCHIVE_STATE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Its model has not answered yet.
+   *
+   * @generated from enum value: ARCHIVE_STATE_LOADING = 1;
+   */
+  LOADING = 1,
+
+  /**
+   * It is still being copied, or damaged; it is read again when it changes.
+   *
+   * @generated from enum value: ARCHIVE_STATE_NOT_WHOLE = 2;
+   */
+  NOT_WHOLE = 2,
+
+  /**
+   * Its model does not load; it is tried again when it changes.
+   *
+   * @generated from enum value: ARCHIVE_STATE_FAILED = 3;
+   */
+  FAILED = 3,
+}
+
+/**
+ * Describes the enum cutaway.v1.ArchiveState.
+ */
+export const ArchiveStateSchema: GenEnum<ArchiveState> = /*@__PURE__*/
+  enumDesc(file_cutaway_v1_model, 0);
 
