@@ -63,7 +63,7 @@ def _common(
 
 def main() -> None:
     """Runs the command line, and ends the process with its exit status; an error is one line."""
-    raise SystemExit(_run())
+    console_output.end(_run())
 
 
 # Every way in which a command ends becomes an exit status here.

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NoReturn, Protocol
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -236,6 +236,28 @@ def own_stdout(as_json: bool) -> Iterator[None]:
     """Sends to stderr what a model prints in the block, with ``as_json``: stdout has the document only."""
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         yield
+
+
+_left: list[threading.Thread] = []
+
+
+@contextmanager
+def threads_of_models() -> Iterator[None]:
+    """Notes the threads that a model starts in the block, so that `end` need not wait for them."""
+    before = {*threading.enumerate()}
+    try:
+        yield
+    finally:
+        _left.extend(thread for thread in threading.enumerate() if thread not in before and not thread.daemon)
+
+
+def end(status: int) -> NoReturn:
+    """Ends the process; Python would wait for ever for a thread of a model that is no daemon."""
+    if any(thread.is_alive() for thread in _left):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    raise SystemExit(status)
 
 
 def print_json(value: Any, kind: type | None = None, *, max_values: int = MAX_VALUES) -> None:

@@ -95,22 +95,23 @@ def package(
         console_output.find_packages("model_archiver")
         from cutaway.server.archive import builder
         from cutaway.server.worker.process import load_once
-    archive = builder.build(
-        model=model,
-        version=version,
-        adapter=adapter,
-        weights=weights,
-        options=dict(map(short_forms.pair, option or ())),
-        extra_files=extra or (),
-        batch_size=batch_size,
-        max_batch_delay_ms=max_batch_delay,
-        workers=workers,
-        response_timeout_s=response_timeout,
-        destination=output,
-        force=force,
-        random_weights=random_weights,
-        check=console_output.own_stdout(as_json)(load_once),
-    )
+    with console_output.threads_of_models():
+        archive = builder.build(
+            model=model,
+            version=version,
+            adapter=adapter,
+            weights=weights,
+            options=dict(map(short_forms.pair, option or ())),
+            extra_files=extra or (),
+            batch_size=batch_size,
+            max_batch_delay_ms=max_batch_delay,
+            workers=workers,
+            response_timeout_s=response_timeout,
+            destination=output,
+            force=force,
+            random_weights=random_weights,
+            check=console_output.own_stdout(as_json)(load_once),
+        )
     if as_json:
         console_output.print_json(console_output.Package(archive, archive.stat().st_size))
         return
@@ -166,7 +167,8 @@ def serve(
     if settings.http_address:
         with console_output.requires_extra("http"):
             console_output.find_packages("starlette", "uvicorn", "connectrpc")
-    run(model_store, settings, workers=workers, announce=console_output.print_line)
+    with console_output.threads_of_models():
+        run(model_store, settings, workers=workers, announce=console_output.print_line)
 
 
 # ``cutaway token``

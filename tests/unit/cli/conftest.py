@@ -54,6 +54,25 @@ class Separate(Unseeded):
         return network()
 
 
+class Leaving(Unseeded):
+    def build(self) -> nn.Module:
+        raise SystemExit("the license has expired")
+
+
+class Threaded(Tiny):
+    def build(self) -> nn.Module:
+        import threading
+
+        threading.Thread(target=threading.Event().wait).start()
+        return super().build()
+
+
+class ThreadedAndBroken(Threaded):
+    def build(self) -> nn.Module:
+        super().build()
+        raise FileNotFoundError("the weights went missing")
+
+
 class Wide(Tiny):
     size = (9, 9)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -123,6 +124,7 @@ def test_packages_then_serves_then_answers(tmp_path: Path, tiny: Path, image: Pa
     ("adapter", "message"),
     [
         ("Broken", "ADAPTER_INVALID: Broken.load raised FileNotFoundError: the weights went missing"),
+        ("Leaving", "ADAPTER_INVALID: Leaving.load raised SystemExit: the license has expired"),
         ("Separate", "ADAPTER_INVALID: Separate.load raised ModuleNotFoundError: No module named 'tiny_layers'"),
         ("Unseeded", "WEIGHTS_MISSING: the parameters are random: the archive has no weights, and two builds differ"),
         ("Wide", "ADAPTER_INVALID [adapter]: the example cannot be run: "),
@@ -138,6 +140,17 @@ def test_a_model_that_cannot_be_served_is_not_packaged(tmp_path: Path, tiny: Pat
     assert refused.stderr.startswith(message)
     assert len(refused.stderr.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("adapter", "status"), [("Threaded", 0), pytest.param("ThreadedAndBroken", 1, marks=pytest.mark.slow)]
+)
+def test_a_thread_of_a_model_does_not_keep_the_command(tmp_path: Path, tiny: Path, adapter: str, status: int) -> None:
+    """Also one that is no daemon, and waits for ever."""
+    command = ["package", "tiny", "--adapter", f"{tiny}:{adapter}", "--output", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-m", "cutaway.cli", *command], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert ("built" in done.stdout, "the weights went missing" in done.stderr) == (not status, bool(status))
 
 
 def test_random_parameters_are_packaged_on_demand(tmp_path: Path, tiny: Path) -> None:
