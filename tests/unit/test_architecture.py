@@ -23,7 +23,7 @@ LAYERS = ["v1", "contract", "views", "client", "cutaway", "engine", "adapters", 
 INNER_LAYERS = {
     "contract": [
         *("values", "errors", "json_text", "pictures", "module_globs", "tensors", "npy", "requests", "results", "wire"),
-        *("torchserve_messages", "request_reader"),
+        *("torchserve_messages", "request_reader", "addresses"),
     ],
     "engine": [
         *("runtime", "model", "hooks", "passes", "references", "methods", "planning", "checks"),
@@ -32,7 +32,7 @@ INNER_LAYERS = {
     "server": [
         *("file_watch", "time_limit", "archive", "model_store", "settings", "memory", "worker_protocol", "unpacked"),
         *("load_records", "worker", "processes", "ray"),
-        *("auth", "batching", "observability", "backends", "rpc", "http", "open_inference"),
+        *("listening", "auth", "batching", "observability", "backends", "rpc", "http", "open_inference"),
         *("lifecycle", "application", "embedded", "server"),
     ],
 }

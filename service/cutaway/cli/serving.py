@@ -123,8 +123,12 @@ def serve(
     model_store: Annotated[
         Path, option("DIR", "The directory with the archives (.mar).", exists=True, file_okay=False)
     ],
-    address: Annotated[str | None, option("HOST:PORT", "The address to listen on; port 0 is any free port.")] = None,
-    http: Annotated[str | None, option("HOST:PORT", "Also serve HTTP: Connect, gRPC-Web and REST.")] = None,
+    address: Annotated[
+        str | None, option("HOST:PORT", "The address to listen on, or unix:/PATH; port 0 is any free port.")
+    ] = None,
+    http: Annotated[
+        str | None, option("HOST:PORT", "Also serve HTTP there, or at unix:/PATH: Connect, gRPC-Web and REST.")
+    ] = None,
     engine: Annotated[
         Literal["torchserve", "processes", "ray", "embedded"] | None,
         typer.Option(

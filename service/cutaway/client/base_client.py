@@ -33,6 +33,7 @@ from cutaway.client.request_builder import (
 )
 from cutaway.client.transport import SERVICE, TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
 from cutaway.client.trust import Tls, is_loopback, make_trust
+from cutaway.contract.addresses import UNIX, check_target
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Argument, CheckMode, InspectRequest
 from cutaway.contract.results import ModelName
@@ -149,9 +150,9 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
     """A connection to a server.
 
     Args:
-        address: ``host:port`` of a gateway; ``dns:///name:port`` or ``ipv4:host:port,host:port`` of several
-            servers, whose serving ones get the calls in turn; or ``torchserve://host:port`` of TorchServe's own gRPC
-            port.
+        address: ``host:port`` of a gateway, or ``unix:/path``; ``dns:///name:port`` or ``ipv4:host:port,host:port`` of
+            several servers, whose serving ones get the calls in turn; or ``torchserve://host:port`` of TorchServe's own
+            gRPC port.
         timeout: seconds that a call may take, unless the call says otherwise.
         token: the caller's token, for servers that need one; it is sent to another machine only inside TLS. The token
             of a TorchServe that ``cutaway serve`` started is known to that command only.
@@ -184,6 +185,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         self._transport, self._target = _transport_for(address)
         self._trust = make_trust(self._target, token, tls)
         if transport == "connect":
+            if self._target.startswith(UNIX):
+                raise error(Reason.INVALID_VALUE, "calls by HTTP go to HOST:PORT, and no Unix socket", "address")
             require_connect()
             self._make_channel = partial(self._connect, self._target, tls)
         else:
@@ -386,8 +389,6 @@ def _options(target: str, transport: Transport) -> list[tuple[str, Any]]:
 
 def _transport_for(address: str) -> tuple[Transport, str]:
     """Returns the transport for ``address``, and the ``host:port`` to connect to."""
-    if not address.removeprefix(TORCHSERVE_SCHEME):
-        raise error(Reason.INVALID_VALUE, "the address is HOST:PORT, or torchserve://HOST:PORT", "address")
-    if address.startswith(TORCHSERVE_SCHEME):
-        return TorchServeTransport(), address.removeprefix(TORCHSERVE_SCHEME)
-    return GatewayTransport(), address
+    target = address.removeprefix(TORCHSERVE_SCHEME)
+    check_target(target, "address")
+    return GatewayTransport() if target == address else TorchServeTransport(), target

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import structlog
 
+from cutaway.contract.addresses import UNIX
 from cutaway.server.auth.tls import exposure_warning
 from cutaway.server.backends.backend import Backend, Supervise
-from cutaway.server.lifecycle.gateway_server import GatewayServer, check_files
+from cutaway.server.lifecycle.gateway_server import GatewayServer, check_settings
 from cutaway.server.lifecycle.supervisor import Supervisor
 from cutaway.server.model_store import read_store
 from cutaway.server.observability import logging
@@ -40,7 +41,7 @@ def run(model_store: Path, settings: Settings, *, workers: int | None, announce:
     Raises:
         CutawayError: no model can be served, or a file in the settings cannot be used.
     """
-    check_files(settings)
+    check_settings(settings)
     delete_abandoned()
     log_format = settings.log_format or logging.default_format(sys.stderr)
     logging.configure(log_format)
@@ -63,9 +64,9 @@ async def _run(model_store: Path, settings: Settings, workers: int | None, annou
         for name in backend.catalog.ready():
             announce(f"serving {name.model} {name.version}")
         if server.observers.address:
-            announce(f"metrics: http://{server.observers.address}/metrics")
+            announce(f"metrics: {_url(server.observers.address)}/metrics")
         if server.http_address:
-            url = f"{'https' if settings.tls_certificate else 'http'}://{server.http_address}"
+            url = _url(server.http_address, tls=settings.tls_certificate is not None)
             announce(f"http: {url}")
             announce(f"page: {url}/")
         if warning := exposure_warning(settings, server.address, server.http_address):
@@ -77,6 +78,10 @@ async def _run(model_store: Path, settings: Settings, workers: int | None, annou
         if not stopped.done():
             await supervising  # raises what nobody foresaw
     announce("stopped")
+
+
+def _url(address: str, tls: bool = False) -> str:
+    return address if address.startswith(UNIX) else f"{'https' if tls else 'http'}://{address}"
 
 
 def _backend(

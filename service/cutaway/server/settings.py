@@ -24,24 +24,14 @@ _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT($|_\d+_)").search
 """A search for the variables that Kubernetes sets for a service whose name begins with ``cutaway``."""
 
 
-def host_and_port(address: str, field: str) -> tuple[str, int]:
-    """Returns the two parts of ``HOST:PORT``.
-
-    Raises:
-        InvalidArgument: ``INVALID_VALUE``, with ``field``.
-    """
-    host, _, port = address.rpartition(":")
-    if not (port.isdecimal() and int(port) < 1 << 16):
-        raise error(Reason.INVALID_VALUE, f"{address!r} is no HOST:PORT", field)
-    return host.strip("[]"), int(port)
-
-
 class Settings(BaseSettings):
     """The settings of a gateway and its workers. A field is the environment variable ``CUTAWAY_<NAME>``."""
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX)
 
-    address: str = Field(default="127.0.0.1:50051", description="Address of the gateway; port 0 picks a free port.")
+    address: str = Field(
+        default="127.0.0.1:50051", description="HOST:PORT of the gateway, or unix:/PATH; port 0 picks a free port."
+    )
     max_message_bytes: int = Field(
         default=64 * MEBIBYTE,
         gt=0,
@@ -123,7 +113,8 @@ class Settings(BaseSettings):
         default=None, description="Authority of client certificates, PEM; without it, clients need none."
     )
     http_address: str = Field(
-        default="", description="HOST:PORT of Connect, gRPC-Web and REST by HTTP; by default they are not served."
+        default="",
+        description="HOST:PORT, or unix:/PATH, of Connect, gRPC-Web and REST by HTTP; by default they are not served.",
     )
     http_origins: str = Field(
         default="", description="Origins of web pages that may call by HTTP, with commas between them; * for all."
@@ -143,7 +134,7 @@ class Settings(BaseSettings):
         default=100, ge=0, description="The most answered calls in the log in a second; those that fail are all there."
     )
     metrics_address: str = Field(
-        default="", description="HOST:PORT of the Prometheus metrics; by default they are not served."
+        default="", description="HOST:PORT, or unix:/PATH, of the Prometheus metrics; by default they are not served."
     )
 
     @classmethod

@@ -285,7 +285,7 @@ def test_a_port_for_metrics_that_is_taken_is_an_error() -> None:
     with serve({"net": Images()}, settings=READ) as server:
         taken = server.metrics_address
         with (
-            pytest.raises(ca.Unavailable, match=f"cannot serve metrics at {taken}"),
+            pytest.raises(ca.Unavailable, match=f"cannot listen on {taken}: Address already in use"),
             serve({}, settings=Settings(metrics_address=taken)),
         ):
             pass

@@ -47,7 +47,8 @@ def encode_unserved(item: plain.UnservedArchive) -> model_pb2.UnservedArchive:
 
 def decode_unserved(message: model_pb2.UnservedArchive) -> plain.UnservedArchive:
     """Returns the archive in ``message``."""
-    return _UNSERVED.read(message)
+    item: plain.UnservedArchive = _UNSERVED.read(message)
+    return item
 
 
 _DETAIL = record(

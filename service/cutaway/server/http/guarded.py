@@ -233,4 +233,4 @@ def _timeout(request: Request) -> float | None:
 
 
 def _peer(request: Request) -> str:
-    return f"{request.client.host}:{request.client.port}" if request.client else ""
+    return f"{request.client.host}:{request.client.port}" if request.client else "unix:"

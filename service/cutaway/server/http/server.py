@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -32,8 +32,8 @@ from cutaway.server.auth.tls import ssl_context
 from cutaway.server.http.connect import PATH, ConnectApplication, refused
 from cutaway.server.http.guarded import problem
 from cutaway.server.http.rest import Rest, no_route
+from cutaway.server.listening import listener, name_of
 from cutaway.server.rpc.servicer import Servicer
-from cutaway.server.settings import host_and_port
 
 # tools/openapi.py writes the description, OpenAPI 3.1; Swagger UI is the page to try it.
 _DESCRIPTION = resources.files("cutaway.server.http") / "openapi.json"
@@ -246,7 +246,8 @@ class HttpConnection(HttpToolsProtocol):
         """Waits for the first request."""
         super().connection_made(transport)
         # asyncio does it only for sockets that name their protocol; else a reply waits 40 ms for an acknowledgement.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if (own := transport.get_extra_info("socket")).family != socket.AF_UNIX:
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._head_bytes = 0
         self._is_receiving = False
         self._overdue: asyncio.TimerHandle | None = self._abort_later()
@@ -388,6 +389,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self.address = settings.http_address
         self._begun = asyncio.Event()
+        self._cleanup = ExitStack()
         self._running: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
@@ -396,9 +398,9 @@ class HttpServer(uvicorn.Server):
         Raises:
             CutawayError: the address is not available.
         """
-        listener = _listening(self.address)
-        self.address = f"{self.address.rpartition(':')[0]}:{listener.getsockname()[1]}"
-        self._running = asyncio.ensure_future(self.serve([listener]))
+        bound = self._cleanup.enter_context(listener(self.address, _FIELD))
+        self.address = name_of(self.address, bound.getsockname()[1])
+        self._running = asyncio.ensure_future(self.serve([bound]))
         await self._begun.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -423,16 +425,9 @@ class HttpServer(uvicorn.Server):
             self.config.timeout_graceful_shutdown = max(1, round(grace_s))
             self.should_exit = True
             await asyncio.wait([self._running])
+        self._cleanup.close()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Does nothing."""
         yield
-
-
-def _listening(address: str) -> socket.socket:
-    host, port = host_and_port(address, _FIELD)
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as failure:
-        raise error(Reason.BACKEND_UNAVAILABLE, f"cannot listen on {address}: {failure}", _FIELD) from None

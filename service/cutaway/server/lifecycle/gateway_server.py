@@ -17,6 +17,7 @@ from cutaway.server.auth.tls import check_http_exposure, server_credentials
 from cutaway.server.auth.tokens import authenticator
 from cutaway.server.backends.backend import Backend
 from cutaway.server.batching import Batcher
+from cutaway.server.listening import check_addresses
 from cutaway.server.observability.call_watch import CallWatch, Observer
 from cutaway.server.observability.logging import CallLog
 from cutaway.server.observability.prometheus import Metrics, metrics_endpoint
@@ -87,15 +88,23 @@ class Observers:
         await asyncio.to_thread(self._cleanup.close)
 
 
-def check_files(settings: Settings) -> None:
-    """Reads the files in ``settings``; called before anything slow is started.
+def check_settings(settings: Settings) -> None:
+    """Reads the files in ``settings``, and tries its addresses; called before anything slow is started.
 
     Raises:
-        CutawayError: a certificate, a key or the token file cannot be used; has the environment variable.
+        CutawayError: a certificate, a key, the token file or an address cannot be used; has the environment variable.
     """
     server_credentials(settings)
     authenticator(settings.tokens)
     check_http_exposure(settings)
+    metrics = settings.metrics_address
+    check_addresses(
+        {
+            "CUTAWAY_ADDRESS": settings.address,
+            "CUTAWAY_HTTP_ADDRESS": settings.http_address,
+            "CUTAWAY_METRICS_ADDRESS": f"127.0.0.1{metrics}" if metrics.startswith(":") else metrics,
+        }
+    )
 
 
 class GatewayServer:

@@ -6,17 +6,33 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from socketserver import ThreadingMixIn
+from threading import Thread
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName, UnservedArchive
 from cutaway.server.batching import Batcher
+from cutaway.server.listening import listener, name_of
 from cutaway.server.observability.call_watch import CallRecord
-from cutaway.server.settings import host_and_port
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Does nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accepts a connection; whoever calls over a Unix socket has no address."""
+        connection, address = super().get_request()
+        return connection, address or ("unix", 0)
 
 
 @contextmanager
@@ -25,26 +41,28 @@ def metrics_endpoint(registry: CollectorRegistry, address: str) -> Iterator[str]
 
     Args:
         registry: the metrics.
-        address: ``HOST:PORT`` or ``:PORT``, which is loopback; port 0 picks a free port.
+        address: ``HOST:PORT``, ``:PORT``, which is loopback, or ``unix:/PATH``; port 0 picks a free port.
 
     Yields:
-        ``HOST:PORT``, with the port that was picked.
+        The address, with the port that was picked.
 
     Raises:
         CutawayError: ``INVALID_VALUE`` if the address is malformed, ``BACKEND_UNAVAILABLE`` if it is in use.
     """
-    host, port = host_and_port(address, "metrics_address")
-    try:
-        server, thread = start_http_server(port, host or "127.0.0.1", registry)
-    except OSError as failure:
-        what = f"cannot serve metrics at {address}: {failure}"
-        raise error(Reason.BACKEND_UNAVAILABLE, what, "metrics_address") from None
-    try:
-        yield f"{address.rpartition(':')[0] or '127.0.0.1'}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    address = f"127.0.0.1{address}" if address.startswith(":") else address
+    with listener(address, "metrics_address") as bound, _Server(("", 0), _Handler, bind_and_activate=False) as server:
+        server.socket.close()
+        server.socket = bound
+        server.server_name, server.server_port = "", bound.getsockname()[1]
+        server.setup_environ()
+        server.set_app(make_wsgi_app(registry))
+        thread = Thread(target=server.serve_forever, name="cutaway-metrics", daemon=True)
+        thread.start()
+        try:
+            yield name_of(address, server.server_port)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 _MODEL = ("model", "version")

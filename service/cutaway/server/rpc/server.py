@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from cutaway.contract.errors import Reason, error
 from cutaway.server.auth.tls import server_credentials
 from cutaway.server.auth.tokens import Authenticator
+from cutaway.server.listening import check_addresses, name_of
 from cutaway.server.rpc.guard import ReflectionGuard, TimeLimitedServices
 from cutaway.server.settings import Settings
 
@@ -96,14 +97,17 @@ class GrpcServer:
         add_reflection(reflection.aio.ReflectionServicer(names, pools), limited)
         self._server.add_generic_rpc_handlers([limited])
         address = self._settings.address
+        check_addresses({"CUTAWAY_ADDRESS": address})  # gRPC reads other forms too, and gives no reason
         try:
             if self._credentials is None:
                 port = self._server.add_insecure_port(address)
             else:
                 port = self._server.add_secure_port(address, self._credentials)
         except RuntimeError as failure:
-            raise error(Reason.BACKEND_UNAVAILABLE, f"cannot listen on {address}: {failure}") from None
-        self.address = f"{address.rpartition(':')[0]}:{port}"
+            raise error(
+                Reason.BACKEND_UNAVAILABLE, f"cannot listen on {address}: {failure}", "CUTAWAY_ADDRESS"
+            ) from None
+        self.address = name_of(address, port)
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
