@@ -24,7 +24,7 @@ from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.results import ModelName, UnservedArchive
 from cutaway.contract.results.comparison import Comparison
 from cutaway.contract.results.document import MAX_VALUES, document
-from cutaway.contract.values import printable
+from cutaway.contract.values import printable, url_fault
 
 USAGE, PACKAGE_MISSING, INTERRUPTED = "USAGE", "PACKAGE_MISSING", "INTERRUPTED"
 """Reasons of the command line itself; all others are those of `cutaway.contract.errors.Reason`."""
@@ -206,7 +206,7 @@ def requires_extra(extra: str) -> Iterator[None]:
 
 def option(metavar: str, help: str, **more: Any) -> Any:
     """Returns an option with a value, or several; ``more`` are arguments of `typer.Option`."""
-    return typer.Option(metavar=metavar, help=help, **more)
+    return typer.Option(metavar=metavar, help=help, callback=more.pop("callback", _no_url), **more)
 
 
 def flag(name: str, help: str) -> Any:
@@ -216,7 +216,15 @@ def flag(name: str, help: str) -> Any:
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
     """Returns an argument; ``more`` are arguments of `typer.Argument`."""
-    return typer.Argument(metavar=metavar, help=help, show_default=False, **more)
+    return typer.Argument(metavar=metavar, help=help, show_default=False, callback=_no_url, **more)
+
+
+def _no_url(value: Any) -> Any:
+    """Refuses URLs where paths are meant: `Path` makes a folder of them."""
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(each, Path) and (fault := url_fault(each)):
+            raise typer.BadParameter(fault)
+    return value
 
 
 EXISTING_FILE: Any = {"exists": True, "dir_okay": False}

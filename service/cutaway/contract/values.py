@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -33,6 +34,16 @@ def _visible(character: str) -> str:
     if character.isprintable() or character in _JOINERS or character == "\n":
         return character
     return " " if character.isspace() and character not in "\r\v\f" else ascii(character)[1:-1]
+
+
+def url_fault(path: object) -> str:
+    """Returns what is wrong with a path that is a URL, such as ``s3://bucket/folder``; the empty string if it is none.
+
+    As a path it would be a folder named ``s3:``.
+    """
+    if not re.match("(?i)[a-z][a-z0-9+.-]+:/", str(path)):  # `Path` makes one slash of two
+        return ""
+    return f"{str(path)!r:.200} is a URL, and this is a path: name a place on this machine, such as where it is mounted"
 
 
 # `enum.StrEnum` exists from Python 3.11 on.

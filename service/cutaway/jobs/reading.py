@@ -170,7 +170,7 @@ class Results(Mapping[str, Array]):
         for shard in self.folder.parts() if shards is None else shards:
             path, start = self.folder.part(shard), self.manifest.range(shard).start
             try:
-                file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False)
+                file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False, page_checksum_verification=True)
                 for batch in file.iter_batches(rows, columns=list(dict.fromkeys(in_table))):
                     for name in captures:
                         column = self._capture(name, range(start, start + len(batch)), batch.column("error").is_valid())

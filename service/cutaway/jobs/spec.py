@@ -35,6 +35,7 @@ from cutaway.contract.requests import (
 )
 from cutaway.contract.requests.fields import suggestion
 from cutaway.contract.tensors import DTYPES
+from cutaway.contract.values import url_fault
 from cutaway.jobs.sources.source import Source
 from cutaway.views.programs import MAX_SEED
 
@@ -56,15 +57,25 @@ class Section(BaseModel):
         return value
 
 
+def _no_url(path: Path) -> Path:
+    if fault := url_fault(path):
+        raise ValueError(fault)
+    return path
+
+
+LocalPath = Annotated[Path, AfterValidator(_no_url)]
+"""A path on this machine."""
+
+
 class Model(Section):
     """The model: exactly one of an archive, an adapter with its weights, and a running service."""
 
     bare = "archive"
-    archive: Path | None = None
+    archive: LocalPath | None = None
     """A .mar file that `cutaway package` built."""
     adapter: str = ""
     """file.py:Class or package.module:Class, a cutaway.adapters.Adapter."""
-    weights: Path | None = None
+    weights: LocalPath | None = None
     """The adapter's safetensors file, if it needs one."""
     options: dict[str, str] = {}
     """Options of the adapter."""
@@ -74,11 +85,11 @@ class Model(Section):
     """HOST:PORT of a running gateway."""
     name: str = ""
     """The name of the service's model: digits, or digits/versions/1.0."""
-    token_file: Path | None = None
+    token_file: LocalPath | None = None
     """A file whose first line is the bearer token."""
     tls: bool = False
     """Connect with TLS, and trust the system's certificates."""
-    tls_ca: Path | None = None
+    tls_ca: LocalPath | None = None
     """Connect with TLS, and trust the certificates in this PEM file."""
     timeout_s: float = Field(default=600.0, gt=0)
     """The deadline of one call, in seconds."""
@@ -180,7 +191,7 @@ class Output(Section):
     """The results."""
 
     bare = "folder"
-    folder: Path
+    folder: LocalPath
     """The folder: a new one, or that of an earlier run of the same job, which is then continued."""
     shard_rows: int = Field(default=512, gt=0)
     """Rows of a file; also the most rows that are computed again after a kill."""
@@ -228,6 +239,9 @@ class Ray(Section):
     """GPUs of a worker."""
 
 
+ENGINES = ("local", "service", "ray")
+
+
 def _mapping(value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError("must be a mapping of names to values")
@@ -242,6 +256,16 @@ def _source(value: Any) -> Any:
 
 def _inputs_kind(value: Any) -> str:
     return "raw" if isinstance(value, RawInput) or (isinstance(value, dict) and set(value) == {"raw"}) else "tensors"
+
+
+def _engine(value: Any) -> Any:
+    if isinstance(value, (str, Mapping)):
+        value = {"kind": value} if isinstance(value, str) else {"kind": "local", **value}
+        if value["kind"] not in ENGINES:
+            raise ValueError(f"{value['kind']!r:.80} is no engine; {suggestion(str(value['kind']), ENGINES)}")
+    elif not isinstance(value, Section):
+        raise ValueError("must be local, service or ray, or a mapping with the field kind")
+    return value
 
 
 class Job(Section):
@@ -273,7 +297,7 @@ class Job(Section):
         "default 0. An attribution may have a `name`, with which its columns begin.",
     )
     output: Output
-    engine: Annotated[Local | Service | Ray, Field(discriminator="kind")] = Local()
+    engine: Annotated[Local | Service | Ray, Field(discriminator="kind"), BeforeValidator(_engine)] = Local()
     max_bad_rows: int | None = Field(default=None, ge=0)
     """The job ends if there are more bad rows; by default, there is no limit."""
 
@@ -288,7 +312,7 @@ class Job(Section):
         if self.target == "label" and self.label is None:
             raise ValueError("target: label needs a label column: label: {column: ...}")
         if (self.engine.kind == "service") != bool(self.model.address):
-            raise ValueError("model.address needs the engine `service`, and no other engine takes it")
+            raise ValueError("model.address and engine: service need each other")
         return self
 
     @classmethod

@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.values import url_fault
 
 MEBIBYTE = 1024 * 1024
 
@@ -137,6 +138,13 @@ class Settings(BaseSettings):
         default="", description="HOST:PORT, or unix:/PATH, of the Prometheus metrics; by default they are not served."
     )
 
+    @field_validator("tls_certificate", "tls_key", "tls_client_ca", "tokens", "log_dir")
+    @classmethod
+    def _no_url(cls, path: Path | None) -> Path | None:
+        if fault := url_fault(path):
+            raise ValueError(fault)
+        return path
+
     @classmethod
     def load(cls) -> Settings:
         """Returns the settings of the environment.
@@ -157,4 +165,8 @@ class Settings(BaseSettings):
             return cls()
         except ValidationError as failure:
             first = failure.errors()[0]
-            raise error(Reason.INVALID_VALUE, first["msg"], f"{_PREFIX}{str(first['loc'][0]).upper()}") from None
+            raise error(
+                Reason.INVALID_VALUE,
+                first["msg"].removeprefix("Value error, "),
+                f"{_PREFIX}{str(first['loc'][0]).upper()}",
+            ) from None

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import cutaway as ca
 from cutaway.cli import application
 from tests.support.cli import cutaway, squeezed, without
+from tests.support.serving import package
 
 RED, BOLD = "\x1b[31m", "\x1b[1m"
 NOBODY = "127.0.0.1:1"
@@ -175,8 +177,8 @@ def test_a_bare_array_for_a_model_with_two_inputs_needs_a_name(address: str, tmp
 
 def test_the_base_install_says_what_is_missing() -> None:
     """Without typer, rich or yaml, `cutaway` says in one line what to install, and ends with status 2."""
-    for package in ("typer", "rich", "yaml"):
-        done = without((package,), ["models"])
+    for missing in ("typer", "rich", "yaml"):
+        done = without((missing,), ["models"])
         assert done.returncode == 2
         assert done.stderr == "the command line needs: pip install 'cutaway[cli]'\n"
 
@@ -229,6 +231,29 @@ def test_what_others_set_is_no_setting(name: str, tmp_path: Path) -> None:
     """Clients, Compose and Kubernetes have variables of their own."""
     done = cutaway("serve", "--model-store", tmp_path, columns=80, **{name: "x"})
     assert done.stderr.startswith("MODEL_NOT_FOUND"), done.stderr
+
+
+def test_no_url_becomes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a path is meant, in options, arguments and settings."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text("class A: pass")
+    for words in (
+        ["package", "tiny", "--adapter", "a.py:A", "--output", "s3://bucket/models"],
+        ["serve", "--model-store", ".", "--log-dir", "gs://bucket/logs"],
+        ["new", "adapter", "tiny", "--output", "https://host/x"],
+        ["inspect", "tiny", "--save", "az://bucket/x.npz"],
+        ["batch", "report", "s3://bucket/out"],
+        ["batch", "run", "s3://bucket/job.yaml"],
+    ):
+        done = cutaway(*words)
+        assert (done.returncode, "is a URL, and this is a path" in " ".join(done.stderr.split())) == (2, True), (
+            done.stderr
+        )
+    done = cutaway("serve", "--model-store", ".", CUTAWAY_LOG_DIR="s3://bucket/logs")
+    assert done.stderr.startswith("INVALID_VALUE [CUTAWAY_LOG_DIR]: 's3:/bucket/logs' is a URL")
+    with pytest.raises(ca.InvalidArgument, match="is a URL"):
+        package(Path("s3://bucket/models"), "tiny", "a.py:A")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.py"]
 
 
 def test_serve_refuses_what_cannot_be(tmp_path: Path) -> None:

@@ -415,6 +415,23 @@ def test_headers_of_arrays_are_checked(name: str, tmp_path: Path) -> None:
         load_arrays("a.npy", tmp_path)
 
 
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_a_page_that_is_not_what_was_written_is_unreadable(compression: str, tmp_path: Path) -> None:
+    """Where the file has checksums: a changed number would be a number too."""
+    path = tmp_path / "rows.parquet"
+    values = np.random.default_rng(0).random(4000)
+    pq.write_table(
+        pa.table({"x": values}), path, compression=compression, write_page_checksum=True, use_dictionary=False
+    )
+    assert list(open_source(str(path)).read(0, 4000, ["x"])["x"]) == list(values)
+    changed = bytearray(path.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(ca.InvalidArgument, match="CRC") as caught:
+        open_source(str(path)).read(0, 4000, ["x"])
+    assert caught.value.reason == "DATA_UNREADABLE"
+
+
 def test_data_damaged_inside_is_unreadable(tmp_path: Path) -> None:
     """A row group that cannot be decoded is found when it is read, and said."""
     path = tmp_path / "a.parquet"

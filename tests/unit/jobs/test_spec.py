@@ -13,7 +13,7 @@ import pytest
 import cutaway as ca
 from cutaway.jobs.manifest import Folder, Manifest
 from cutaway.jobs.sources import open_source
-from cutaway.jobs.spec import Job
+from cutaway.jobs.spec import Job, Local, Service
 
 LONG = """
 model: {archive: net.mar}
@@ -48,14 +48,38 @@ def test_a_text_is_the_main_value_of_a_section(tmp_path: Path) -> None:
     assert short.model.archive == tmp_path / "net.mar"
 
 
+URL = "is a URL, and this is a path: name a place on this machine, such as where it is mounted"
+
+
+def test_engines_are_named_alone_or_with_fields(tmp_path: Path) -> None:
+    """A kind alone, a kind with fields, and fields of the default."""
+    service = SHORT.replace("net.mar", "{address: 'host:1', name: net}")
+    assert load(f"{service}engine: service", tmp_path).engine == Service(kind="service")
+    job = load(f"{service}engine: {{kind: service, in_flight: 8}}", tmp_path)
+    assert job.engine == Service(kind="service", in_flight=8)
+    assert load(f"{SHORT}engine: {{batch: 3}}", tmp_path).engine == Local(batch=3)
+    assert load(f"{SHORT}engine: local", tmp_path) == load(SHORT, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "field", "message"),
     [
         (("output: out", "output: [out]"), "output", "must be a mapping of names to values, or the folder alone"),
         (("data: table.csv", "data: 3"), "data", "must be a mapping of names to values, or the path alone"),
         (("target: label", "request: Saliency"), "request", "must be a mapping of names to values"),
+        (("output: out", "output: s3://bucket/out"), "output.folder", f"'s3:/bucket/out' {URL}"),
+        (("output: out", "output: {folder: 'gs://bucket/out'}"), "output.folder", f"'gs:/bucket/out' {URL}"),
+        (("model: net.mar", "model: https://host/net.mar"), "model.archive", f"'https:/host/net.mar' {URL}"),
+        (("model: net.mar", "model: {adapter: a.py:B, weights: 'S3://b/w'}"), "model.weights", f"'S3:/b/w' {URL}"),
+        (("target: label", "engine: servce"), "engine", "'servce' is no engine; did you mean 'service'?"),
+        (("target: label", "engine: {kind: spark}"), "engine", "'spark' is no engine; there are local, service, ray"),
+        (("target: label", "engine: 3"), "engine", "must be local, service or ray, or a mapping with the field kind"),
+        (("target: label", "engine: service"), "", "model.address and engine: service need each other"),
+        (("net.mar", "{address: 'host:1', name: net}"), "", "model.address and engine: service need each other"),
+        (("target: label", "engine: {kind: service, batches: 3}"), "engine.batches", "there is no such field; did you "
+         "mean 'batch'?"),
     ],
-)
+)  # fmt: skip
 def test_other_values_are_refused(change: tuple[Any, Any], field: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ca.InvalidArgument) as caught:
         load(SHORT.replace(*change), tmp_path)

@@ -85,7 +85,7 @@ class ParquetFile:
         local = isinstance(files.system, LocalFileSystem)
         path = files.path(name)
         file = path if local else files.system.open(path, "rb")
-        self._file = pq.ParquetFile(file, memory_map=local, pre_buffer=False)
+        self._file = pq.ParquetFile(file, memory_map=local, pre_buffer=False, page_checksum_verification=True)
         self.schema = self._file.schema_arrow
         metadata = self._file.metadata
         self.parts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]

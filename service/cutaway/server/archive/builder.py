@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.values import url_fault
 from cutaway.server.archive.reader import (
     MANIFEST,
     MODEL_CONFIG,
@@ -86,6 +87,8 @@ def build(
     check_model_name(model, "model")
     if fault := version_fault(version):
         raise _invalid(fault, "version")
+    if fault := url_fault(destination):
+        raise _invalid(fault, "destination")
     target = destination / f"{model}-{version}.mar"
     if target.exists() and not force:
         raise _invalid(f"{target} exists already; --force (force=True) replaces it", "destination")
