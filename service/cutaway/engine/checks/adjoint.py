@@ -105,12 +105,17 @@ def _first_mismatch(
 def places(problem: AttributionProblem) -> Iterator[Run]:
     """Yields each place by itself, so that the others do not hide it, then all inputs together: a backward pass may be
     wrong for these only."""
-    floating = _floating(problem)
-    yield from (partial(_at_output, problem, name) for name in problem.layers)
-    if floating and (not problem.layer or isinstance(problem.request, GuidedGradCam)):
-        yield from (partial(_at_inputs, problem, [name]) for name in floating)
-        if len(floating) > 1:
-            yield partial(_at_inputs, problem, floating)
+    layers, floating = differentiated(problem)
+    yield from (partial(_at_output, problem, name) for name in layers)
+    yield from (partial(_at_inputs, problem, [name]) for name in floating)
+    if len(floating) > 1:
+        yield partial(_at_inputs, problem, floating)
+
+
+def differentiated(problem: AttributionProblem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the layers, and the inputs, that the gradient of an attribution goes back to."""
+    to_inputs = not problem.layer or isinstance(problem.request, GuidedGradCam)
+    return problem.layers, tuple(_floating(problem)) if to_inputs else ()
 
 
 def _floating(problem: AttributionProblem) -> list[str]:
@@ -192,6 +197,8 @@ class _AdjointTest:
         if here.agree and not here.is_whole:
             raise ForwardModeRefused("values leave PyTorch")
         if here.agree:
+            if here.forward == here.gradient == 0:
+                self.problem.model.proofs.proves_nothing()
             return None
         again = self._sides(along=here.directions)
         if abs(again.gradient - here.gradient) > here.allowed:  # the backward pass draws random numbers

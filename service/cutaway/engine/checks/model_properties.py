@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import wraps
 from operator import attrgetter
@@ -21,7 +20,7 @@ from torch.nn.modules import module as torch_modules
 from cutaway.contract import requests
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.results import Cause
-from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, target_mismatch, wrong_slope
+from cutaway.engine.checks.adjoint import Mismatch, any_mismatch, differentiated, target_mismatch, wrong_slope
 from cutaway.engine.checks.fault_location import custom_functions, first_difference
 from cutaway.engine.checks.forward_mode import ForwardModeRefused
 from cutaway.engine.checks.function_checks import check_functions
@@ -55,7 +54,7 @@ _LOOKS = 6
 
 def random_forward(problem: AttributionProblem) -> Finding | None:
     """Returns whether the forward pass is random, and where two passes on the same inputs differ."""
-    return _cached(problem, _random_forward)
+    return _cached(problem, _random_forward, _differentiates(problem))
 
 
 def dependent_rows(problem: AttributionProblem, largest: int = 0) -> Finding | None:
@@ -68,9 +67,10 @@ def dependent_rows(problem: AttributionProblem, largest: int = 0) -> Finding | N
         problem: the problem.
         largest: the most rows that Captum runs in one pass; twice the problem's rows are tried in any case.
     """
-    return (
-        None if problem.mixes_rows else _cached(problem, _DependentRows(max(largest, 2 * problem.rows, _FEWEST_ROWS)))
-    )
+    if problem.mixes_rows:
+        return None
+    test = _DependentRows.of(max(largest, 2 * problem.rows, _FEWEST_ROWS))
+    return _cached(problem, test, problem.explained, method_of(problem.request).has_target)
 
 
 def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None = None) -> Finding | None:
@@ -85,11 +85,12 @@ def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None
     """
     if problem.edits_gradients:
         return None  # an edit of a gradient is meant to make it another one
-    suspicion = _cached(whole or problem, _suspicion)
+    suspicion = _cached(whole or problem, _suspicion, *differentiated(problem))
     if not suspicion:
         return None
     if suspicion is _Suspicion.UNTESTABLE and problem.target.positions is not None:
-        return _cached(problem, _wrong_backward, frozenset(map(tuple, problem.target.positions.tolist())))
+        positions = frozenset(map(tuple, problem.target.positions.tolist()))
+        return _cached(problem, _wrong_backward, positions, *differentiated(problem))
     return cached_per_problem(_wrong_backward)(problem)
 
 
@@ -101,8 +102,9 @@ class _Suspicion(Enum):
 
 
 def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], T | None], *more: Hashable) -> T | None:
-    scope = (problem.explained, problem.layers, problem.target.source, _differentiates(problem))
-    result: T | None = retested(problem, test, *more, *scope, *_foreign_hooks(problem))
+    scope = (problem.target.source, problem.target.is_neuron)
+    hooks = _foreign_hooks(problem)  # whose numbers another process gives to other hooks
+    result: T | None = retested(problem, test, *more, *scope, *hooks, lasts=not hooks)
     return result
 
 
@@ -121,9 +123,12 @@ def _unrecorded_test(test: Callable[[AttributionProblem], T]) -> Callable[[Attri
 
     @wraps(test)
     def unrecorded_test(problem: AttributionProblem) -> T | None:
-        with problem.model.unrecorded(), suppress(InvalidArgument):  # the request's own pass reports such a model
-            return test(problem)
-        return None
+        try:
+            with problem.model.unrecorded():
+                return test(problem)
+        except InvalidArgument:  # the request's own pass reports such a model
+            problem.model.proofs.proves_nothing()
+            return None
 
     return unrecorded_test
 
@@ -200,9 +205,14 @@ def _draws(problem: AttributionProblem, generators: Sequence[object], outputs: l
 
 @dataclass(frozen=True)
 class _DependentRows:
-    """A test of the problem's own rows, and of ``largest`` rows in one batch."""
+    """A test of the problem's own rows, and of a batch of 2 ** ``power`` rows, or else of ``largest``."""
 
-    largest: int
+    power: int
+    largest: int = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, largest: int) -> _DependentRows:
+        return cls((largest - 1).bit_length(), largest)
 
     def __call__(self, problem: AttributionProblem) -> Finding | None:
         return _unrecorded_test(self._find)(problem)
@@ -212,16 +222,21 @@ class _DependentRows:
             return None  # then a change proves nothing
         before = _run(problem, problem.inputs)
         exchanged = (_changed_rows(problem, before, *others, SAME_SHAPES) for others in _exchanges(problem))
-        return next((finding for finding in exchanged if finding), None) or self._in_larger_batch(problem, before)
-
-    def _in_larger_batch(self, problem: AttributionProblem, before: Outputs) -> Finding | None:
-        """Compares all rows in a batch to which others are added; edits are for the batch as it is."""
-        if problem.edits:
+        if finding := next((finding for finding in exchanged if finding), None):
+            return finding
+        if problem.edits:  # which are for the batch as it is
             return None
+        try:
+            return self._in_larger_batch(problem, before, 2**self.power)
+        except InvalidArgument:  # of a model that takes fewer rows
+            return self._in_larger_batch(problem, before, self.largest)
+
+    def _in_larger_batch(self, problem: AttributionProblem, before: Outputs, rows: int) -> Finding | None:
+        """Compares all rows in a batch to which others are added."""
         # Several rows are repeated: only their number differs, and the company of each row is as it was.
         others = other_rows(problem.inputs) if problem.rows == 1 else problem.inputs
-        repeated = [others] * math.ceil((self.largest - problem.rows) / len(next(iter(others.values()))))
-        batch = {name: x[: self.largest] for name, x in concatenated([problem.inputs, *repeated]).items()}
+        repeated = [others] * math.ceil((rows - problem.rows) / len(next(iter(others.values()))))
+        batch = {name: x[:rows] for name, x in concatenated([problem.inputs, *repeated]).items()}
         return _changed_rows(problem, before, batch, range(problem.rows), DOUBLED_BATCH)
 
 
@@ -306,6 +321,7 @@ def _mismatch_elsewhere(problem: AttributionProblem) -> Mismatch | None:
         return None
     except Exception as failure:
         if is_out_of_memory(failure):  # the request itself may have fewer rows
+            problem.model.proofs.proves_nothing()
             return None
         raise
 

@@ -81,11 +81,17 @@ def rows_independent(
         hook_points: where rows must be independent, besides the outputs and the input gradients.
         source: the output whose gradients are tested; the first one by default.
     """
-    result = model.remembered(("rows", source, model.kind_of(inputs)), _Result)
+    kind, proofs = ("rows", source, model.kind_of(inputs)), model.proofs
+    result = model.remembered(kind, _Result)
+    for point in (None, *hook_points):
+        if point not in result.proven and proofs.is_sound((*kind, point)):
+            result.proven[point] = True
     untested = [point for point in hook_points if point not in result.proven]
     if result.proven.get(None, True) and (untested or None not in result.proven):
-        same = _compare_batches(model, inputs, untested, source)
-        result.proven |= {point: _all_same(same, point) is True for point in (None, *untested)}
+        same, _ = proofs.run(lambda: _compare_batches(model, inputs, untested, source))
+        for point in (None, *untested):
+            result.proven[point] = _all_same(same, point) is True
+            proofs.keep((*kind, point), sound=result.proven[point])
         # Near a kink, rounding alone switches a unit: then rows are not proven to be independent, but only a second row
         # can refute it.
         result.refuted = _all_same(same, None) is False and (

@@ -20,6 +20,7 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Argument
 from cutaway.contract.results import InputSpec
 from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.model.proofs import Proofs
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, ProcessSetting, StateGuard, is_out_of_memory
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
 from cutaway.engine.runtime.numerics import leaves
@@ -137,6 +138,7 @@ class InspectedModel:
         weights_sha256: a digest of its state dict.
         passes: counts its passes.
         properties: results of tests of the model, by test and kind of inputs: see `remembered`.
+        proofs: which of these found nothing, also in other processes.
         recent_sites: what recent requests capture, resolved by the planner.
         cancellation: of the call under way; safe to read from any thread.
         after_slow_forward: called with the outputs of forward passes that took long, and the seconds that they took.
@@ -162,6 +164,7 @@ class InspectedModel:
         self.dtype = next((tensor.dtype for tensor in state if tensor.is_floating_point()), torch.float32)
         self.weights_sha256 = _digest(module)
         self.properties: dict[Hashable, Any] = {}
+        self.proofs = Proofs()
         self.recent_sites: dict[Hashable, Any] = {}
         self.request_bytes: int | None = None
         self.has_more_memory = False

@@ -57,21 +57,42 @@ class _Tested:
         return not self.result and is_repeated_at(self.uses)
 
 
-def retested(problem: AttributionProblem, test: Callable[[AttributionProblem], T], *key: Hashable) -> T:
+def retested(
+    problem: AttributionProblem, test: Callable[[AttributionProblem], T], *key: Hashable, lasts: bool = False
+) -> T:
     """Returns what ``test`` found on the inputs of ``problem`` or on earlier ones of their kind.
 
     Args:
         problem: the problem; each uses a result once.
         test: returns what is false if nothing is wrong.
         key: what else the result depends on.
+        lasts: whether a result of None holds for other processes too: see `Proofs`.
     """
     whole = (test, _kind_of_batch(problem), *map(_edited, problem.edits), *key)
     if whole not in problem.cache:
-        tested = problem.model.remembered(whole, lambda: _Tested(test(problem)))
-        if tested.is_due():
-            tested.result = test(problem)
-        problem.cache[whole] = tested.result
+        problem.cache[whole] = _result(problem, test, whole, lasts)
     return cast(T, problem.cache[whole])
+
+
+def _result(
+    problem: AttributionProblem, test: Callable[[AttributionProblem], T], whole: Hashable, lasts: bool
+) -> T | None:
+    model, proofs, key = problem.model, problem.model.proofs, whole if lasts else None
+
+    def found() -> tuple[T, bool]:
+        result, is_whole = proofs.run(lambda: test(problem), key)
+        model.cancellation.raise_if_cancelled()  # a test may take its end for a fault of the model
+        return result, is_whole
+
+    if whole not in model.properties and not proofs.is_sound(key):
+        result, is_whole = found()
+        if proofs.rehearses and (result or not is_whole):
+            return result
+        model.remembered(whole, lambda: _Tested(result))
+    tested: _Tested = model.remembered(whole, lambda: _Tested(None))
+    if not proofs.rehearses and tested.is_due():
+        tested.result, _ = found()
+    return cast(T, tested.result)
 
 
 @cached_per_problem
