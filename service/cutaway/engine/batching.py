@@ -204,8 +204,11 @@ def inspect_batch(plans: Sequence[RequestPlan]) -> list[Outcome]:
     """
     outcomes: dict[int, Outcome] = {}
     if len(plans) > 1:
+        proofs = plans[0].model.proofs
+        before = proofs.seconds
         for group in _groups(plans):
-            outcomes |= _run_together(group)
+            outcomes |= _run_together(group, proof_ms=(proofs.seconds - before) * 1000)
+            before = proofs.seconds
     return [outcomes[number] if number in outcomes else _run_alone(plan) for number, plan in enumerate(plans)]
 
 
@@ -297,8 +300,11 @@ def _bundles(group: Group) -> Iterator[Group]:
         yield from _parts(bundle, lambda plan, row=row: plan.rows * row, MAX_KEPT)  # type: ignore[misc]
 
 
-def _run_together(group: Group) -> dict[int, Outcome]:
-    """Returns the outcomes of those requests of ``group`` that could share; the others run alone."""
+def _run_together(group: Group, proof_ms: float) -> dict[int, Outcome]:
+    """Returns the outcomes of those requests of ``group`` that could share; the others run alone.
+
+    ``proof_ms``: how long it took to find out that they may.
+    """
     outcomes: dict[int, Outcome] = {}
     companions, (first, *_) = len(group) - 1, group.values()
     cancellation = latest([plan.cancellation for plan in group.values()])
@@ -309,6 +315,7 @@ def _run_together(group: Group) -> dict[int, Outcome]:
         with first.model.session(cancellation, first.request.arguments):
             with _without_draws(group):
                 mains = run_main_pass([joined([*part.values()]) for part in parts])
+            mains[0].timings.proof_ms += proof_ms  # which all have in common
             for part, main in zip(parts, mains):
                 outcomes |= _finished(part, main, companions)
     return outcomes

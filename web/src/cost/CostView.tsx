@@ -42,6 +42,7 @@ const STAGES = [
   ["backwardMs", "Backward", "the backward pass"],
   ["attributionMs", "Attribution", "Captum"],
   ["checkMs", "Check", "references from raw hooks, and comparisons"],
+  ["proofMs", "Proof", "tests of the model, of which later requests use the outcomes"],
   ["encodeMs", "Encode", "tensors to bytes"],
 ] as const;
 

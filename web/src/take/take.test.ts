@@ -72,7 +72,7 @@ describe("cost", () => {
 
   it("puts stages behind one another, and what the server does not see at the end", () => {
     const stages = stagesOf(REPLY, 10);
-    expect(stages.map(({ begin }) => begin)).toEqual([0, 1, 1, 3, 3, 3, 7, 7]);
+    expect(stages.map(({ begin }) => begin)).toEqual([0, 1, 1, 3, 3, 3, 7, 7, 7]);
     expect(stages.at(-1)?.value).toBe(3);
     expect(weights(REPLY)).toEqual([
       { name: "Predictions", value: 8 },

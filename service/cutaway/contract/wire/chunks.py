@@ -224,7 +224,7 @@ def _reading() -> Iterator[None]:
 
 # Dry runs and changes of the data type of floating tensors.
 
-_EVERY_STAGE = Timings(*[1.0] * 7)  # a time of 0 takes no bytes
+_EVERY_STAGE = Timings(*[1.0] * 8)  # a time of 0 takes no bytes
 
 
 def apply_reply_options(result: InspectResult, request: InspectRequest) -> InspectResult:

@@ -383,7 +383,7 @@ def _checked_result(
     parts = consecutive(main.plan.parts or (problem.rows,))
     verdicts: tuple[results.Check, ...] = ()
     errors: Values = {}
-    with timed(main.timings, "check_ms"):
+    with problem.model.proofs.billed_to(main.timings), timed(main.timings, "check_ms"):
         try:
             if failure is None and check.mode is not CheckMode.OFF:
                 verdicts = run_checks(problem, method, values, passes, sums, main.outputs, check, parts)
