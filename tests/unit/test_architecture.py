@@ -27,7 +27,7 @@ INNER_LAYERS = {
     ],
     "engine": [
         *("runtime", "model", "hooks", "passes", "references", "methods", "planning", "checks"),
-        *("execution", "cost", "batching"),
+        *("execution", "cost", "batching", "rehearsal"),
     ],
     "server": [
         *("file_watch", "time_limit", "archive", "model_store", "settings", "memory", "worker_protocol", "unpacked"),

@@ -127,6 +127,11 @@ class Settings(BaseSettings):
         default=False, description="Serve HTTP beyond this machine although callers need neither token nor certificate."
     )
     tokens: Path | None = Field(default=None, description="The token file, TOML; without it, all callers may do all.")
+    proofs_dir: Path | None = Field(
+        default=None,
+        description="Directory in which the outcomes of tests of models are kept; by default `.proofs` beside the "
+        "archives. Where it cannot be written, they are kept until the server stops.",
+    )
     log_dir: Path = Field(default=Path("logs"), description="Directory of the log of TorchServe, or of the workers.")
     log_format: Literal["", "json", "text"] = Field(
         default="", description="Format of the log; `cutaway serve` defaults to text on a terminal, else to json."
@@ -144,6 +149,10 @@ class Settings(BaseSettings):
         if fault := url_fault(path):
             raise ValueError(fault)
         return path
+
+    def proofs_beside(self, archives: Path) -> Path:
+        """Returns the directory of the outcomes of tests of the models in ``archives``."""
+        return (self.proofs_dir or archives / ".proofs").absolute()
 
     @classmethod
     def load(cls) -> Settings:

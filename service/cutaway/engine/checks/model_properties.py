@@ -48,6 +48,9 @@ T = TypeVar("T")
 _FEWEST_ROWS = 4
 """The fewest rows of the larger batch: one row by itself is compared with itself beside three others."""
 
+_MOST_DOUBLINGS = 10
+"""The most sizes of a larger batch that a rehearsal tests."""
+
 _LOOKS = 6
 """How many runs must move a random number generator: other threads may, now and then, use the same ones."""
 
@@ -69,8 +72,13 @@ def dependent_rows(problem: AttributionProblem, largest: int = 0) -> Finding | N
     """
     if problem.mixes_rows:
         return None
-    test = _DependentRows.of(max(largest, 2 * problem.rows, _FEWEST_ROWS))
-    return _cached(problem, test, problem.explained, method_of(problem.request).has_target)
+    key = problem.explained, method_of(problem.request).has_target
+    fewest = max(2 * problem.rows, _FEWEST_ROWS)
+    sizes = [max(largest, fewest)]
+    if problem.model.proofs.rehearses:  # a question with fewer steps runs fewer rows
+        sizes = [size for size in (fewest << power for power in range(_MOST_DOUBLINGS)) if size < largest] + sizes
+    tests = map(_DependentRows.of, sizes)
+    return next((finding for test in tests if (finding := _cached(problem, test, *key))), None)
 
 
 def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None = None) -> Finding | None:

@@ -37,7 +37,7 @@ class LocalWorker:
         self.turns = Turns()
         self.name = worker.name
         self._worker = worker
-        self._thread = ModelThread(worker.name.model)
+        self._thread = ModelThread(worker.name.model, worker.idle)
         self._calls = Calls(worker, self._thread, self._reply)
         self._loop = asyncio.get_running_loop()
 
@@ -122,9 +122,10 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
         archives = {name: (path, Path(scratch) / path.stem) for name, path in store.archives.items()}
         workers = []
         for name, (path, directory) in archives.items():
+            proofs = settings.proofs_beside(path.parent)
             try:
                 reader.unpack(path, directory)
-                workers.append(await asyncio.to_thread(Worker.load, directory, device="cpu"))
+                workers.append(await asyncio.to_thread(Worker.load, directory, device="cpu", proofs_dir=proofs))
             except CutawayError as failure:
                 log.warning(store.mark_broken(name, str(failure)))
         store.require_models()

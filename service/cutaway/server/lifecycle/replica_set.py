@@ -104,7 +104,10 @@ class ReplicaSet:
             f"memory: {_gib(own)} for the requests of each of {settings.replicas * in_engine} workers, and "
             f"{_gib(pool)} that they share; archives of {_gib(sum(each.size for each in archives.values()))}"
         )
-        environment = WorkerEnvironment(settings.max_message_bytes, self.pool.path, own, pool, settings.replicas)
+        proofs = settings.proofs_beside(next(iter(archives.values())).path.parent)
+        environment = WorkerEnvironment(
+            settings.max_message_bytes, self.pool.path, own, pool, settings.replicas, proofs_dir=proofs
+        )
         if settings.engine == "processes":
             return WorkerProcesses(archives, environment, log_dir=settings.log_dir, root=self._root)
         return TorchServe(

@@ -34,6 +34,7 @@ class WorkerEnvironment:
         request_memory_bytes: a worker's own memory for requests on a CPU, or None for no limit.
         pool_bytes: the memory for requests that workers share.
         replicas: the number of engines that share the cores.
+        proofs_dir: where the outcomes of tests of models are kept, or None for what the environment says.
     """
 
     max_message_bytes: int
@@ -41,6 +42,7 @@ class WorkerEnvironment:
     request_memory_bytes: int | None = None
     pool_bytes: int = 0
     replicas: int = 1
+    proofs_dir: Path | None = None
 
     def variables(self) -> dict[str, str]:
         """Returns the environment of this process with these settings, and with variables that make workers fast."""
@@ -52,6 +54,8 @@ class WorkerEnvironment:
         variables[POOL_BYTES] = str(self.pool_bytes)
         if self.request_memory_bytes is not None:
             variables["CUTAWAY_REQUEST_MEMORY_BYTES"] = str(self.request_memory_bytes)
+        if self.proofs_dir is not None:
+            variables["CUTAWAY_PROOFS_DIR"] = str(self.proofs_dir)
         wait_briefly(variables)
         # Large pages for large tensors: small pages took most of the time of a 64 MiB capture.
         variables.setdefault("THP_MEM_ALLOC_ENABLE", "1")

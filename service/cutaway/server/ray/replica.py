@@ -144,7 +144,7 @@ class Replica:
             self._worker = process.load(directory, workers=1, gpu=0 if settings.ray_gpus else None)
         except Exception as failure:
             raise RuntimeError(f"{CANNOT_LOAD}{process.load_failure(failure)}") from None
-        self._server = server.WorkerServer(self._worker, ModelThread(name.model), files / "0")
+        self._server = server.WorkerServer(self._worker, ModelThread(name.model, self._worker.idle), files / "0")
         self._port = ReplicaPort(
             files / "0",
             ray.util.get_node_ip_address(),

@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from statistics import StatisticsError, linear_regression
 from typing import Any, TypeVar
 
 from cutaway.server.worker.call import Call, as_failure
+from cutaway.server.worker.proofs import IdleProofs
 from cutaway.server.worker.worker import Worker
 from cutaway.v1 import worker_pb2
 
@@ -28,13 +29,22 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+_QUIET_S = 1.0
+"""The seconds without a job after which a worker is idle."""
+
+
 class ModelThread:
     """A thread that runs jobs one after the other.
 
     It is a daemon: a model that never returns must not keep the process alive.
+
+    Args:
+        name: of the model.
+        idle: tests that run while there is no job.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, idle: IdleProofs | None = None) -> None:
+        self._idle = idle
         self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"cutaway-{name}", daemon=True)
         self._thread.start()
@@ -42,6 +52,8 @@ class ModelThread:
     def put(self, job: Callable[[], Any]) -> None:
         """Runs ``job`` after those before it; an exception is only logged."""
         self._jobs.put(job)
+        if self._idle is not None:
+            self._idle.give_way()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Runs ``job`` after those before it, and returns its future result."""
@@ -60,7 +72,7 @@ class ModelThread:
 
     def _run_next(self) -> bool:
         """Runs a job, and keeps nothing of it; returns whether there may be another."""
-        job = self._jobs.get()
+        job = self._next()
         if job is None:
             return False
         try:
@@ -68,6 +80,15 @@ class ModelThread:
         except Exception:
             log.exception("unexpected exception in the thread of a model")
         return True
+
+    def _next(self) -> Callable[[], Any] | None:
+        """Returns the next job; until it comes, tests run."""
+        pause_s: float | None = _QUIET_S
+        while self._idle is not None and pause_s is not None:
+            with suppress(Empty):
+                return self._jobs.get(timeout=pause_s)
+            pause_s = self._idle.run(lambda: not self._jobs.empty())
+        return self._jobs.get()
 
 
 def _complete(future: Future[T], job: Callable[[], T]) -> None:

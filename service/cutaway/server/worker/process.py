@@ -33,7 +33,7 @@ class WorkerProcess:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._thread = ModelThread(worker.name.model)
+        self._thread = ModelThread(worker.name.model, worker.idle)
         if directory := os.environ.get(WORKERS):
             self._server = WorkerServer(worker, self._thread, Path(directory) / str(os.getpid()))
 

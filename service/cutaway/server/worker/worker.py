@@ -71,6 +71,7 @@ from cutaway.server.worker.call import (
     until_deadline,
     with_failure,
 )
+from cutaway.server.worker.proofs import IdleProofs, proof_file
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ class Worker:
         memory: what requests may take on a CPU; None for no limit.
         pieces: streamed replies that nobody has fetched yet.
         ran_out: whether a call of the last turn ran out of memory.
+        idle: tests of the model for idle time; None for a model that is not in an archive, or has one caller.
     """
 
     def __init__(self, model: InspectedModel, adapter: Adapter, name: ModelName, settings: Settings) -> None:
@@ -185,6 +187,7 @@ class Worker:
         self.memory = None if own is None else RequestMemory(own)
         self.pieces = WaitingPieces()
         self.ran_out = False
+        self.idle: IdleProofs | None = None
         self._passed_example = False
         self._descriptions: dict[tuple[bool, bool], bytes] = {}
         self._valid_inputs: dict[Hashable, tuple[str, ...]] = {}
@@ -201,8 +204,12 @@ class Worker:
         return max(0.0, time.time() - until) if until else 0.0
 
     @classmethod
-    def load(cls, model_dir: Path, *, device: str, batches_calls: bool = True) -> Worker:
+    def load(
+        cls, model_dir: Path, *, device: str, batches_calls: bool = True, proofs_dir: Path | None = None
+    ) -> Worker:
         """Loads the model of an unpacked archive; with ``batches_calls``, tests whether calls may share a batch.
+
+        ``proofs_dir``: where tests of the model are kept; by default as the settings say.
 
         Raises:
             InvalidArgument: ``ARCHIVE_CORRUPT`` or ``ADAPTER_INVALID``.
@@ -212,7 +219,11 @@ class Worker:
         adapter, model = _load_archived(manifest, model_dir, device)
         worker = cls(model, adapter, ModelName(manifest.model, manifest.version), Settings.load())
         if batches_calls:
+            file = proof_file(proofs_dir or worker._settings.proofs_dir, model, manifest, model_dir)
+            if file is not None:
+                file.add_to(model.proofs)
             worker._check_row_independence()
+            worker.idle = IdleProofs(worker, model, worker._example, worker._cancelled_passes, file)
         return worker
 
     @classmethod
