@@ -119,8 +119,8 @@ def test_an_archive_that_fails_its_check(build: Build, tmp_path: Path) -> None:
     before = build().read_bytes()
     left = sorted(tmp_path.rglob("*"))
 
-    def check(archive: Path) -> None:
-        assert reader.read(archive).model == "tiny"
+    def check(archive: Path, weights: Path | None) -> None:
+        assert (reader.read(archive).model, weights and weights.name) == ("tiny", "tiny.safetensors")
         raise error(Reason.ADAPTER_INVALID, "it does not load")
 
     refused(Reason.ADAPTER_INVALID, lambda: build(force=True, check=check))

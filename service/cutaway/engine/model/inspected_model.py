@@ -393,5 +393,5 @@ def _digest(module: nn.Module) -> str:
         if isinstance(tensor, Tensor):
             for array in arrays_of(tensor.detach()):
                 digest.update(f"{name}:{array.dtype}:{list(array.shape)}".encode())
-                digest.update(array.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                digest.update(array.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

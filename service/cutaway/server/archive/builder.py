@@ -61,7 +61,7 @@ def build(
     destination: Path,
     force: bool = False,
     random_weights: bool = False,
-    check: Callable[[Path], None] | None = None,
+    check: Callable[[Path, Path | None], None] | None = None,
 ) -> Path:
     """Builds ``<destination>/<model>-<version>.mar``, and returns its path.
 
@@ -79,7 +79,8 @@ def build(
         destination: directory of the archive; created if it does not exist.
         force: whether an existing archive is replaced.
         random_weights: whether a model without weights may have random parameters.
-        check: called with the new archive before it is put into ``destination``, where no archive is put if it raises.
+        check: called with the new archive and ``weights`` before it is put into ``destination``; if it raises, no
+            archive is put there.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE`` or ``ADAPTER_INVALID``, with the argument's name.
@@ -112,7 +113,7 @@ def build(
     with tempfile.TemporaryDirectory(prefix=".cutaway-", dir=destination) as scratch:
         archive = _archive(manifest, files, _SETTINGS.format(**settings), Path(scratch))
         if check is not None:
-            check(archive)
+            check(archive, weights)
         archive.replace(target)
     return target
 

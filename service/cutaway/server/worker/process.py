@@ -111,14 +111,16 @@ def _share_cores(workers: int) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // sharing))
 
 
-def load_once(archive: Path) -> None:
+def load_once(archive: Path, weights: Path | None) -> None:
     """Loads the model of ``archive`` on the CPU and runs its example, to find faults before the archive is served.
+
+    ``weights``: the file that the archive's weights are a copy of; it is read in place of a third copy.
 
     Raises:
         CutawayError: as `Worker.load`; ``ADAPTER_INVALID`` too, if the model cannot run the example.
     """
     with ScratchDirectory() as directory:
-        reader.unpack(archive, Path(directory))
+        reader.unpack(archive, Path(directory), weights=weights)
         sys.path.insert(0, directory)  # an adapter may import other files of its archive, as in TorchServe's workers
         try:
             worker = Worker.load(Path(directory), device="cpu", batches_calls=False)

@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -71,6 +71,7 @@ from cutaway.server.worker.call import (
     until_deadline,
     with_failure,
 )
+from cutaway.server.worker.mapped_weights import MappedWeights
 from cutaway.server.worker.proofs import IdleProofs, proof_file
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 
@@ -123,7 +124,8 @@ def _build(
 ) -> tuple[Adapter, InspectedModel]:
     weights = directory / manifest.weights if manifest.weights else None
     adapter = create_adapter(kind, manifest.options, directory, weights)
-    return adapter, load_model(adapter, device)
+    with MappedWeights(weights) if weights and device == "cpu" else nullcontext():
+        return adapter, load_model(adapter, device)
 
 
 def _require_chosen_parameters(model: InspectedModel, build: _Build) -> None:
