@@ -260,9 +260,10 @@ def _draw(example: _Example, sections: Mapping[str, Sequence[Panel]]) -> Figure:
 
 
 def _lines(heading: str, panels: Sequence[Panel]) -> Iterator[_Line]:
-    if len(panels) > _MAX_PANELS:
-        heading += f": the first {_MAX_PANELS} of {len(panels)}"
-    for start in range(0, min(len(panels), _MAX_PANELS), _COLUMNS):
+    if len(panels) > _MAX_PANELS:  # those left out are of all depths
+        heading += f": {_MAX_PANELS} of {len(panels)}, from the first to the last"
+        panels = [panels[number * (len(panels) - 1) // (_MAX_PANELS - 1)] for number in range(_MAX_PANELS)]
+    for start in range(0, len(panels), _COLUMNS):
         yield _Line("" if start else heading, panels[start : start + _COLUMNS])
 
 

@@ -93,6 +93,20 @@ def test_a_model_shows_its_example_where_it_is_asked_for() -> None:
     assert all(np.array_equal(shown[name], to_numpy(tensor)) for name, tensor in expected.items())
 
 
+def test_a_model_is_described_once() -> None:
+    """The gateway keeps what a worker has told: the next caller waits for no worker. What was not told is asked for."""
+    gate, x = Gate(), np.ones((1, 2), np.float32)
+    with serve({"gate": gate}) as server, ca.Client(server.address) as client, ThreadPoolExecutor(1) as callers:
+        told = client.get_model("gate")
+        asked = callers.submit(client.inspect, "gate", {"x": x})
+        gate.entered.wait(PATIENCE_S)
+        assert client.get_model("gate") == client.get_model("gate/versions/1.0") == told
+        with pytest.raises(ca.DeadlineExceeded):
+            client.get_model("gate", operators=True, timeout=0.2)
+        gate.open.set()
+        asked.result()
+
+
 def test_an_example_that_is_too_large_is_refused() -> None:
     """Before it is sent; the rest of the model is told."""
 

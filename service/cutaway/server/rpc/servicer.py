@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -84,6 +84,8 @@ class Servicer:
         self._watch = watch
         self._budget = ByteBudget(settings.max_queue_bytes or share_of_requests(2 * settings.max_message_bytes))
         self._translator = Translator()
+        self._descriptions: dict[Hashable, bytes] = {}
+        self._described = backend.catalog
 
         methods: dict[str, Method] = {
             "ListModels": self._list_models,
@@ -196,8 +198,8 @@ class Servicer:
         Raises:
             CutawayError: the model is not known to the caller, or does not answer.
         """
-        reply = await self._call("describe", self.allow(model), wire_models.encode_model_request(model), context)
-        return inspection_service_pb2.GetModelResponse.FromString(reply.response).model
+        reply = await self._description(self.allow(model), wire_models.encode_model_request(model), context)
+        return inspection_service_pb2.GetModelResponse.FromString(reply).model
 
     async def refuse(self, name: str, failure: CutawayError, context: Context) -> None:
         """Ends a call of the method ``name``, whose request could not be read, with ``failure``.
@@ -243,8 +245,21 @@ class Servicer:
             for field in ("operators", "example"):
                 if getattr(request, field):
                     permissions.require(Scope.INSPECT, field)
-            reply = await self._call("describe", name, data, context)
-        return reply.response if Scope.INSPECT in permissions.scopes else _without_modules(reply.response)
+            reply = await self._description(name, data, context)
+        return reply if Scope.INSPECT in permissions.scopes else _without_modules(reply)
+
+    async def _description(self, name: ModelName, data: bytes, context: Context) -> bytes:
+        """Returns a serialised GetModelResponse; a worker is asked once, until the model store changes."""
+        request, catalog = wire_models.decode_model_request(data), self._backend.catalog
+        if catalog is not self._described:
+            self._described, self._descriptions = catalog, {}
+        asked = name, request.operators, request.example
+        if asked not in self._descriptions:
+            response = (await self._call("describe", name, data, context)).response
+            if catalog is not self._described:  # the store has changed meanwhile
+                return response
+            self._descriptions[asked] = response
+        return self._descriptions[asked]
 
     async def _inspect(self, data: bytes, context: Context, caller: Caller) -> bytes:
         start = time.perf_counter()
