@@ -19,7 +19,7 @@ from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest
 from cutaway.contract.results import AttributionResult, Cause, InspectResult, Verdict
 from cutaway.engine.batching import inspect_batch
-from cutaway.engine.checks import completeness
+from cutaway.engine.checks import pass_summary
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.passes.pass_recorder import Pass
 from cutaway.engine.planning.plan import plan_request
@@ -143,7 +143,7 @@ def test_requests_that_ran_together_each_have_their_failed_check() -> None:
     subject = InspectedModel(net, lambda tensors: net(**tensors))
     request = ca.InspectRequest("m", attributions=(ca.Saliency(),), target=ca.ClassIndex((1,)))
     inputs = [{"x": noise(2, 4, seed=seed)} for seed in (1, 2)]
-    with sabotaged(unwrap(completeness.gradient_effects)):
+    with sabotaged(unwrap(pass_summary.PassSummary._read_gradients)):
         results = inspect_batch([plan_request(subject, request, x) for x in inputs])
     for x, result in zip(inputs, results):
         assert isinstance(result, InspectResult), result

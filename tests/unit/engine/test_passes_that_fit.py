@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 import torch
 from captum import attr
+from captum.attr._utils import batching
+from captum.attr._utils.approximation_methods import approximation_parameters
 from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.contract.requests import CheckMode, CheckRequest, InspectRequest
-from cutaway.contract.results import Verdict
+from cutaway.contract.results import Cause, Verdict
 from cutaway.engine.batching import inspect_batch
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.engine.passes.pass_memory import LiveBytes
 from cutaway.engine.planning.plan import plan_request
 from cutaway.server.memory import RequestMemory, return_memory
+from tests.support.broken_captum import spoiled
 from tests.support.checked_attributions import noise
 
 SIZES: list[int] = []
@@ -103,15 +107,113 @@ def test_passes_are_small_before_any_fails() -> None:
     assert set(SIZES[1:13]) == {4}
 
 
+WIDTH = 1 << 15
+HALVES = {"x": np.arange(WIDTH).reshape(1, WIDTH) // (WIDTH // 2)}
+
+FLAT: dict[str, tuple[ca.Attribution, ca.Attribution]] = {
+    "steps": (ca.IntegratedGradients(n_steps=40), ca.IntegratedGradients(n_steps=400)),
+    "steps at a layer": (
+        ca.InternalInfluence(layer="first", n_steps=40),
+        ca.InternalInfluence(layer="first", n_steps=400),
+    ),
+    "steps and their differences": (
+        ca.LayerConductance(layer="first", n_steps=40),
+        ca.LayerConductance(layer="first", n_steps=400),
+    ),
+    "steps between two outputs": (
+        ca.LayerIntegratedGradients(layer="first", n_steps=40),
+        ca.LayerIntegratedGradients(layer="first", n_steps=400),
+    ),
+    "steps at a neuron": (
+        ca.NeuronConductance(neuron=ca.Neuron("first", (2,)), n_steps=40),
+        ca.NeuronConductance(neuron=ca.Neuron("first", (2,)), n_steps=400),
+    ),
+    "steps of noisy copies": (
+        ca.IntegratedGradients(n_steps=8, noise=ca.NoiseTunnel(n_samples=4)),
+        ca.IntegratedGradients(n_steps=8, noise=ca.NoiseTunnel(n_samples=40)),
+    ),
+    "noisy copies": (
+        ca.Saliency(noise=ca.NoiseTunnel(n_samples=10, combination=ca.Combination.SMOOTHGRAD_SQUARE)),
+        ca.Saliency(noise=ca.NoiseTunnel(n_samples=100, combination=ca.Combination.SMOOTHGRAD_SQUARE)),
+    ),
+    "windows": (
+        ca.Occlusion(windows={"x": (1 << 12,)}, strides={"x": (1 << 12,)}),
+        ca.Occlusion(windows={"x": (256,)}, strides={"x": (128,)}),
+    ),
+    "orders": (
+        ca.ShapleyValueSampling(n_samples=1, masks=HALVES),
+        ca.ShapleyValueSampling(n_samples=10, masks=HALVES),
+    ),
+    "draws": (
+        ca.KernelShap(n_samples=20, masks=HALVES),
+        ca.KernelShap(n_samples=200, masks=HALVES),
+    ),
+}
+
+
+class Broad(nn.Module):
+    """A network whose inputs take more memory than all else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(WIDTH, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(torch.tanh(self.first(x) / 50))
+        return output
+
+
 @pytest.mark.parametrize("mode", [CheckMode.SAME_PASS, CheckMode.INDEPENDENT])
-def test_a_check_that_keeps_too_much_costs_no_value(mode: CheckMode) -> None:
-    """Nothing runs twice for it, and the verdict says why."""
-    explained, more = ca.IntegratedGradients(n_steps=64), {"check": CheckRequest(mode)}
-    plenty = asked(Small(1000), noise(1, 4), explained, **more).attributions[0]
-    tight = asked(Small(1000), noise(1, 4), explained, request_bytes=2 * 64 * 16, **more).attributions[0]
-    np.testing.assert_allclose(tight.values["x"], plenty.values["x"], rtol=1e-5, atol=1e-7)
-    assert tight.verdict is Verdict.INCONCLUSIVE
-    assert "ask fewer steps" in tight.checks[0].reason
+@pytest.mark.parametrize(("few", "many"), FLAT.values(), ids=FLAT)
+def test_a_check_takes_no_more_memory_for_more_passes(
+    few: ca.Attribution, many: ca.Attribution, mode: CheckMode
+) -> None:
+    """Ten thousand steps of a large image need no more room than twenty, and their verdict says as much."""
+    model, most = Broad(), []
+    x, more = noise(1, WIDTH), {"request_bytes": 1 << 22, "seed": 1, "check": CheckRequest(mode)}
+    asked(model, x, few, **more)  # whose tests of the model are made once
+    for explained in (few, many):
+        with LiveBytes() as live:
+            found = asked(model, x, explained, **more).attributions[0]
+        assert found.verdict is Verdict.AGREES, found.checks
+        most.append(live.most)
+    assert most[1] < 1.5 * most[0], most
+
+
+def heavier(method: str, intact: Any = approximation_parameters) -> Any:
+    weights, points = intact(method)
+    return lambda n: [40 * weights(n)[0], *weights(n)[1:]], points
+
+
+def skipping(method: str, intact: Any = approximation_parameters) -> Any:
+    weights, points = intact(method)
+    return weights, lambda n: [*points(n)[:700], points(n)[699], *points(n)[701:]]
+
+
+def steeper(captums: Any, options: dict[str, Any]) -> None:
+    intact = captums.gradient_func
+    captums.gradient_func = lambda **given: tuple(1.01 * gradient for gradient in intact(**given))
+
+
+@pytest.mark.parametrize("mode", [CheckMode.SAME_PASS, CheckMode.INDEPENDENT])
+def test_faults_of_long_paths_are_found_in_little_memory(mode: CheckMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A skipped step shows in the points of Captum's own passes; a weight and a gradient show in the values."""
+    x, more = noise(2, 4), {"request_bytes": 4 * 3 * 100, "check": CheckRequest(mode)}
+    model, explained = Small(8), ca.IntegratedGradients(n_steps=1000, quadrature=ca.Quadrature.RIEMANN_MIDDLE)
+
+    def verdict() -> tuple[Verdict, Any]:
+        check = asked(model, x, explained, **more).attributions[0].checks[0]
+        return check.verdict, check.cause
+
+    assert verdict() == (Verdict.AGREES, None)
+    with spoiled(ca.IntegratedGradients, arguments=steeper):
+        assert verdict() == (Verdict.DISAGREES, Cause.UNKNOWN)
+    monkeypatch.setattr(batching, "approximation_parameters", heavier)
+    assert verdict() == (Verdict.DISAGREES, Cause.UNKNOWN)
+    if mode is CheckMode.SAME_PASS:
+        monkeypatch.setattr(batching, "approximation_parameters", skipping)
+        assert verdict() == (Verdict.DISAGREES, Cause.OTHER_PASSES)
 
 
 def test_what_does_not_fit_fails_in_its_place() -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 
-from cutaway.engine.checks.completeness import _differ, _Points
-from cutaway.engine.passes.pass_recorder import RowRange
+import cutaway as ca
+from cutaway.engine.checks.pass_summary import PassSummary
+from cutaway.engine.methods.captum_call import method_of
+from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, consecutive
+from cutaway.engine.passes.targets import ResolvedTarget
+from cutaway.engine.planning.attribution_setup import resolve_attribution
 
 INF, NAN = float("inf"), float("nan")
+
+
+def _in_parts(size: int, problem: AttributionProblem) -> list[Values]:
+    return [{"x": point} for point in problem.inputs["x"].split(size)]
 
 
 @pytest.mark.parametrize(
@@ -25,8 +38,11 @@ INF, NAN = float("inf"), float("nan")
 )
 def test_points_that_are_no_finite_numbers(wanted: list[float], seen: list[float], same: bool) -> None:
     """The same infinities and the same NaNs are the same point; an infinity hides no other difference."""
-    rows = [torch.tensor([[each] for each in side]) for side in (wanted, seen)]
-    every = RowRange(0, len(wanted), len(wanted))
-    assert _differ(_Points("x", [{"x": rows[0]}], [rows[1]]), every) is not same
-    by_row = [{"x": row} for row in rows[0].split(1)]
-    assert _differ(_Points("x", by_row, [rows[1]]), every) is not same  # however many rows a tensor has
+    net, rows = nn.Linear(1, 1), [torch.tensor([[each] for each in side]) for side in (wanted, seen)]
+    model = InspectedModel(net, lambda tensors: net(**tensors))
+    about = resolve_attribution(model, ca.Saliency(), {"x": rows[0]}, {}).at_target(ResolvedTarget("", lambda y: y))
+    for size in (len(wanted), 1):  # however many rows a tensor has
+        method = replace(method_of(about.request), points=partial(_in_parts, size))
+        summary = PassSummary(about, method, consecutive([len(wanted)]), of_captum=True)
+        summary.add(Pass({"x": rows[1]}))
+        assert (summary.mismatches() == [""]) is same

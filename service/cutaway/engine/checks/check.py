@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from cutaway.contract import requests
-from cutaway.contract.requests import POINTS, CheckMode, CheckRequest, Point
+from cutaway.contract.requests import CheckMode, CheckRequest
 from cutaway.contract.results import Cause, Check, Verdict
 from cutaway.engine.checks import completeness, model_properties
 from cutaway.engine.checks.fault_location import no_gradient
+from cutaway.engine.checks.pass_summary import GradientEffects, PassSummary, summarized
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes import reference_inputs
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, Pass, RowRange, Values
-from cutaway.engine.passes.reference_inputs import CompletenessSums, Evidence, MissingObservation, Reference
+from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, RowRange, Values
+from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation, Reference
 from cutaway.engine.planning.attribution_setup import moves_integers
-from cutaway.engine.references.observation import target_values
-from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, Path, close_unmasked
+from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,11 +36,10 @@ def run_checks(
     problem: AttributionProblem,
     method: Method,
     values: Values,
-    passes: Sequence[Pass],
+    summary: PassSummary,
     sums: CompletenessSums | None,
     outputs: Outputs,
     request: CheckRequest,
-    parts: Sequence[RowRange],
 ) -> tuple[Check, ...]:
     """Compares an attribution with its reference, and with the target's change where it should sum to that.
 
@@ -51,11 +50,10 @@ def run_checks(
         problem: the attribution problem.
         method: its method.
         values: Captum's attributions.
-        passes: Captum's passes, or separate ones if the request's mode is INDEPENDENT.
+        summary: of Captum's passes, or of separate ones if the request's mode is INDEPENDENT.
         sums: both sides of completeness; None if the method has no baseline.
         outputs: what the request's first pass returned.
         request: the mode and the tolerance.
-        parts: the rows of each request that asks this; one part of all rows for a request by itself.
 
     Returns:
         The checks of each part, one part behind the other.
@@ -63,8 +61,12 @@ def run_checks(
     Raises:
         CannotShare: it cannot be told which part a fault belongs to.
     """
-    own = [_Part(rows, problem if rows.is_whole else problem.of_rows(range(rows.start, rows.stop))) for rows in parts]
-    comparison = _Comparison(problem, method, values, passes, outputs, request, sums, own)
+    summary.require_sound()
+    own = [
+        _Part(rows, problem if rows.is_whole else problem.of_rows(range(rows.start, rows.stop)))
+        for rows in summary.parts
+    ]
+    comparison = _Comparison(problem, method, values, summary, outputs, request, sums, own)
     identities = comparison.checks()
     if sums is None or not method.adds_up(problem):
         return tuple(identities)
@@ -123,7 +125,7 @@ class _Comparison:
     problem: AttributionProblem
     method: Method
     values: Values
-    passes: Sequence[Pass]
+    summary: PassSummary
     outputs: Outputs
     request: CheckRequest
     sums: CompletenessSums | None
@@ -134,10 +136,8 @@ class _Comparison:
     def dtype(self) -> torch.dtype:
         """The least precise data type among inputs, parameters, operators, recorded tensors and attributions."""
         tensors = [*self.values.values(), *self.problem.inputs.values(), *self.problem.model.module.parameters()]
-        for recorded in self.passes:
-            tensors += [] if recorded.cotangent is None else [recorded.cotangent]
-            tensors += [tensor for call in recorded.layer for point in POINTS for tensor in call.at(point).values()]
-        dtypes = {tensor.dtype for tensor in tensors} | reference_inputs.operator_dtypes(self.problem)
+        dtypes = {tensor.dtype for tensor in tensors} | self.summary.dtypes
+        dtypes |= reference_inputs.operator_dtypes(self.problem)
         return next((dtype for dtype in _BY_PRECISION if dtype in dtypes), torch.float32)
 
     def checks(self) -> list[Check]:
@@ -150,8 +150,7 @@ class _Comparison:
         )  # fmt: skip
         if self.request.mode is not CheckMode.SAME_PASS:
             return self._compared(blank)
-        points, rows = self.method.points(self.problem), [part.rows for part in self.parts]
-        mismatches = completeness.pass_mismatches(self.problem, points, self.passes, rows)
+        mismatches = self.summary.mismatches()
         checks = [
             replace(blank, verdict=Verdict.DISAGREES, reason=mismatch, cause=Cause.OTHER_PASSES)
             for mismatch in mismatches
@@ -165,7 +164,7 @@ class _Comparison:
         if captums and method.reference_passes is not None:
             return self._compared_again()
         try:
-            errors = [reference.error for reference in self.references]
+            errors = [reference.error for reference in self.summary.references]
         except MissingObservation as missing:
             # Captum's passes do not show everything (of a layer that is called twice, say); separate passes do, but not
             # if several points share a pass and rows are not on axis 0: then each point needs a pass of its own.
@@ -180,26 +179,17 @@ class _Comparison:
         return [_PartComparison(self, part, blank).check() for part in self.parts]
 
     def _compared_again(self, separate_points: bool = False) -> list[Check]:
-        passes = self.method.passes(self.problem, separate_points=separate_points)
+        parts = self.summary.parts
+        summary = summarized(self.problem, self.method, parts, separate_points=separate_points)
         request = replace(self.request, mode=CheckMode.INDEPENDENT)
-        return replace(self, passes=passes, request=request, separate_points=separate_points).checks()
-
-    @property
-    def calls(self) -> int:
-        """The number of calls of the layer in a pass; 1 without a layer."""
-        return max(1, len(self.passes[-1].layer)) if self.passes else 1
-
-    @cached_property
-    def references(self) -> list[Reference]:
-        """The reference for each call of the layer; raises `MissingObservation`."""
-        return [self.method.reference(Evidence(self.problem, self.passes, call)) for call in range(self.calls)]
+        return replace(self, summary=summary, request=request, separate_points=separate_points).checks()
 
     @cached_property
     def of_model(self) -> Finding | None:
         """The cause that makes every attribution of this model doubtful, whatever the rows are."""
         if random := model_properties.random_forward(self.problem):
             return random
-        largest = max((recorded.rows for recorded in self.passes), default=0)
+        largest = self.summary.most_rows
         dependent = None if largest == 1 else model_properties.dependent_rows(self.problem, largest)
         if dependent and len(self.parts) > 1:
             raise CannotShare
@@ -224,68 +214,13 @@ class _Comparison:
         if not problem.target.is_neuron and source not in self.outputs:
             return None
         first = self._one_more() if problem.target.is_neuron else self.outputs[source].detach()
-        later = next((recorded.output for recorded in self._later if _is_at_input(problem, recorded)), None)
+        later = self.summary.output_at_input
         return first.cpu(), (self._one_more() if later is None else later.detach()).cpu()
-
-    @property
-    def _later(self) -> Sequence[Pass]:
-        """The passes that may show that the model changes: of many without gradients, the first would not."""
-        if self.problem.target.is_neuron:
-            return self.passes
-        many = self.method.forward_only and len(self.passes) >= _MANY
-        apart = isinstance(self.problem.request, requests.Surrogate)  # whose rows run each by itself
-        return () if many or apart else self.passes
 
     def _one_more(self) -> Tensor:
         model, draws = self.problem.model, model_properties.random_forward(self.problem)
         with model.unrecorded() if draws else model.passes.uncounted(), torch.no_grad():
             return self.problem.read(self.problem.inputs).detach()
-
-    @cached_property
-    def moves(self) -> Tensor:
-        """Whether the target of a row is another in any pass, ``[batch]``."""
-        targets = target_values(Evidence(self.problem, self.passes))
-        return (targets != targets[:1]).any(dim=0)
-
-    @cached_property
-    def layer_moves(self) -> Tensor:
-        """Whether the layer's output of a row is another in any pass, ``[batch]``; True where the method does not
-        multiply by that difference, or rows are not on axis 0."""
-        rows, always = self.problem.rows, torch.ones(self.problem.rows, dtype=torch.bool)
-        if not (self.problem.layer and self.problem.baselines) or isinstance(
-            self.problem.request, requests.InternalInfluence
-        ):
-            return always
-        drawn = isinstance(
-            self.problem.request, requests.ExpectedGradient
-        )  # whose own passes are in the order of the batch
-        outputs: dict[Path, list[Tensor]] = {}
-        for recorded in self.passes:
-            for call in recorded.layer:
-                for path, output in call.at(Point.OUTPUT).items():
-                    outputs.setdefault(path, []).append(output if drawn else self.problem.in_batch_order(output))
-        moves = torch.full_like(always, not outputs)
-        for first, *others in outputs.values():
-            for output in (first, *others):
-                if not output.ndim or len(output) % rows or output.shape[1:] != first.shape[1:]:
-                    return always
-                by_row = output.reshape(-1, rows, first.shape[1:].numel())
-                moves |= (by_row != first[:rows].reshape(1, rows, -1)).any(dim=2).any(dim=0)
-                if bool(moves.all()):
-                    return moves  # the second point of most
-        return moves
-
-    @cached_property
-    def gradients(self) -> list[Tensor]:
-        """The gradients at inputs and at the layer in all passes."""
-        arrived = [gradient for recorded in self.passes for gradient in recorded.gradients.values()]
-        calls = (call for recorded in self.passes for call in recorded.layer)
-        return arrived + [gradient for call in calls for gradient in call.at(Point.GRAD_OUTPUT).values()]
-
-    @cached_property
-    def effects(self) -> completeness.GradientEffects:
-        """The effects of the target's gradients in each row."""
-        return completeness.gradient_effects(self.problem, self.passes)
 
 
 @dataclass(frozen=True)
@@ -306,7 +241,7 @@ class _PartComparison:
         """Returns the verdict on these rows."""
         rows, tolerance, dtype = self.part.rows, self.blank.tolerance, self.whole.dtype
         values = {name: rows.of(value) for name, value in self.whole.values.items()}
-        references = [reference.of_rows(rows) for reference in self.whole.references]
+        references = [reference.of_rows(rows) for reference in self.whole.summary.references]
         if self._explains_a_constant(references):
             return replace(self.blank, reason=_CONSTANT.reason, cause=_CONSTANT.cause)
         distances = (reference_inputs.distance(values, reference, tolerance, dtype) for reference in references)
@@ -363,10 +298,10 @@ class _PartComparison:
         """Returns why attribution and reference differ."""
         if self.whole.limitation:
             return self.whole.limitation
-        if self.whole.calls > 1:
+        if (calls := self.whole.summary.calls) > 1:
             return Finding(
                 Cause.MODULE_REUSED,
-                f"the layer was called {self.whole.calls} times in one forward pass and Captum explains one call only; "
+                f"the layer was called {calls} times in one forward pass and Captum explains one call only; "
                 "captures have every call",
             )
         return _UNKNOWN if math.isfinite(measured.relative) else _NOT_FINITE
@@ -383,18 +318,18 @@ class _PartComparison:
 
     def _doubt_of_effects(self) -> Finding | None:
         whole, method, of = self.whole, self.whole.method, self.part.rows.of
-        moves = of(whole.moves) if method.forward_only else torch.ones(1, dtype=torch.bool)
+        summary = whole.summary
+        moves = of(summary.moves) if method.forward_only else torch.ones(1, dtype=torch.bool)
         stays = isinstance(whole.problem.request, _EXCHANGES_ROWS) and bool(moves.any())  # a row in its own place
         if not (stays or bool(moves.all())):
             return _unchanged(~moves)
-        if not bool((moves := of(whole.layer_moves)).all()):
+        if not bool((moves := of(summary.layer_moves)).all()):
             return _unmoved(whole.problem, ~moves)
-        of_copies = self.part.rows.of_copies
-        if method.runs_backward and not any(bool(of_copies(gradient).any()) for gradient in whole.gradients):
+        if method.runs_backward and not summary.has_gradient[whole.parts.index(self.part)]:
             return no_gradient(self.part.problem)
         if not method.runs_backward or method.reference_passes is not None:
             return None
-        return completeness.saturated(self.part.problem, completeness.GradientEffects(*map(of, whole.effects)))
+        return completeness.saturated(self.part.problem, GradientEffects(*map(of, summary.effects)))
 
     @cached_property
     def _model_doubt(self) -> Finding | None:
@@ -413,9 +348,6 @@ class _PartComparison:
 
 
 _EXCHANGES_ROWS = (requests.FeaturePermutation, requests.LayerFeaturePermutation)
-
-_MANY = 8
-"""One pass more is little beside so many."""
 
 _BY_PRECISION = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -453,11 +385,6 @@ def _cancelled(relative: float) -> Finding:
         Cause.CANCELLATION,
         f"the terms of the attribution cancel: rounding errors are {share} of what is left of them at this precision",
     )
-
-
-def _is_at_input(problem: AttributionProblem, recorded: Pass) -> bool:
-    points = recorded.points
-    return all(torch.equal(points[name], problem.inputs[name].detach().cpu()) for name in problem.explained)
 
 
 def _unchanged(rows: Tensor) -> Finding:

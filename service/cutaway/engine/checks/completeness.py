@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
-from typing import NamedTuple, TypeAlias, cast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cutaway.contract.errors import InvalidArgument
-from cutaway.contract.requests import CheckRequest, PathAttribution, Point
+from cutaway.contract.requests import CheckRequest, PathAttribution
 from cutaway.contract.results import Cause, Check, RowCheck, Verdict
 from cutaway.engine.checks.model_properties import wrong_backward
-from cutaway.engine.hooks.recording import copy_to_host
+from cutaway.engine.checks.pass_summary import GradientEffects
 from cutaway.engine.methods.paths import steps_to_try
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, Pass, RowRange, Values
-from cutaway.engine.passes.reference_inputs import CompletenessSums, Evidence, MissingObservation, sums_between
+from cutaway.engine.passes.folding import Folding
+from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation, sums_between
 from cutaway.engine.references.paths import target_at_layer_baseline
 from cutaway.engine.runtime import numerics
 
@@ -186,7 +186,7 @@ def _better_steps(problem: AttributionProblem, method: Method, sums: Completenes
     for n_steps in steps_to_try(request.n_steps):
         finer = replace(problem, request=replace(request, n_steps=n_steps))
         try:
-            values = method.reference(Evidence(finer, method.passes(finer))).values
+            values = method.run_passes(finer, lambda: Folding(method.reference(finer, 0))).result().values  # noqa: B023
         except (MissingObservation, InvalidArgument):
             continue
         now = _largest(sums_between(finer, values, sums.at_input, sums.at_baseline))
@@ -206,123 +206,7 @@ def _largest(sums: CompletenessSums) -> float:
     return float(torch.nan_to_num(sums.delta).abs().max())
 
 
-# Comparison of Captum's passes with those of the method: points, additional inputs and target.
-
-_Pairs: TypeAlias = Iterable[tuple[Tensor, Tensor]]
-"""Tensors that should be the same, ``[copies * batch, ...]`` each; to be read more than once."""
-
-
-@dataclass(frozen=True)
-class _Points:
-    """The points that should be visited, divided into passes as those that were, and these.
-
-    The rows are never all in memory twice, because a method may consist of thousands of passes.
-    """
-
-    name: str
-    points: Sequence[Values]
-    visited: Sequence[Tensor]
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        further = (point[self.name] for point in self.points)
-        ahead, rows = [self.points[0][self.name][:0]], 0
-        for tensor in self.visited:
-            while rows < len(tensor):
-                ahead.append(next(further))
-                rows += len(ahead[-1])
-            joined = torch.cat(ahead).detach().cpu()
-            yield joined[: len(tensor)], tensor
-            ahead, rows = [joined[len(tensor) :]], rows - len(tensor)
-
-
-def pass_mismatches(
-    problem: AttributionProblem, points: Sequence[Values], passes: Sequence[Pass], parts: Sequence[RowRange]
-) -> list[str]:
-    """Returns for each of ``parts`` how ``passes`` differ from passes at ``points``, in words; ``""`` if they do not.
-
-    Raises:
-        CannotShare: ``passes`` have another number of rows than ``points``, and it is not known whose.
-    """
-    if other_number := _other_number(problem, points, passes):
-        if len(parts) > 1:
-            raise CannotShare
-        return [other_number]
-    mismatches = [""] * len(parts)
-    for text, pairs in _comparisons(problem, points, passes):
-        if any(numerics.largest_error(*pair) for pair in pairs):
-            mismatches = [known or (text if _differ(pairs, rows) else "") for known, rows in zip(mismatches, parts)]
-    return mismatches
-
-
-def _other_number(problem: AttributionProblem, points: Sequence[Values], passes: Sequence[Pass]) -> str:
-    for name in problem.explained:
-        expected = sum(len(point[name]) for point in points)
-        visited = sum(len(recorded.points[name]) for recorded in passes)
-        if expected != visited:
-            return f"Captum ran {visited} rows of {name!r} through the model; the method consists of {expected}"
-    return ""
-
-
-def _comparisons(
-    problem: AttributionProblem, points: Sequence[Values], passes: Sequence[Pass]
-) -> Iterator[tuple[str, _Pairs]]:
-    """Yields what to say of a difference, and what is compared."""
-    device = problem.model.device
-    for name in problem.explained:
-        text = f"Captum ran other values of {name!r} through the model than the method consists of"
-        yield text, _Points(name, points, [recorded.points[name] for recorded in passes])
-    for recorded in passes:
-        times = len(next(iter(recorded.points.values()))) // problem.rows
-        if not times:
-            continue  # part of the batch: separate passes show a mismatch
-        for tensor, visited in zip(problem.additional_inputs, recorded.additional_inputs):
-            yield (
-                "Captum changed an input that is not explained",
-                [(torch.cat([tensor.detach().cpu()] * times), visited)],
-            )
-        if recorded.cotangent is not None:
-            target = problem.target.for_rows(torch.arange(problem.rows, device=device).repeat(times))
-            expected = copy_to_host(target.gradient_at(recorded.output.to(device)))
-            yield "Captum differentiated another scalar than the target", [(expected, recorded.cotangent)]
-
-
-def _differ(pairs: _Pairs, rows: RowRange) -> bool:
-    """Returns whether ``rows`` differ in one of ``pairs`` by more than a rounding of their largest value."""
-    error = scale = allowed = 0.0
-    for pair in pairs:
-        expected, visited = map(rows.of_copies, pair)
-        error = max(error, numerics.largest_error(expected, visited))
-        scale = max(scale, numerics.largest_magnitude(expected))
-        allowed = numerics.VISITED_POINTS.of(expected.dtype) * (scale or 1.0) if expected.is_floating_point() else 0.0
-    return error > allowed
-
-
 # Rows whose gradient is zero, or too small to explain anything.
-
-
-class GradientEffects(NamedTuple):
-    """The effects of the target's gradients in each row, ``[batch]`` of booleans.
-
-    Attributes:
-        matter: whether in any pass the gradient times the magnitude of the input or layer output is more than a
-            rounding of the target; True where no pass shows it.
-        are_zero: whether the gradient is exactly zero in every pass.
-    """
-
-    matter: Tensor
-    are_zero: Tensor
-
-
-def gradient_effects(problem: AttributionProblem, passes: Sequence[Pass]) -> GradientEffects:
-    """Returns the effects of the gradients in ``passes`` in each row."""
-    seen = [(recorded, *pair) for recorded in passes for pair in _differentiated(problem, recorded)]
-    matter = torch.full((problem.rows,), not seen)
-    for at_last_point, (recorded, value, gradient) in product((True, False), seen):
-        matter |= _gradient_matters(problem, recorded, value, gradient, at_last_point)
-        if bool(matter.all()):
-            return GradientEffects(matter, ~matter)
-    are_zero = torch.stack([_is_zero(problem, recorded, gradient) for recorded, _, gradient in seen]).all(dim=0)
-    return GradientEffects(matter, are_zero)
 
 
 def saturated(problem: AttributionProblem, effects: GradientEffects) -> Finding | None:
@@ -344,55 +228,6 @@ def saturated(problem: AttributionProblem, effects: GradientEffects) -> Finding 
         "target, and explains nothing; if a softmax or sigmoid follows a logit, explain the logit",
         row_numbers(~matter),
     )
-
-
-def _differentiated(problem: AttributionProblem, recorded: Pass) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields the tensors that the attribution is about, with the target's gradients there."""
-    if not problem.layer:
-        yield from ((recorded.points[name], gradient) for name, gradient in recorded.gradients.items())
-    for call in recorded.layer:
-        outputs = call.at(Point.OUTPUT)
-        for path, gradient in call.at(Point.GRAD_OUTPUT).items():
-            if path in outputs:
-                yield outputs[path], gradient
-
-
-def _shows_rows(problem: AttributionProblem, recorded: Pass, tensor: Tensor) -> bool:
-    """Returns whether axis 0 of a tensor is surely the batch: in a layer it may be that of a sequence."""
-    rows, elsewhere = recorded.rows, bool(problem.layer) and not problem.is_batch_first
-    return tensor.shape[:1] == (rows,) and rows % problem.rows == 0 and not elsewhere
-
-
-def _gradient_matters(
-    problem: AttributionProblem, recorded: Pass, value: Tensor, gradient: Tensor, at_last_point: bool
-) -> Tensor:
-    """Returns, [batch], whether a change of ``value`` by its own magnitude changes the target by more than a rounding.
-
-    This is tested at the last point of a pass, which is quick, or at all of its points.
-    """
-    if not all(_shows_rows(problem, recorded, tensor) for tensor in (value, recorded.output)):
-        return torch.ones(problem.rows, dtype=torch.bool)
-    first = -problem.rows if at_last_point else 0
-    of_rows = (tensor.reshape(recorded.rows, -1)[first:].double() for tensor in (value, gradient, recorded.output))
-    values, gradients, outputs = of_rows
-    sizes = values.abs()
-    effect = (gradients.abs() * torch.maximum(sizes, _usual_sizes(problem, sizes))).sum(dim=1)
-    output = torch.where(numerics.unmasked_in_rows(outputs), outputs, 0.0).abs().amax(dim=1)
-    matters = ~(effect <= numerics.NO_EFFECT.of(gradient.dtype) * output)  # NaN is not small
-    return matters.reshape(-1, problem.rows).any(dim=0)
-
-
-def _usual_sizes(problem: AttributionProblem, sizes: Tensor) -> Tensor:
-    """Returns the mean of each row's ``sizes`` at all points of a pass, ``[points * batch, 1]``; 1 in place of 0."""
-    means = sizes.mean(dim=1).reshape(-1, problem.rows).mean(dim=0)
-    return torch.where(means == 0, 1.0, means).repeat(len(sizes) // problem.rows).unsqueeze(1)
-
-
-def _is_zero(problem: AttributionProblem, recorded: Pass, gradient: Tensor) -> Tensor:
-    """Returns, [batch], whether a gradient is exactly zero in a row, at every point that the pass has for it."""
-    if not _shows_rows(problem, recorded, gradient):
-        return torch.zeros(problem.rows, dtype=torch.bool)
-    return ~gradient.reshape(recorded.rows, -1).any(dim=1).reshape(-1, problem.rows).any(dim=0)
 
 
 def row_numbers(chosen: Tensor) -> tuple[int, ...]:

@@ -111,7 +111,8 @@ def _passes_of_batch(plan: RequestPlan, attribution: ResolvedAttribution) -> int
 
 
 def kept_elements(plan: RequestPlan) -> int:
-    """Returns how many numbers of one row a check keeps at most: the inputs, and what layers return, at each point.
+    """Returns how many numbers of one row a check keeps at most: the inputs, and what layers return, at each point; of
+    many points sums.
 
     An attribution at a layer takes one forward pass for each shape of the inputs.
     """
@@ -121,8 +122,12 @@ def kept_elements(plan: RequestPlan) -> int:
     for attribution in plan.attributions:
         key = _observed, attribution.layers, shapes, arguments_kind(plan.request.arguments)
         layer = plan.model.remembered(key, partial(_observed, plan, attribution)) if attribution.layer else _Layer()
-        most = max(most, _points(attribution, layer) * (inputs + layer.units))
+        most = max(most, min(_points(attribution, layer), _SUMS) * (inputs + layer.units))
     return most
+
+
+_SUMS = 8
+"""The attribution, its reference, the magnitudes of its terms and what is being added, in float64."""
 
 
 def _points(attribution: ResolvedAttribution, layer: _Layer) -> int:

@@ -81,18 +81,6 @@ def _fitted(problem: AttributionProblem) -> AttributionProblem:
     return problem if now <= fitting else replace(problem, most_rows=max(least, fitting))
 
 
-def require_room_for_record(problem: AttributionProblem) -> None:
-    """Raises `MemoryError` where the points of a path, and their gradients, would take more than half of the memory
-    that the request may take; else they would do so after many passes."""
-    allowed, request = problem.model.request_bytes, problem.request
-    if allowed is None or problem.layer or not isinstance(request, PathAttribution):
-        return
-    copies = request.noise.n_samples if request.noise else 1
-    kept = 2 * copies * request.n_steps * sum(tensor.nbytes for tensor in problem.arguments)
-    if kept > allowed // 2:
-        raise MemoryError(f"the points and gradients of its passes take {kept} bytes; ask fewer steps, {_MORE}")
-
-
 def _row_bytes(problem: AttributionProblem) -> int:
     """Returns the most bytes that are alive in a forward pass of the first row, with its graph where the method needs
     one; 0 if it fails."""

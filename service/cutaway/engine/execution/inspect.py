@@ -22,11 +22,11 @@ from cutaway.contract.requests import (
     field_name,
 )
 from cutaway.engine.checks.check import failed_check, run_checks
+from cutaway.engine.checks.pass_summary import PassSummary, summarized
 from cutaway.engine.execution.collect import arrays, collect_result, placed_rows, qualifying_rows
 from cutaway.engine.execution.fitting import (
     attribution_too_large,
     in_passes_that_fit,
-    require_room_for_record,
     with_smaller_passes,
 )
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, summed_channels, with_known_axes
@@ -42,7 +42,6 @@ from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_o
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     CannotShare,
-    Pass,
     PassRecorder,
     ResolvedAttribution,
     Values,
@@ -314,50 +313,50 @@ def _unreached(problem: AttributionProblem) -> tuple[str, ...]:
 
 def _computed(problem: AttributionProblem, main: MainPass) -> tuple[results.AttributionResult, Values]:
     while True:
-        values, passes, failure = _values_and_passes(problem, main)
+        values, summary, failure = _values_and_summary(problem, main)
         has_sums = problem.baselines or method_of(problem.request).satisfies_conservation
         sums = completeness_sums(problem, values, main.outputs) if has_sums else None
         finer = None if sums is None else finer_steps(problem.request, sums)
         if finer is None:
-            return _checked_result(problem, main, values, passes, sums, failure), values
+            return _checked_result(problem, main, values, summary, sums, failure), values
         problem = replace(problem, request=finer)
 
 
-def _values_and_passes(problem: AttributionProblem, main: MainPass) -> tuple[Values, Sequence[Pass], Exception | None]:
-    """Returns Captum's values, and the passes that raw hooks recorded: Captum's own, or those of a second computation;
-    none without a check. The exception is why the hooks recorded nothing."""
+_Summarized: TypeAlias = tuple[Values, PassSummary | None, Exception | None]
+"""Captum's values; what raw hooks saw in Captum's passes or in those of a second computation, None without a check; and
+why they saw nothing."""
+
+
+def _values_and_summary(problem: AttributionProblem, main: MainPass) -> _Summarized:
     mode, method = main.plan.request.check.mode, method_of(problem.request)
+    parts = consecutive(main.plan.parts or (problem.rows,))
     failure: Exception | None = None
-    if mode is not CheckMode.OFF:
-        try:
-            require_room_for_record(problem)
-        except MemoryError as fault:
-            if problem.model.has_more_memory:
-                raise
-            failure = fault
-    if mode is CheckMode.SAME_PASS and failure is None:
+    if mode is CheckMode.SAME_PASS:
+        summary = PassSummary(problem, method, parts, of_captum=True)
         # Where Captum puts values of its own in the layer's place, no hook of ours may be between the two.
-        recorder = PassRecorder(problem, at_layer=method.reference_passes is None)
+        recorder = PassRecorder(problem, at_layer=method.reference_passes is None, take=summary.add)
         with timed(main.timings, "attribution_ms"):
             try:
-                return explain(problem, recorder.forward), recorder.passes, None
+                values = explain(problem, recorder.forward)
+                recorder.release()  # which adds the last pass
+                return values, summary, None
             except Exception as fault:
                 if _is_told(fault, problem):
                     raise
                 failure = fault  # of our hooks, if Captum succeeds without them
             finally:
-                recorder.release()
+                recorder.recording.release()
     with timed(main.timings, "attribution_ms"):
         values = explain(problem, problem.forward)
-    if mode is not CheckMode.INDEPENDENT or failure is not None:
-        return values, (), failure
+    if mode is not CheckMode.INDEPENDENT:
+        return values, None, failure
     try:
         with timed(main.timings, "check_ms"):
-            return values, method.passes(problem), None
+            return values, summarized(problem, method, parts), None
     except Exception as fault:
         if _is_told(fault, problem):
             raise
-        return values, (), fault
+        return values, None, fault
 
 
 def _is_told(failure: Exception, problem: AttributionProblem) -> bool:
@@ -371,29 +370,28 @@ def _checked_result(
     problem: AttributionProblem,
     main: MainPass,
     values: Values,
-    passes: Sequence[Pass],
+    summary: PassSummary | None,
     sums: CompletenessSums | None,
     failure: Exception | None,
 ) -> results.AttributionResult:
-    """Checks Captum's ``values`` against ``passes``, and returns them with the checks and the request's metrics.
+    """Checks Captum's ``values`` against the passes, and returns them with the checks and the request's metrics.
 
     A check that fails, or whose passes did, with ``failure``, is inconclusive: it never costs the values.
     """
     method, check = method_of(problem.request), main.plan.request.check
-    parts = consecutive(main.plan.parts or (problem.rows,))
     verdicts: tuple[results.Check, ...] = ()
     errors: Values = {}
     with problem.model.proofs.billed_to(main.timings), timed(main.timings, "check_ms"):
         try:
-            if failure is None and check.mode is not CheckMode.OFF:
-                verdicts = run_checks(problem, method, values, passes, sums, main.outputs, check, parts)
+            if summary is not None and failure is None:
+                verdicts = run_checks(problem, method, values, summary, sums, main.outputs, check)
                 errors = method.standard_errors(problem)
         except Exception as fault:
             if _is_told(fault, problem):
                 raise
             failure = fault
     if failure is not None:
-        if len(parts) > 1:
+        if len(main.plan.parts) > 1:
             raise CannotShare
         verdicts = (failed_check(problem, method, check, failure),)
     with timed(main.timings, "attribution_ms"):

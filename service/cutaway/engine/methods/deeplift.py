@@ -18,6 +18,7 @@ from cutaway.engine.methods import spec
 from cutaway.engine.methods.captum_patches import rescaled_softmax
 from cutaway.engine.methods.neurons import neuron_selectable
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.passes.folding import whole
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, concatenated
 from cutaway.engine.references import deeplift as references
 from cutaway.engine.references import expected_gradients
@@ -198,7 +199,7 @@ def _row(kind: type[requests.Attribution]) -> spec.Method:
     difference = "raw output at x - raw output at the baseline" if of_layer else "x - baseline"
     mean = ", the mean over the samples" if issubclass(kind, requests.Expectation) else ""
     return spec.Method(
-        references.deeplift,
+        whole(references.deeplift),
         f"({difference}) * {_RULE}{mean}",
         points=references.deeplift_points,
         attribute_arguments=_arguments,
@@ -256,20 +257,20 @@ _MEAN = "the mean over the seed's draws"
 
 ROWS |= {
     requests.GradientShap: _expected_gradient_row(
-        expected_gradients.expected_gradients,
+        whole(expected_gradients.expected_gradients),
         f"(noisy x - baseline) * the raw gradient between the two, {_MEAN}",
         points=expected_gradients.sample_points,
         points_per_pass=expected_gradients.samples_per_pass,
     ),
     requests.LayerGradientShap: _expected_gradient_row(
-        expected_gradients.layer_expected_gradients,
+        whole(expected_gradients.layer_expected_gradients),
         f"(raw output at noisy x - raw output at the baseline) * the layer's raw gradient between the two, {_MEAN}",
         points=expected_gradients.layer_sample_points,
         reference_passes=expected_gradients.layer_passes,
         model_context=spec.readable_output,
     ),
     requests.NeuronGradientShap: _expected_gradient_row(
-        expected_gradients.expected_gradients,
+        whole(expected_gradients.expected_gradients),
         f"(noisy x - baseline) * the neuron's raw gradient between the two, {_MEAN}",
         points=expected_gradients.sample_points,
         reference_passes=spec.passes_at(expected_gradients.sample_points, expected_gradients.samples_per_pass),

@@ -10,28 +10,29 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Reason, error
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.passes.folding import whole
 from cutaway.engine.passes.pass_recorder import Changes
 from cutaway.engine.passes.reference_inputs import input_point
 from cutaway.engine.references import modified_backprop as references
 
 ROWS: dict[type[requests.Attribution], Method] = {
     requests.Saliency: Method(
-        references.saliency,
+        whole(references.saliency),
         "|df/dx| from the raw gradient at the input",
         attribute_arguments=lambda problem: {"abs": problem.request.absolute},  # type: ignore[attr-defined]
         batchable=True,
     ),
     requests.InputXGradient: Method(
-        references.input_x_gradient, "x * df/dx from the raw gradient at the input", batchable=True
+        whole(references.input_x_gradient), "x * df/dx from the raw gradient at the input", batchable=True
     ),
     requests.LayerActivation: Method(
-        references.layer_activation, "the raw output of the layer", differentiates=False, batchable=True
+        whole(references.layer_activation), "the raw output of the layer", differentiates=False, batchable=True
     ),
     requests.LayerGradientXActivation: Method(
-        references.layer_gradient_x_activation, "raw output * raw gradient of the layer", batchable=True
+        whole(references.layer_gradient_x_activation), "raw output * raw gradient of the layer", batchable=True
     ),
     requests.LayerGradCam: Method(
-        references.layer_grad_cam,
+        whole(references.layer_grad_cam),
         "the raw output's channels, weighted by the mean of their raw gradients",
         attribute_arguments=lambda problem: {"relu_attributions": problem.request.relu},  # type: ignore[attr-defined]
         batchable=True,
@@ -64,17 +65,17 @@ _row = partial(
 
 ROWS |= {
     requests.GuidedBackprop: _row(
-        references.input_gradient,
+        whole(references.input_gradient),
         "df/dx of a pass in which raw hooks let only what is positive of the gradient leave each ReLU",
         reference_passes=references.guided_passes,
     ),
     requests.Deconvolution: _row(
-        references.input_gradient,
+        whole(references.input_gradient),
         "df/dx of a pass in which raw hooks pass on what is positive of the gradient that reaches each ReLU",
         reference_passes=references.deconvolution_passes,
     ),
     requests.GuidedGradCam: _row(
-        references.guided_grad_cam,
+        whole(references.guided_grad_cam),
         "guided df/dx * the layer's raw output's channels, weighted by the mean of their raw gradients, where positive",
         points=lambda problem: input_point(problem) * 2,  # Captum runs two methods, with one pass each
         reference_passes=references.guided_grad_cam_passes,

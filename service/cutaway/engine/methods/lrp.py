@@ -18,6 +18,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.engine.methods.spec import Method, attributes_restored, inapplicable
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.passes.folding import whole
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.passes.reference_inputs import host, input_point
 from cutaway.engine.references import lrp as references
@@ -269,7 +270,7 @@ def _reused(problem: AttributionProblem) -> str:
 
 _row = partial(
     Method,
-    reference=references.relevance,
+    reference=whole(references.relevance),
     # Captum runs one pass to see the inputs of layers, and one backwards.
     points=lambda problem: input_point(problem) * 2,
     satisfies_conservation=True,

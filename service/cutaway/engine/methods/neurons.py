@@ -14,6 +14,7 @@ from cutaway.contract.errors import CutawayError
 from cutaway.engine.methods import gradients, paths, perturbations
 from cutaway.engine.methods.spec import Method, inapplicable, passes_at, readable_output
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.passes.folding import whole
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.passes.reference_inputs import input_point
 from cutaway.engine.passes.targets import neuron_selector
@@ -68,7 +69,7 @@ def _refuse_conductance(
 
 ROWS: dict[type[requests.Attribution], Method] = {
     requests.NeuronGradient: Method(
-        input_gradient,
+        whole(input_gradient),
         "dneuron/dx from the raw gradient at the input",
         reference_passes=passes_at(input_point),
         limitation=reused_neuron_module,

@@ -15,27 +15,24 @@ from cutaway.contract.results import Cause
 from cutaway.engine.methods import spec
 from cutaway.engine.model.inspected_model import Inputs
 from cutaway.engine.passes.findings import Finding
+from cutaway.engine.passes.folding import Fold, Folding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
-from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
+from cutaway.engine.passes.reference_inputs import MissingObservation, Reference
 from cutaway.engine.runtime.numerics import SUM
 
 
 def with_noise_tunnel(base: spec.Method, noise: NoiseTunnel) -> spec.Method:
     """Returns the row of the table for ``base`` inside a noise tunnel."""
-    passes = base.reference_passes
     return replace(
         base,
         reference=partial(_reference, base, noise),
-        points=lambda problem: [point for copy in _noisy_copies(problem, noise) for point in base.points(copy)],
+        copies=lambda problem: _noisy_copies(problem, noise),
         formula=f"the combination, over the seed's noisy copies of the inputs, of {base.formula}",
         attribute_arguments=partial(_arguments, base, noise),
         uses_randomness=True,
         vacuous=partial(_vacuous, base, noise),
         satisfies_completeness=lambda _: False,
         satisfies_conservation=False,
-        repetitions=lambda _: noise.n_samples,
-        reference_passes=passes
-        and (lambda problem: [recorded for copy in _noisy_copies(problem, noise) for recorded in passes(copy)]),
     )
 
 
@@ -75,43 +72,66 @@ def _noisy_copies(problem: AttributionProblem, noise: NoiseTunnel) -> Iterator[A
         yield replace(problem, inputs={**problem.inputs, **copies})
 
 
-def _reference(base: spec.Method, noise: NoiseTunnel, evidence: Evidence) -> Reference:
+def _reference(base: spec.Method, noise: NoiseTunnel, problem: AttributionProblem, call: int) -> Fold[Reference]:
     """Returns the mean over copies of the base's reference, the mean of its square, or its variance.
 
     SmoothGrad: Smilkov et al. 2017, arXiv:1706.03825; VarGrad: Adebayo et al. 2018, arXiv:1810.03292.
 
     Raises:
-        MissingObservation: passes or shapes are not the same for each copy.
+        MissingObservation: a copy has no passes, or shapes are not the same for each copy.
     """
-    passes, remainder = divmod(len(evidence.passes), noise.n_samples)
-    if remainder or not passes:
-        raise MissingObservation(
-            f"{len(evidence.passes)} passes are not the same number for each of {noise.n_samples} copies"
-        )
-    references = [
-        base.reference(Evidence(copy, evidence.passes[number * passes : (number + 1) * passes], evidence.call))
-        for number, copy in enumerate(_noisy_copies(evidence.problem, noise))
-    ]
-    values, terms = (_stacked([getattr(reference, side) for reference in references]) for side in ("values", "terms"))
+    values, terms, error = _Moments(), _Moments(), 0.0
+    recorded = yield
+    for number, copy in enumerate(_noisy_copies(problem, noise)):
+        of_copy = Folding(base.reference(copy, call))
+        if recorded is None or recorded.copy != number:
+            raise MissingObservation(f"passes ran for {number} of {noise.n_samples} copies")
+        while recorded is not None and recorded.copy == number:
+            of_copy.add(recorded)
+            recorded = yield
+        reference = of_copy.result()
+        values.add(reference.values)
+        terms.add(reference.terms)
+        error = max(error, reference.error)
     if noise.combination is Combination.SMOOTHGRAD:
-        means, sizes = ({name: copies.mean(dim=0) for name, copies in side.items()} for side in (values, terms))
-        return Reference(means, sizes, max(reference.error for reference in references))
-    squares = {name: copies.square().mean(dim=0) for name, copies in terms.items()}
+        return Reference(values.means, terms.means, error)
+    squares = terms.mean_squares()
     if noise.combination is Combination.SMOOTHGRAD_SQUARE:
-        return Reference({name: copies.square().mean(dim=0) for name, copies in values.items()}, squares)
+        return Reference(values.mean_squares(), squares)
     # A variance is a small difference of large squares, and no more exact than they are.
-    dtype = evidence.problem.model.dtype
+    dtype = problem.model.dtype
     doubt = max(1.0, base.tolerances.of(dtype) / SUM.of(dtype))
-    variances = {name: copies.var(dim=0, correction=0) for name, copies in values.items()}
-    return Reference(variances, {name: doubt * square for name, square in squares.items()})
+    return Reference(values.variances(), {name: doubt * square for name, square in squares.items()})
 
 
-def _stacked(copies: Sequence[Values]) -> Values:
-    """Returns, by name, [copies, *shape]."""
-    shapes = [{name: tensor.shape for name, tensor in values.items()} for values in copies]
-    if any(shape != shapes[0] for shape in shapes):
-        raise MissingObservation("the shapes of what is explained are not the same for every copy")
-    return {name: torch.stack([values[name] for values in copies]) for name in copies[0]}
+class _Moments:
+    """The means and variances of tensors that are added one by one, by name: Welford 1962, doi:10.2307/1266577."""
+
+    def __init__(self) -> None:
+        self.means: Values = {}
+        self._squares: Values = {}
+        self._count = 0
+
+    def add(self, values: Values) -> None:
+        """Adds the tensors of one copy."""
+        self._count += 1
+        if self._count == 1:
+            self.means = {name: torch.zeros_like(value) for name, value in values.items()}
+            self._squares = {name: torch.zeros_like(value) for name, value in values.items()}
+        if {name: value.shape for name, value in values.items()} != {name: m.shape for name, m in self.means.items()}:
+            raise MissingObservation("the shapes of what is explained are not the same for every copy")
+        for name, value in values.items():
+            before = value - self.means[name]
+            self.means[name] = self.means[name] + before / self._count
+            self._squares[name] = self._squares[name] + before * (value - self.means[name])
+
+    def variances(self) -> Values:
+        """Returns the mean squares of the distances from the means."""
+        return {name: squares / self._count for name, squares in self._squares.items()}
+
+    def mean_squares(self) -> Values:
+        """Returns the means of the squares."""
+        return {name: variance + self.means[name].square() for name, variance in self.variances().items()}
 
 
 def _vacuous(base: spec.Method, noise: NoiseTunnel, problem: AttributionProblem) -> Finding | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Attribution, Point, field_name
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
 from cutaway.engine.passes.findings import Finding
+from cutaway.engine.passes.folding import ReferenceFold
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     Changes,
@@ -23,9 +24,19 @@ from cutaway.engine.passes.pass_recorder import (
     is_row_specific_edit,
     run_passes,
 )
-from cutaway.engine.passes.reference_inputs import Evidence, Reference, input_point
+from cutaway.engine.passes.reference_inputs import Points, input_point
 from cutaway.engine.references.observation import module_calls
 from cutaway.engine.runtime.numerics import APPROXIMATE, ONE_PASS, Path, Tolerances
+
+
+class TakesPasses(Protocol):
+    """What gets passes, one after the other."""
+
+    def add(self, recorded: Pass) -> None:
+        """Takes the next pass."""
+
+
+T = TypeVar("T", bound=TakesPasses)
 
 
 @dataclass(frozen=True)
@@ -33,9 +44,9 @@ class Method:
     """One attribution method: how to call the class of Captum that has its name, and what its result must equal.
 
     Attributes:
-        reference: computes the reference attribution from raw hook outputs.
+        reference: computes the reference attribution from raw hook outputs, pass by pass.
         formula: the reference in words, for the documentation and for check results.
-        points: the inputs at which Captum must run the model, in order.
+        points: the inputs at which Captum must run the model, in order, for each of the ``copies``.
         init_arguments: keyword arguments for the Captum class, from the request.
         attribute_arguments: keyword arguments for its ``attribute`` method.
         differentiates: whether the method has a target.
@@ -52,8 +63,7 @@ class Method:
         satisfies_conservation: whether attributions sum to the target itself, except for what biases absorb (LRP).
         tolerances: the largest relative error between Captum's attribution and the reference.
         points_per_pass: how many points Captum runs in one pass.
-        repetitions: how many times Captum repeats the method, each time in passes of its own; ``points`` lists the
-            points of all repetitions.
+        copies: the problems that Captum solves one after the other, each in passes of its own.
         batchable: whether Captum's passes process each row independently, so that several requests can share them.
         reference_passes: runs separate passes for the reference. Needed where Captum overrides gradients: its own
             passes cannot prove that the override happened. None: any passes that visit ``points`` serve.
@@ -67,9 +77,9 @@ class Method:
         model_context: a context that prepares the model for Captum and restores it.
     """
 
-    reference: Callable[[Evidence], Reference]
+    reference: ReferenceFold
     formula: str
-    points: Callable[[AttributionProblem], Sequence[Values]] = input_point
+    points: Callable[[AttributionProblem], Points] = input_point
     init_arguments: Callable[[Any], dict[str, Any]] = lambda _: {}
     attribute_arguments: Callable[[AttributionProblem], dict[str, Any]] = lambda _: {}
     differentiates: bool = True
@@ -84,9 +94,9 @@ class Method:
     satisfies_conservation: bool = False
     tolerances: Tolerances = ONE_PASS
     points_per_pass: Callable[[AttributionProblem], int] = lambda _: 1
-    repetitions: Callable[[AttributionProblem], int] = lambda _: 1
+    copies: Callable[[AttributionProblem], Iterable[AttributionProblem]] = lambda problem: (problem,)
     batchable: bool = False
-    reference_passes: Callable[[AttributionProblem], Sequence[Pass]] | None = None
+    reference_passes: Callable[[AttributionProblem], Iterable[Pass]] | None = None
     limitation: Callable[[AttributionProblem], Finding | None] = lambda _: None
     applies_to_modules: bool = False
     explains_neuron: bool = False
@@ -94,31 +104,40 @@ class Method:
     refuse_features: Callable[[Any, int], None] = lambda *_: None
     model_context: Callable[[AttributionProblem], AbstractContextManager[None]] = lambda _: nullcontext()
 
-    def passes(self, problem: AttributionProblem, *, separate_points: bool = False) -> Sequence[Pass]:
+    def run_passes(self, problem: AttributionProblem, begin: Callable[[], T], *, separate_points: bool = False) -> T:
         """Runs separate passes for the reference; of a model that fails on batches of other sizes, of the batch's.
 
-        ``separate_points``: each point in a pass of its own.
+        Args:
+            problem: the problem.
+            begin: returns, anew, what gets the passes.
+            separate_points: each point in a pass of its own.
+
+        Returns:
+            What got all passes.
         """
+        taken = begin()
         try:
-            return self._passes(problem, separate_points)
+            for recorded in self._passes(problem, separate_points):
+                taken.add(recorded)
         except CutawayError as failure:
             if failure.reason != Reason.MODEL_FAILED or problem.batch_size:
                 raise
-            return self._passes(replace(problem, batch_size=problem.rows), separate_points)
+            whole_batches = replace(problem, batch_size=problem.rows)
+            return self.run_passes(whole_batches, begin, separate_points=separate_points)
+        return taken
 
-    def _passes(self, problem: AttributionProblem, separate_points: bool) -> Sequence[Pass]:
-        if self.reference_passes is not None:
-            return self.reference_passes(problem)
-        points = self.points(problem)
+    def _passes(self, problem: AttributionProblem, separate_points: bool) -> Iterator[Pass]:
         together = 1 if separate_points else self.points_per_pass(problem)
-        repetition = len(points) // self.repetitions(problem)
-        passes: list[Pass] = []
-        for first in range(0, len(points), repetition):
-            chunk = points[first : first + repetition]
-            passes += run_passes(
-                problem, chunk, self.runs_backward, to_inputs=not problem.layer, points_per_pass=together
-            )
-        return passes
+        for number, copy in enumerate(self.copies(problem)):
+            if self.reference_passes is not None:
+                passes = self.reference_passes(copy)
+            else:
+                passes = run_passes(
+                    copy, self.points(copy), self.runs_backward, to_inputs=not copy.layer, points_per_pass=together
+                )
+            for recorded in passes:
+                recorded.copy = number
+                yield recorded
 
     def compares(self, request: Attribution) -> str:
         """Returns what the check of ``request`` compares with what."""
@@ -141,9 +160,9 @@ class Method:
 
 
 def passes_at(
-    points: Callable[[AttributionProblem], Sequence[Values]],
+    points: Callable[[AttributionProblem], Points],
     points_per_pass: Callable[[AttributionProblem], int] = lambda _: 1,
-) -> Callable[[AttributionProblem], Sequence[Pass]]:
+) -> Callable[[AttributionProblem], Iterable[Pass]]:
     """Returns a value for ``reference_passes``: separate passes, with gradients, at ``points``.
 
     Methods that explain a neuron need them: Captum's passes do not show at which neuron a backward pass began.

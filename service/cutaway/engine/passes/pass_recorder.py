@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from itertools import accumulate, zip_longest
+from itertools import accumulate, islice
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
@@ -360,6 +360,7 @@ class Pass:
         cotangent: the gradient at ``output`` that the backward pass began with; None without one.
         gradients: the target's gradients at the points; without those that no backward pass reached.
         layer: the calls of the problem's layer.
+        copy: the number of the noisy copy of the inputs that the pass belongs to.
     """
 
     points: Values
@@ -368,6 +369,7 @@ class Pass:
     cotangent: Tensor | None = None
     gradients: Values = field(default_factory=dict)
     layer: Sequence[RecordedCall] = ()
+    copy: int = 0
 
     @property
     def rows(self) -> int:
@@ -390,6 +392,7 @@ class PassRecorder:
         edits: what is changed in each pass besides, for methods that are made of such passes.
         at_layer: False records the inputs only.
         sites: what is observed besides, in ``recording``.
+        take: gets each pass when it has ended; by default they are kept in ``passes``.
     """
 
     def __init__(
@@ -399,6 +402,7 @@ class PassRecorder:
         *,
         at_layer: bool = True,
         sites: SpecsBySite | None = None,
+        take: Callable[[Pass], None] | None = None,
     ) -> None:
         self._problem = problem
         self._layer = problem.layer if at_layer else ""
@@ -407,19 +411,20 @@ class PassRecorder:
             self._sites[self._layer] = watching(requests.Point.OUTPUT, requests.Point.GRAD_OUTPUT)
         self._edits = edits or {}
         self.recording = Recording()
-        self._copies: list[Tensor] = []
         self.passes: list[Pass] = []
+        self._take = self.passes.append if take is None else take
+        self._running: Pass | None = None
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """Runs `AttributionProblem.forward`, and adds a pass to `passes`."""
+        """Runs `AttributionProblem.forward`, which begins a pass: its backward pass may follow, up to the next one."""
+        self.release()
+        self.recording.calls.pop(self._layer, None)
         problem, in_order = self._problem, self._problem.in_batch_order
-        self._copies = [_copied(tensor, last) for tensor, last in zip_longest(map(in_order, tensors), self._copies)]
-        count = len(problem.explained)
-        recorded = Pass(dict(zip(problem.explained, self._copies)), self._copies[count:])
+        copies, count = [copy_to_host(in_order(tensor)) for tensor in tensors], len(problem.explained)
+        recorded = Pass(dict(zip(problem.explained, copies)), copies[count:])
         for name, tensor in zip(problem.explained, tensors):
             if tensor.requires_grad and torch.is_grad_enabled():
                 _record_gradient(tensor, recorded, name, in_order)
-        before = len(self.recording.calls.get(self._layer, ()))
         observed = observing(problem.model.tree, self._sites, self._edits, copies=False, recording=self.recording)
         with observed, self.recording.forward():
             output = problem.forward(*tensors)
@@ -428,8 +433,8 @@ class PassRecorder:
         if output.requires_grad and not output.is_leaf:
             output.register_hook(lambda gradient: recorded.note_backward(in_order(gradient)))
         recorded.output = copy_to_host(in_order(output))
-        recorded.layer = self.recording.calls[self._layer][before:] if self._layer else ()
-        self.passes.append(recorded)
+        recorded.layer = self.recording.calls[self._layer] if self._layer else ()
+        self._running = recorded
         return output
 
     def visit(self, points: Values, differentiate: bool, *, to_inputs: bool = True) -> None:
@@ -444,16 +449,11 @@ class PassRecorder:
                 gradients(self._problem.target.scalars(output), edges)
 
     def release(self) -> None:
-        """Releases the graphs; `passes` stay."""
+        """Ends the pass that is running, if any, and releases its graph."""
         self.recording.release()
-
-
-def _copied(tensor: Tensor, last: Tensor | None) -> Tensor:
-    """Returns ``tensor`` on the host; the copy of the last pass if it is the same: thousands of passes may be at one
-    point."""
-    copy = copy_to_host(tensor)
-    same = last is not None and (last.dtype, last.shape) == (copy.dtype, copy.shape) and torch.equal(last, copy)
-    return last if same and last is not None else copy
+        ended, self._running = self._running, None
+        if ended is not None:
+            self._take(ended)
 
 
 def _record_gradient(tensor: Tensor, recorded: Pass, name: str, in_order: Callable[[Tensor], Tensor]) -> None:
@@ -465,14 +465,14 @@ def _record_gradient(tensor: Tensor, recorded: Pass, name: str, in_order: Callab
 
 def run_passes(
     problem: AttributionProblem,
-    points: Sequence[Values],
+    points: Iterable[Values],
     differentiate: bool,
     edits: Changes | None = None,
     *,
     to_inputs: bool = True,
     points_per_pass: int = 1,
-) -> Sequence[Pass]:
-    """Runs passes of our own and returns what the hooks recorded.
+) -> Iterator[Pass]:
+    """Runs passes of our own, each when it is asked for, and yields what the hooks recorded.
 
     Args:
         problem: the problem.
@@ -483,14 +483,12 @@ def run_passes(
         points_per_pass: how many points run in one pass. Near a kink a rounding decides which side is active, and only
             batches of the size of Captum's round as Captum's do.
     """
-    passes: list[Pass] = []
-    for first in range(0, len(points), points_per_pass):
-        chunk = points[first : first + points_per_pass]
+    further = iter(points)
+    while chunk := list(islice(further, points_per_pass)):
         rows = [*range(problem.rows)] * len(chunk)
         recorder = PassRecorder(problem if len(chunk) == 1 else problem.of_rows(rows), edits)
         try:
             recorder.visit(concatenated(chunk), differentiate, to_inputs=to_inputs)
         finally:
             recorder.release()
-        passes += recorder.passes
-    return passes
+        yield from recorder.passes

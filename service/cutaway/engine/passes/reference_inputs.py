@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -40,14 +40,10 @@ class Evidence:
 
     def gradients(self, name: str) -> Tensor:
         """Returns the gradients at input ``name``, ``[passes * batch, ...]``, one pass after the other."""
-        return torch.cat(self.gradients_by_pass(name)).double()
-
-    def gradients_by_pass(self, name: str) -> list[Tensor]:
-        """Returns the gradients at input ``name`` of each pass that brought one, ``[rows, ...]``."""
         recorded = [record.gradients[name] for record in self.passes if name in record.gradients]
         if not recorded:
             raise MissingObservation(f"no gradient reached the input {name!r}")
-        return recorded
+        return torch.cat(recorded).double()
 
     def explained_gradients(self) -> Values:
         """Returns the gradients at what is explained: at the layer in the last pass, or at the inputs in all passes."""
@@ -131,6 +127,28 @@ def exact(values: Values) -> Reference:
 def host(tensor: Tensor) -> Tensor:
     """Returns ``tensor`` in float64 on the host, without a graph."""
     return tensor.detach().cpu().double()
+
+
+class Points(Protocol):
+    """The explained inputs of passes, by name, ``[batch, ...]`` each; they may be read several times."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Values]: ...
+
+
+@dataclass(frozen=True)
+class ComputedPoints:
+    """So many `Points` that are computed while they are read: together they may take more memory than there is."""
+
+    count: int
+    compute: Callable[[], Iterator[Values]]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Values]:
+        return self.compute()
 
 
 def input_point(problem: AttributionProblem) -> list[Values]:

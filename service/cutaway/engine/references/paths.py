@@ -6,9 +6,9 @@ and ``w_k`` are the points and weights of the quadrature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias, cast, overload
+from typing import TypeAlias, cast
 
 import torch
 from jaxtyping import Float, Float64
@@ -17,8 +17,18 @@ from torch import Tensor
 from cutaway.contract.requests import NeuronAttribution, PathAttribution, Point, Replace
 from cutaway.engine.hooks.hook_site import NumberedEdit
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, run_passes
-from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point, rule
+from cutaway.engine.passes.folding import Fold
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
+from cutaway.engine.passes.reference_inputs import (
+    ComputedPoints,
+    Evidence,
+    MissingObservation,
+    Points,
+    Reference,
+    host,
+    input_point,
+    rule,
+)
 from cutaway.engine.passes.targets import ResolvedTarget
 from cutaway.engine.references.observation import expand_rows, target_values
 from cutaway.engine.runtime.numerics import to_numpy
@@ -29,7 +39,7 @@ ELEMENTS_PER_PASS = 1 << 19
 MIN_ROWS, MAX_ROWS = 16, 512
 """The bounds of such a pass in rows: fewer rows only take more time, more rows save none."""
 
-_POINTS_AT_ONCE = 1 << 22
+_POINTS_AT_ONCE = 1 << 20
 """The elements of all points that are in memory at one time."""
 
 _ELEMENTS_PER_ID = 256
@@ -74,14 +84,12 @@ def _rows_in_budget(problem: AttributionProblem) -> int:
 # Points.
 
 
-@cached_per_problem
-def path_points(problem: AttributionProblem) -> Sequence[Values]:
+def path_points(problem: AttributionProblem) -> Points:
     """Returns ``x0 + alpha_k * (x - x0)`` for each point of the quadrature."""
-    return _Points(problem, _alphas(problem))
+    return _points(problem, _alphas(problem))
 
 
-@cached_per_problem
-def conductance_points(problem: AttributionProblem) -> Sequence[Values]:
+def conductance_points(problem: AttributionProblem) -> Points:
     """Returns the points of `LayerConductance`, one more than there are steps.
 
     Captum runs them in several passes, each of which begins with the last point of the pass before.
@@ -89,7 +97,7 @@ def conductance_points(problem: AttributionProblem) -> Sequence[Values]:
     alphas = _alphas(problem, further_points=1)
     steps = conductance_points_per_pass(problem) - 1
     passes = [alphas[first : first + steps + 1] for first in range(0, len(alphas) - 1, steps)]
-    return _Points(problem, [alpha for chunk in passes for alpha in chunk])
+    return _points(problem, [alpha for chunk in passes for alpha in chunk])
 
 
 def layer_path_points(problem: AttributionProblem) -> list[Values]:
@@ -98,37 +106,19 @@ def layer_path_points(problem: AttributionProblem) -> list[Values]:
     return [*x, dict(problem.baselines), *x * cast(PathAttribution, problem.request).n_steps]
 
 
-class _Points(Sequence[Values]):
-    """The points of a path, computed some at a time: together they may take more memory than there is."""
+def _points(problem: AttributionProblem, alphas: Sequence[float]) -> Points:
+    """Returns the points of a path, computed some at a time."""
+    together = max(1, _POINTS_AT_ONCE // max(1, sum(tensor.numel() for tensor in problem.arguments)))
 
-    def __init__(self, problem: AttributionProblem, alphas: Sequence[float]) -> None:
-        self._problem, self._alphas = problem, alphas
-        elements = sum(problem.inputs[name].numel() for name in problem.explained)
-        self._together = max(1, _POINTS_AT_ONCE // max(1, elements))
-        self._first, self._known = 0, list[Values]()
+    def computed() -> Iterator[Values]:
+        for first in range(0, len(alphas), together):
+            chunk = alphas[first : first + together]
+            tensors = (
+                _interpolated(problem.baselines[name], problem.inputs[name], chunk) for name in problem.explained
+            )
+            yield from (dict(zip(problem.explained, steps)) for steps in zip(*tensors))
 
-    def __len__(self) -> int:
-        return len(self._alphas)
-
-    @overload
-    def __getitem__(self, index: int) -> Values: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Values]: ...
-
-    def __getitem__(self, index: int | slice) -> Values | Sequence[Values]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
-        if not self._first <= number < self._first + len(self._known):
-            self._first = number - number % self._together
-            self._known = self._computed(self._alphas[self._first : self._first + self._together])
-        return self._known[number - self._first]
-
-    def _computed(self, alphas: Sequence[float]) -> list[Values]:
-        problem = self._problem
-        tensors = [_interpolated(problem.baselines[name], problem.inputs[name], alphas) for name in problem.explained]
-        return [dict(zip(problem.explained, steps)) for steps in zip(*tensors)]
+    return ComputedPoints(len(alphas), computed)
 
 
 def _interpolated(
@@ -146,22 +136,24 @@ def _interpolated(
 # Separate passes.
 
 
-def layer_path_passes(problem: AttributionProblem) -> Sequence[Pass]:
+def layer_path_passes(problem: AttributionProblem) -> Iterator[Pass]:
     """Runs a pass at the input and one at the baseline; then, for each call of the layer, the steps between its two
     outputs. Of several layers, runs all this for each."""
     if problem.further_layers:
-        return [recorded for part in single_layers(problem) for recorded in _joint_path_passes(problem, part)]
+        for part in single_layers(problem):
+            yield from _joint_path_passes(problem, part)
+        return
     x, baseline, *_ = layer_path_points(problem)
-    ends = run_passes(problem, [x, baseline], differentiate=False)
-    passes = list(ends)
+    ends = list(run_passes(problem, [x, baseline], differentiate=False))
+    yield from ends
     alphas = _alphas(problem)
     together = steps_per_pass(problem)
     for number, (at_x, at_baseline) in enumerate(zip(ends[0].layer, ends[1].layer)):
         for first in range(0, len(alphas), together):
             chunk = alphas[first : first + together]
             edits = {problem.layer: list(enumerate(_layer_edits(number, at_baseline, at_x, chunk)))}
-            passes += run_passes(problem, [x] * len(chunk), differentiate=True, edits=edits, points_per_pass=len(chunk))
-    return passes
+            points = [x] * len(chunk)
+            yield from run_passes(problem, points, differentiate=True, edits=edits, points_per_pass=len(chunk))
 
 
 def single_layers(problem: AttributionProblem) -> list[AttributionProblem]:
@@ -169,14 +161,13 @@ def single_layers(problem: AttributionProblem) -> list[AttributionProblem]:
     return [replace(problem, layer=name, further_layers=()) for name in problem.layers]
 
 
-def _joint_path_passes(problem: AttributionProblem, part: AttributionProblem) -> Sequence[Pass]:
+def _joint_path_passes(problem: AttributionProblem, part: AttributionProblem) -> Iterator[Pass]:
     """Runs the ends of the layer of ``part``, and the steps on which all layers of ``problem`` go together."""
     x, baseline, *_ = layer_path_points(problem)
-    passes = list(run_passes(part, [x, baseline], differentiate=False))
+    yield from run_passes(part, [x, baseline], differentiate=False)
     ends = _layer_ends(problem, baseline)
     for alpha in _alphas(problem):
-        passes += run_passes(part, [x], differentiate=True, edits=_edits_at(ends, alpha))
-    return passes
+        yield from run_passes(part, [x], differentiate=True, edits=_edits_at(ends, alpha))
 
 
 LayerEnds: TypeAlias = Mapping[str, tuple[Sequence[RecordedCall], Sequence[RecordedCall]]]
@@ -230,11 +221,11 @@ def target_at_layer_baseline(problem: AttributionProblem) -> Float64[Tensor, "ba
 
 def _target_at_layers(problem: AttributionProblem, baseline: Values) -> Float64[Tensor, "batch"]:
     edits = _edits_at(_layer_ends(problem, baseline), 0.0)
-    held = run_passes(problem, input_point(problem), differentiate=False, edits=edits)
+    held = list(run_passes(problem, input_point(problem), differentiate=False, edits=edits))
     return target_values(Evidence(problem, held))[0]
 
 
-def neuron_conductance_passes(problem: AttributionProblem) -> Sequence[Pass]:
+def neuron_conductance_passes(problem: AttributionProblem) -> Iterator[Pass]:
     """Runs two passes for each point of the path; the recorded gradients are ``df/dneuron * dneuron/dx``."""
     index: tuple[slice | int, ...] = (slice(None), *cast(NeuronAttribution, problem.request).neuron.index)
     neuron = replace(problem, target=ResolvedTarget(problem.module, lambda output: output[index], is_neuron=True))
@@ -247,7 +238,7 @@ def neuron_conductance_passes(problem: AttributionProblem) -> Sequence[Pass]:
             name: expand_rows(_module_gradient(target_pass)[index].double(), gradient) * gradient.double()
             for name, gradient in neuron_pass.gradients.items()
         }
-    return to_input
+        yield neuron_pass
 
 
 def _module_gradient(recorded: Pass) -> Float[Tensor, "batch *features"]:
@@ -261,101 +252,120 @@ def _module_gradient(recorded: Pass) -> Float[Tensor, "batch *features"]:
 # References.
 
 
-def _integral(problem: AttributionProblem, steps: Float64[Tensor, "steps *axes"]) -> Float64[Tensor, "*axes"]:
-    """Returns ``sum over k of w_k * steps[k]``."""
+Steps: TypeAlias = Callable[[Pass], Values]
+"""Returns the tensors of a pass that are summed over the steps of a path, ``[steps, batch, ...]`` each."""
+
+
+def _integrals(problem: AttributionProblem, read: Steps) -> Fold[tuple[Values, Values]]:
+    """Returns ``sum over k of w_k * steps[k]`` and the same sum of magnitudes, by name, of as many passes as have the
+    steps of the path."""
     request = cast(PathAttribution, problem.request)
     weights = torch.from_numpy(rule(request.quadrature, request.n_steps).weights)
-    integral: Tensor = torch.tensordot(weights, steps, dims=1)
-    return integral
+    sums: Values = {}
+    sizes: Values = {}
+    seen = 0
+    while seen < len(weights):
+        if (recorded := (yield)) is None:
+            raise MissingObservation(f"{seen} of {len(weights)} steps ran")
+        by_name = read(recorded)
+        own = weights[seen : seen + len(next(iter(by_name.values())))]
+        if (seen and by_name.keys() != sums.keys()) or any(len(steps) != len(own) for steps in by_name.values()):
+            raise MissingObservation("not every pass showed the same tensors")
+        for name, steps in by_name.items():
+            sums[name] = torch.tensordot(own, steps, dims=1) + sums.get(name, 0)
+            sizes[name] = torch.tensordot(own, steps.abs(), dims=1) + sizes.get(name, 0)
+        seen += len(own)
+    return sums, sizes
 
 
-def integrated_gradients(evidence: Evidence) -> Reference:
+def _gradients_at_layer(problem: AttributionProblem, call: int) -> Steps:
+    return lambda recorded: Evidence(problem, [recorded], call).steps(Point.GRAD_OUTPUT)
+
+
+def integrated_gradients(problem: AttributionProblem, call: int) -> Fold[Reference]:
     """Returns ``(x - x0) * sum over k of w_k * df/dx at alpha_k``; without the factor, if the request says so.
 
     Sundararajan et al. 2017, arXiv:1703.01365. For `NeuronConductance` the gradients are ``df/dneuron * dneuron/dx``:
     Dhamdhere et al. 2018, arXiv:1805.12233.
     """
-    problem = evidence.problem
+
+    def gradients(recorded: Pass) -> Values:
+        found = Evidence(problem, [recorded])
+        return {name: found.gradients(name).unflatten(0, (-1, problem.rows)) for name in problem.explained}
+
+    sums, sizes = yield from _integrals(problem, gradients)
     values, terms = {}, {}
     for name in problem.explained:
         span = host(problem.inputs[name]) - host(problem.baselines[name])
         factor = span if getattr(problem.request, "multiply_by_inputs", True) else torch.ones_like(span)
-        integral, magnitude = _integrals(evidence, name)
-        values[name], terms[name] = integral * factor, magnitude * factor.abs()
+        values[name], terms[name] = sums[name] * factor, sizes[name] * factor.abs()
     return Reference(values, terms)
 
 
-def _integrals(evidence: Evidence, name: str) -> tuple[Tensor, Tensor]:
-    """Returns the integrals of the gradients at input ``name`` and of their magnitudes, [batch, ...] each, summed pass
-    by pass."""
-    problem, integral, magnitude, step = evidence.problem, torch.zeros(()), torch.zeros(()), 0
-    request = cast(PathAttribution, problem.request)
-    weights = torch.from_numpy(rule(request.quadrature, request.n_steps).weights)
-    for gradients in evidence.gradients_by_pass(name):
-        steps = gradients.double().reshape(-1, problem.rows, *gradients.shape[1:])
-        own = weights[step : step + len(steps)]
-        integral = integral + torch.tensordot(own, steps, dims=1)
-        magnitude = magnitude + torch.tensordot(own, steps.abs(), dims=1)
-        step += len(steps)
-    if step != len(weights):
-        raise MissingObservation(f"not every pass brought a gradient to the input {name!r}")
-    return integral, magnitude
-
-
-def internal_influence(evidence: Evidence) -> Reference:
+def internal_influence(problem: AttributionProblem, call: int) -> Fold[Reference]:
     """Returns ``sum over k of w_k * df/da at alpha_k``. Leino et al. 2018, arXiv:1802.03788."""
-    steps = evidence.steps(Point.GRAD_OUTPUT)
-    return Reference(
-        {name: _integral(evidence.problem, tensor) for name, tensor in steps.items()},
-        {name: _integral(evidence.problem, tensor.abs()) for name, tensor in steps.items()},
-    )
+    return Reference(*(yield from _integrals(problem, _gradients_at_layer(problem, call))))
 
 
-def layer_conductance(evidence: Evidence) -> Reference:
+def layer_conductance(problem: AttributionProblem, call: int) -> Fold[Reference]:
     """Returns ``sum over k of df/da at point k * (a at point k + 1 - a at point k)``; a repeated point adds 0.
 
     Shrikumar et al. 2018, arXiv:1807.09946.
     """
-    gradients = evidence.steps(Point.GRAD_OUTPUT)
-    values, terms = {}, {}
-    for name, outputs in evidence.steps(Point.OUTPUT).items():
-        contributions = gradients[name][:-1] * outputs.diff(dim=0)
-        values[name] = contributions.sum(dim=0)
-        # The rounding error of a sum of differences is that of its first and last operand.
-        terms[name] = contributions.abs().sum(dim=0) + (gradients[name] * outputs).abs().amax(dim=0)
-    return Reference(values, terms)
+    values: Values = {}
+    changes: Values = {}
+    ends: Values = {}
+    last: dict[str, tuple[Tensor, Tensor]] = {}
+    while (recorded := (yield)) is not None:
+        found = Evidence(problem, [recorded], call)
+        outputs, gradients = found.steps(Point.OUTPUT), found.steps(Point.GRAD_OUTPUT)
+        if last and last.keys() != outputs.keys():
+            raise MissingObservation(f"the layer {problem.layer!r} did not show the same tensors in every pass")
+        for name, output in outputs.items():
+            gradient = gradients[name]
+            if last:
+                output, gradient = (torch.cat(pair) for pair in zip(last[name], (output, gradient)))
+            last[name] = output[-1:], gradient[-1:]
+            contributions = gradient[:-1] * output.diff(dim=0)
+            largest = (gradient * output).abs().amax(dim=0)
+            values[name] = contributions.sum(dim=0) + values.get(name, 0)
+            changes[name] = contributions.abs().sum(dim=0) + changes.get(name, 0)
+            ends[name] = torch.maximum(largest, ends.get(name, largest))
+    if not values:
+        raise MissingObservation("no pass was run")
+    # The rounding error of a sum of differences is that of its first and last operand.
+    return Reference(values, {name: changes[name] + ends[name] for name in values})
 
 
-def layer_integrated_gradients(evidence: Evidence) -> Reference:
+def layer_integrated_gradients(problem: AttributionProblem, call: int) -> Fold[Reference]:
     """Returns ``(a(x) - a(x0)) * sum over k of w_k * df/da at a(x0) + alpha_k * (a(x) - a(x0))``.
 
-    The layer's output is replaced by these points, and everything else is computed from ``x``. Sundararajan et al.
-    2017, arXiv:1703.01365; Captum, LayerIntegratedGradients: https://captum.ai/api/layer.html.
+    The layer's output is replaced by these points, and everything else is computed from ``x``. The steps of one call
+    follow those of another; of several layers that go together, all passes of one follow those of another.
+    Sundararajan et al. 2017, arXiv:1703.01365; Captum, LayerIntegratedGradients: https://captum.ai/api/layer.html.
     """
-    if evidence.problem.further_layers:
-        return _of_each_layer(evidence)
-    at_x, at_baseline = (Evidence(evidence.problem, evidence.passes[k : k + 1], evidence.call) for k in (0, 1))
-    passes = (len(evidence.passes) - 2) // len(evidence.passes[0].layer)  # as many for each call
-    first = 2 + evidence.call * passes
-    between = Evidence(evidence.problem, evidence.passes[first : first + passes], evidence.call)
-    starts, gradients = at_baseline.layer(Point.OUTPUT), between.steps(Point.GRAD_OUTPUT)
-    values, terms = {}, {}
-    for name, end in at_x.layer(Point.OUTPUT).items():
-        values[name] = (end - starts[name]) * _integral(evidence.problem, gradients[name])
-        terms[name] = (end.abs() + starts[name].abs()) * _integral(evidence.problem, gradients[name].abs())
+    if not problem.further_layers:
+        return (yield from _between_ends(problem, call))
+    values: Values = {}
+    terms: Values = {}
+    for part in single_layers(problem):
+        reference = yield from _between_ends(part, 0)
+        values |= reference.values
+        terms |= reference.terms
     return Reference(values, terms)
 
 
-def _of_each_layer(evidence: Evidence) -> Reference:
-    """Returns the references of several layers that go together: the passes of each follow those of the one before."""
-    parts = single_layers(evidence.problem)
-    count = len(evidence.passes) // len(parts)
-    references = [
-        layer_integrated_gradients(Evidence(part, evidence.passes[number * count : (number + 1) * count]))
-        for number, part in enumerate(parts)
-    ]
-    values, terms = (
-        {name: tensor for side in sides for name, tensor in side.items()}
-        for sides in zip(*((one.values, one.terms) for one in references))
+def _between_ends(problem: AttributionProblem, call: int) -> Fold[Reference]:
+    ends: list[Values] = []
+    while len(ends) < 2:
+        if (recorded := (yield)) is None:
+            raise MissingObservation("no pass was run")
+        ends.append(Evidence(problem, [recorded], call).layer(Point.OUTPUT))
+    at_x, at_baseline = ends
+    for _ in range(call):
+        yield from _integrals(problem, lambda recorded: {"": torch.zeros(recorded.rows // problem.rows).double()})
+    sums, sizes = yield from _integrals(problem, _gradients_at_layer(problem, call))
+    return Reference(
+        {name: (end - at_baseline[name]) * sums[name] for name, end in at_x.items()},
+        {name: (end.abs() + at_baseline[name].abs()) * sizes[name] for name, end in at_x.items()},
     )
-    return Reference(values, terms)

@@ -5,9 +5,10 @@ A region is the set of elements that are replaced together: a feature, or one po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import permutations, repeat
+from math import factorial
 from typing import TypeAlias, cast
 
 import torch
@@ -20,38 +21,54 @@ from cutaway.engine.hooks.hook_site import Override
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.features import Region, regions
 from cutaway.engine.passes.findings import Finding
+from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
-from cutaway.engine.passes.reference_inputs import Evidence, Reference, host, input_point
+from cutaway.engine.passes.reference_inputs import (
+    ComputedPoints,
+    Evidence,
+    MissingObservation,
+    Points,
+    Reference,
+    host,
+    input_point,
+)
 from cutaway.engine.references.observation import expand_features, expand_rows, module_calls, target_values
 from cutaway.engine.runtime.numerics import Path, equal
 
 # Points.
 
 
-def ablation_points(problem: AttributionProblem) -> list[Values]:
+def ablation_points(problem: AttributionProblem) -> Points:
     """Returns the input; then, for each region, the input with the baseline in that region."""
-    return input_point(problem) + [
-        _replaced(problem.inputs, region, problem.baselines) for region in regions(problem.features, problem.inputs)
-    ]
+
+    def computed() -> Iterator[Values]:
+        yield from input_point(problem)
+        for region in regions(problem.features, problem.inputs):
+            yield _replaced(problem.inputs, region, problem.baselines)
+
+    return ComputedPoints(1 + problem.features.count, computed)
 
 
-def permutation_points(problem: AttributionProblem) -> list[Values]:
+def permutation_points(problem: AttributionProblem) -> Points:
     """Returns the input; then, for each feature, the input with the feature's rows permuted.
 
     A batch of one row has no other order, so for it only the input is returned.
     """
-    points = input_point(problem)
+
+    def computed() -> Iterator[Values]:
+        yield from input_point(problem)
+        generator = torch.Generator().manual_seed(problem.seed or 0)
+        for region in regions(problem.features, problem.inputs):
+            permuted = {
+                name: problem.inputs[name][row_permutation(problem.rows, generator)]
+                for name, inside in region.items()
+                if bool(inside.any())
+            }
+            yield _replaced(problem.inputs, region, permuted)
+
     if problem.rows < 2:
-        return points
-    generator = torch.Generator().manual_seed(problem.seed or 0)
-    for region in regions(problem.features, problem.inputs):
-        permuted = {
-            name: problem.inputs[name][row_permutation(problem.rows, generator)]
-            for name, inside in region.items()
-            if bool(inside.any())
-        }
-        points.append(_replaced(problem.inputs, region, permuted))
-    return points
+        return input_point(problem)
+    return ComputedPoints(1 + problem.features.count, computed)
 
 
 def row_permutation(rows: int, generator: torch.Generator) -> Int64[Tensor, "{rows}"]:
@@ -62,17 +79,25 @@ def row_permutation(rows: int, generator: torch.Generator) -> Int64[Tensor, "{ro
             return order
 
 
-def shapley_points(problem: AttributionProblem) -> list[Values]:
+def shapley_points(problem: AttributionProblem) -> Points:
     """Returns the baseline; then, for each order of the features, points with one more feature of the input each."""
-    baseline = dict(problem.baselines)
-    points = [baseline]
-    feature_regions = list(regions(problem.features, problem.inputs))
-    for order in _feature_orders(problem):
-        point = baseline
-        for feature in order:
-            point = _replaced(point, feature_regions[feature], problem.inputs)
-            points.append(point)
-    return points
+
+    def computed() -> Iterator[Values]:
+        baseline = dict(problem.baselines)
+        yield baseline
+        feature_regions = list(regions(problem.features, problem.inputs))
+        for order in _feature_orders(problem):
+            point = baseline
+            for feature in order:
+                point = _replaced(point, feature_regions[feature], problem.inputs)
+                yield point
+
+    return ComputedPoints(1 + _order_count(problem) * problem.features.count, computed)
+
+
+def _order_count(problem: AttributionProblem) -> int:
+    request = problem.request
+    return request.n_samples if isinstance(request, ShapleyValueSampling) else factorial(problem.features.count)
 
 
 def _feature_orders(problem: AttributionProblem) -> Iterator[tuple[int, ...]]:
@@ -97,14 +122,21 @@ def _replaced(point: Values, region: Region, values: Mapping[str, Tensor]) -> Va
 # References.
 
 
-def ablation(evidence: Evidence) -> Reference:
+def _targets(problem: AttributionProblem) -> Fold[list[Tensor]]:
+    """Returns the target's values in each pass, ``[batch]`` each."""
+    targets: list[Tensor] = []
+    while (recorded := (yield)) is not None:
+        targets += target_values(Evidence(problem, [recorded]))
+    return targets
+
+
+def ablation(problem: AttributionProblem, call: int) -> Fold[Reference]:
     """Returns ``f(x) - f(x with the region replaced)``; at each element the mean over the regions that contain it.
 
     Feature ablation; occlusion: Zeiler and Fergus 2013, arXiv:1311.2901; permutation: Fisher et al. 2018,
     arXiv:1801.01489.
     """
-    problem = evidence.problem
-    original, *perturbed = target_values(evidence)
+    original, *perturbed = yield from _targets(problem)
     totals, terms, counts = (
         {name: torch.zeros(problem.inputs[name].shape, dtype=torch.float64) for name in problem.explained}
         for _ in range(3)
@@ -121,24 +153,23 @@ def ablation(evidence: Evidence) -> Reference:
     return Reference(values, sizes)
 
 
-def shapley_values(evidence: Evidence) -> Reference:
+def shapley_values(problem: AttributionProblem, call: int) -> Fold[Reference]:
     """Returns the mean of ``f(with the feature) - f(without it)`` over the orders in which features were added.
 
     Shapley 1953, doi:10.1515/9781400881970-018; sampled orders: Castro et al. 2009, doi:10.1016/j.cor.2008.04.004.
     """
-    problem = evidence.problem
-    baseline, *targets = target_values(evidence)
+    baseline, *targets = yield from _targets(problem)
     sums, magnitudes = (torch.zeros(problem.rows, problem.features.count, dtype=torch.float64) for _ in range(2))
     following = iter(targets)
-    orders = list(_feature_orders(problem))
-    for order in orders:
+    for order in _feature_orders(problem):
         before = baseline
         for feature in order:
             after = next(following)
             sums[:, feature] += after - before
             magnitudes[:, feature] += after.abs() + before.abs()
             before = after
-    return Reference(expand_features(problem, sums / len(orders)), expand_features(problem, magnitudes / len(orders)))
+    count = _order_count(problem)
+    return Reference(expand_features(problem, sums / count), expand_features(problem, magnitudes / count))
 
 
 # Ablation and permutation of a layer's units. A unit is one element of the layer's output behind the batch axis.
@@ -155,20 +186,17 @@ def unit_points(problem: AttributionProblem) -> list[Values]:
     return input_point(problem) * (2 + units)
 
 
-def unit_passes(problem: AttributionProblem) -> Sequence[Pass]:
+def unit_passes(problem: AttributionProblem) -> Iterator[Pass]:
     """Runs a pass at the input; then, for each unit, one in which its values are replaced, unless nothing can be."""
     baseline = getattr(problem.request, "baseline", 0.0)
     changes: Iterator[UnitChange] = repeat(lambda unit: torch.full_like(unit, baseline))
     if isinstance(problem.request, LayerFeaturePermutation):
         changes = _permutations(problem) if problem.rows > 1 else iter(())
     first = _edited_pass(problem, lambda output: output)
-    passes = [first]
+    yield first
     without_layer = replace(problem, layer="")  # its output is recorded once, and not again for each unit
     for (path, unit), change in zip(_units(first.layer[0]), changes):
-        recorded = _edited_pass(without_layer, _change_of_unit(unit, change), problem.layer, path)
-        # The inputs are the same for all units, and kept once too.
-        passes.append(replace(recorded, points=first.points, additional_inputs=first.additional_inputs))
-    return passes
+        yield _edited_pass(without_layer, _change_of_unit(unit, change), problem.layer, path)
 
 
 def _permutations(problem: AttributionProblem) -> Iterator[UnitChange]:
@@ -192,7 +220,8 @@ def _change_of_unit(unit: int, change: UnitChange) -> UnitChange:
 
 def _edited_pass(problem: AttributionProblem, change: UnitChange, layer: str = "", path: Path = "") -> Pass:
     edits = {layer or problem.layer: [(0, Override(at=Point.OUTPUT, call=0, path=path, change=change))]}
-    return run_passes(problem, input_point(problem), differentiate=False, edits=edits)[0]
+    (recorded,) = run_passes(problem, input_point(problem), differentiate=False, edits=edits)
+    return recorded
 
 
 def _units(call: RecordedCall) -> Iterator[tuple[Path, int]]:
@@ -204,18 +233,23 @@ def _units(call: RecordedCall) -> Iterator[tuple[Path, int]]:
 # Reference.
 
 
-def unit_ablation(evidence: Evidence) -> Reference:
+def unit_ablation(problem: AttributionProblem, call: int) -> Fold[Reference]:
     """Returns ``f(x) - f(x with the unit replaced)`` in the shape of the layer's output; 0 if nothing replaces a unit.
 
     Captum, LayerFeatureAblation: https://captum.ai/api/layer.html; permutation: Fisher et al. 2018, arXiv:1801.01489.
     """
-    targets = target_values(evidence).T  # [batch, 1 + units]
-    original, values, terms, first = targets[:, :1], {}, {}, 1
-    for name, output in Evidence(evidence.problem, evidence.passes[:1]).layer(Point.OUTPUT).items():
-        replaced = targets[:, first : first + output[0].numel()] if len(evidence.passes) > 1 else original
-        values[name] = (original - replaced).expand(-1, output[0].numel()).reshape(output.shape)
-        terms[name] = (original.abs() + replaced.abs()).expand(-1, output[0].numel()).reshape(output.shape)
-        first += output[0].numel()
+    if (at_input := (yield)) is None:
+        raise MissingObservation("no pass was run")
+    found = Evidence(problem, [at_input])
+    units = yield from _targets(problem)
+    original, values, terms = target_values(found).T, {}, {}  # [batch, 1]
+    replaced_by_unit, first = torch.stack(units, dim=1) if units else original, 0
+    for name, output in found.layer(Point.OUTPUT).items():
+        count = output[0].numel()
+        replaced = replaced_by_unit[:, first : first + count] if units else original
+        values[name] = (original - replaced).expand(-1, count).reshape(output.shape)
+        terms[name] = (original.abs() + replaced.abs()).expand(-1, count).reshape(output.shape)
+        first += count
     return Reference(values, terms)
 
 

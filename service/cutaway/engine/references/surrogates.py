@@ -19,8 +19,9 @@ from torch import Tensor
 from cutaway.contract.requests import Attribution, KernelShap, Lime, Surrogate
 from cutaway.contract.results import Cause
 from cutaway.engine.passes.findings import Finding
+from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, run_passes
-from cutaway.engine.passes.reference_inputs import Evidence, Reference, host, input_point
+from cutaway.engine.passes.reference_inputs import ComputedPoints, Evidence, Points, Reference, host, input_point
 from cutaway.engine.references.observation import expand_features, target_values
 from cutaway.engine.runtime.numerics import SUM
 
@@ -114,10 +115,16 @@ def _independent_masks(count: int, generator: torch.Generator) -> Iterator[Tenso
 # Points.
 
 
-def surrogate_points(problem: AttributionProblem) -> list[Values]:
+def surrogate_points(problem: AttributionProblem) -> Points:
     """Returns the batch, if it has several rows; then each example by itself, for each of its masks."""
     batch = input_point(problem) if problem.rows > 1 else []
-    return batch + [point for row, masks in enumerate(sampled_masks(problem)) for point in _masked(problem, row, masks)]
+
+    def computed() -> Iterator[Values]:
+        yield from batch
+        for row, masks in enumerate(sampled_masks(problem)):
+            yield from _masked(problem, row, masks)
+
+    return ComputedPoints(len(batch) + sampled_masks(problem)[..., 0].numel(), computed)
 
 
 def _masked(problem: AttributionProblem, row: int, masks: Tensor) -> Iterator[Values]:
@@ -132,38 +139,57 @@ def _masked(problem: AttributionProblem, row: int, masks: Tensor) -> Iterator[Va
         yield point
 
 
-@cached_per_problem
-def surrogate_passes(problem: AttributionProblem) -> Sequence[Pass]:
-    """Runs a pass for each mask number, with each example under its own mask.
+class _Evaluated(NamedTuple):
+    """What the model returns for each mask of an example, and how near the masked inputs are to the example."""
 
-    As under Captum each example runs by itself, because batches of another size round differently.
-    """
+    outputs: Sequence[Tensor]
+    cosines: PerSample
+
+
+@cached_per_problem
+def _evaluated(problem: AttributionProblem) -> Sequence[_Evaluated]:
+    """Runs each example by itself under each mask, as under Captum: batches of another size round differently."""
     by_row = []
     for row, masks in enumerate(sampled_masks(problem)):
-        example = replace(problem, inputs={name: tensor[row : row + 1] for name, tensor in problem.inputs.items()})
-        by_row.append(run_passes(example, list(_masked(problem, row, masks)), differentiate=False))
-    return [_concatenated(passes) for passes in zip(*by_row)]
+        inputs = {name: tensor[row : row + 1] for name, tensor in problem.inputs.items()}
+        example, outputs, cosines = replace(problem, inputs=inputs), [], []
+        (original,) = input_point(example)
+        for recorded in run_passes(example, _masked(problem, row, masks), differentiate=False):
+            output = recorded.output
+            outputs.append(output.reshape(1, *output.shape[output.ndim > 0 :]))
+            cosines.append(_cosine(_flat(original), _flat(recorded.points)))
+        by_row.append(_Evaluated(outputs, np.array(cosines)))
+    return by_row
 
 
-def _concatenated(passes: Sequence[Pass]) -> Pass:
-    outputs = [recorded.output for recorded in passes]
-    return Pass(
-        {name: torch.cat([recorded.points[name] for recorded in passes]) for name in passes[0].points},
-        output=torch.cat([output.reshape(1, *output.shape[output.ndim > 0 :]) for output in outputs]),
-    )
+def _flat(point: Values) -> Tensor:
+    return torch.cat([host(tensor[0]).reshape(-1) for tensor in point.values()])
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    return float(one @ other / max(1e-8, float(one.norm())) / max(1e-8, float(other.norm())))
+
+
+def surrogate_passes(problem: AttributionProblem) -> Iterator[Pass]:
+    """Yields a pass for each mask number, with each example under its own mask, of which only the output is kept."""
+    point = dict(zip(problem.explained, problem.arguments))
+    for outputs in zip(*(of_row.outputs for of_row in _evaluated(problem))):
+        yield Pass(point, output=torch.cat(outputs))
 
 
 # References.
 
 
-def surrogate(evidence: Evidence) -> Reference:
+def surrogate(problem: AttributionProblem, call: int) -> Fold[Reference]:
     """Returns the coefficients of the request's surrogate: see `SURROGATES`."""
-    rows = fits(evidence.problem)
+    while (yield) is not None:
+        pass  # the fits read the same passes
+    rows = fits(problem)
     coefficients, terms = (
         torch.from_numpy(np.stack(vectors))
         for vectors in ([row.fit.coefficients for row in rows], [row.fit.terms for row in rows])
     )
-    values, sizes = (expand_features(evidence.problem, by_feature) for by_feature in (coefficients, terms))
+    values, sizes = (expand_features(problem, by_feature) for by_feature in (coefficients, terms))
     return Reference(values, sizes, max(row.fit.error for row in rows), rounding=SUM.float32)
 
 
@@ -171,30 +197,23 @@ def surrogate(evidence: Evidence) -> Reference:
 def fits(problem: AttributionProblem) -> Sequence[FittedRow]:
     """Returns the fit of each example."""
     kind = SURROGATES[type(problem.request)]
-    evidence = Evidence(problem, surrogate_passes(problem))
+    evidence = Evidence(problem, list(surrogate_passes(problem)))
     # Captum's fits round the target to float32.
     targets = np.asarray(target_values(evidence).float().numpy(), dtype=np.float64)
     fitted = []
     for row, masks in enumerate(sampled_masks(problem).double().numpy()):
-        weights = kind.weigh(evidence, masks, row)
+        weights = kind.weigh(masks, _evaluated(problem)[row].cosines)
         fitted.append(FittedRow(masks, targets[:, row], weights, kind.fit(masks, targets[:, row], weights)))
     return fitted
 
 
-def _weights_by_size(_: Evidence, masks: Numbers, row: int) -> Numbers:
+def _weights_by_size(masks: Numbers, _: Numbers) -> Numbers:
     sizes = masks.sum(axis=1)
     return np.where((sizes == 0) | (sizes == masks.shape[1]), END_WEIGHT, 1.0)
 
 
-def _weights_by_nearness(evidence: Evidence, masks: Numbers, row: int) -> Numbers:
-    problem = evidence.problem
-    original, *masked = (
-        torch.cat([host(tensor[row]).reshape(-1) for tensor in point.values()])
-        for point in (*input_point(problem), *(recorded.points for recorded in evidence.passes))
-    )
-    length = max(1e-8, float(original.norm()))
-    cosines = [float(original @ point / length / max(1e-8, float(point.norm()))) for point in masked]
-    return np.exp(-((1 - np.array(cosines)) ** 2) / 2)
+def _weights_by_nearness(_: Numbers, cosines: Numbers) -> Numbers:
+    return np.exp(-((1 - cosines) ** 2) / 2)
 
 
 # Fits.
@@ -239,13 +258,13 @@ class SurrogateKind(NamedTuple):
 
     Attributes:
         masks: yields the random masks of so many features.
-        weigh: returns the weight of each mask, for one example.
+        weigh: returns the weight of each mask of one example, from the masks and the cosines of the masked inputs.
         fit: fits the linear model.
         fixed: the number of masks, the first ones, that are not drawn.
     """
 
     masks: Callable[[int, torch.Generator], Iterator[Tensor]]
-    weigh: Callable[[Evidence, Numbers, int], Numbers]
+    weigh: Callable[[Numbers, Numbers], Numbers]
     fit: Callable[[Numbers, Numbers, Numbers], Fit]
     fixed: int
 
