@@ -56,7 +56,7 @@ def _leader(scene: Scene) -> psutil.Process:
 
 def memory(scene: Scene) -> None:
     """Two requests need more memory than a worker may have."""
-    _refused(scene, "OUT_OF_MEMORY", np.ones((20_000, 3), np.float32))
+    _refused(scene, "OUT_OF_MEMORY", np.ones((20_000, 3), np.float32), "wide")
     _refused(scene, "OUT_OF_MEMORY", np.full((1, 3), HUNGRY, np.float32))
 
 

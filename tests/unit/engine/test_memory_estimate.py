@@ -82,15 +82,23 @@ def test_what_is_the_same_for_all_rows_is_not_multiplied() -> None:
 
 @pytest.mark.parametrize("divides", [False, True])
 def test_a_model_that_divides_its_batch_is_not_refused(divides: bool) -> None:
-    """It never has more than four rows at work, and only their small results stay; another one is refused."""
+    """It never has more than four rows at work, and only their small results stay; another one is refused, whose rows
+    cannot run apart because they depend on each other."""
 
     class InParts(Net):
         def forward(self, x: Tensor) -> Tensor:
             parts = x.split(4) if divides else [x]
-            return torch.cat([super(InParts, self).forward(part) for part in parts])
+            return torch.cat([super(InParts, self).forward(part) for part in parts]) + x.sum()
 
     allowed = 200 * (INPUT + 2 * HIDDEN)
     assert (estimated(InParts(), rows=1000, allowed=allowed) > allowed) is not divides
+
+
+def test_rows_that_may_run_apart_are_refused_for_their_reply_only() -> None:
+    """A thousand rows of which two hundred fit run in parts, unless what is captured of all of them does not fit."""
+    allowed = 200 * (INPUT + 2 * HIDDEN)
+    assert estimated(Net(), rows=1000, allowed=allowed) < allowed
+    assert estimated(Net(), rows=1000, allowed=allowed, captures=(ca.Capture("first"),)) > 1000 * HIDDEN > allowed
 
 
 def test_two_rows_are_run_once_for_each_kind_of_rows() -> None:

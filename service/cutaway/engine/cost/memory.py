@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import cast
+from typing import NamedTuple
 
 import torch
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Point
+from cutaway.engine.execution.row_parts import plan_divides
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import CaptureSpec
 from cutaway.engine.methods.captum_call import method_of
@@ -26,28 +27,43 @@ _PART = 4
 
 
 def least_bytes(plan: RequestPlan, allowed: int) -> int:
-    """Returns the least bytes that one pass of the request's batch takes; 0 where that is not known.
+    """Returns the least bytes that the request's batch takes; 0 where that is not known.
 
     The model runs on the first row once and twice, once for each kind of rows: what the second one adds, every row
     takes. Counted are tensors that are alive at the same time, and captures of whole outputs of modules. The workspace
     of kernels is not seen. Several passes need no more, because they run one after the other.
 
-    Where that is more than ``allowed``, the model runs on many rows too: one that divides its batch takes less.
+    Where that is more than ``allowed``, the model runs on many rows too: one that divides its batch takes less. Rows
+    that may run apart take what one takes at work, and what of all of them is in the reply.
     """
     if plan.rows < FEW_ROWS or plan.missing is not None:  # a pass that stops early takes less
         return 0
     try:
         one, two = _bytes_of(plan, 1), _bytes_of(plan, 2)
-        row = max(1, two - one)
+        row = max(1, two.most - one.most)
         if plan.rows * row > allowed:
             many = max(2, min(plan.rows, allowed // _PART // row))
-            row = min(row, (_bytes_of(plan, many) - one) // (many - 1))
+            row = min(row, (_bytes_of(plan, many).most - one.most) // (many - 1))
+        if plan.rows * row > allowed and _divides(plan):
+            return row + plan.rows * one.replied
         return plan.rows * row
     except CutawayError:  # the request itself gets this error, in its place
         return 0
 
 
-def _bytes_of(plan: RequestPlan, copies: int) -> int:
+class _Bytes(NamedTuple):
+    """The most bytes of all tensors at one time of a forward pass, and those of captures and outputs."""
+
+    most: int
+    replied: int
+
+
+def _divides(plan: RequestPlan) -> bool:
+    with plan.model.session(plan.cancellation, plan.request.arguments):
+        return plan_divides(plan)
+
+
+def _bytes_of(plan: RequestPlan, copies: int) -> _Bytes:
     return plan.model.remembered((kind_of_request(plan), copies), lambda: _most_bytes(plan, copies))
 
 
@@ -68,8 +84,8 @@ def _captured(plan: RequestPlan) -> Iterator[str]:
             yield name
 
 
-def _most_bytes(plan: RequestPlan, copies: int) -> int:
-    """Returns the most bytes of all tensors at one time of a forward pass of ``copies`` of the first row."""
+def _most_bytes(plan: RequestPlan, copies: int) -> _Bytes:
+    """Returns the bytes of a forward pass of ``copies`` of the first row."""
     model, backward = plan.model, _runs_backward(plan)
     kept = {name: {Point.OUTPUT: CaptureSpec()} for name in _captured(plan)}
     with model.session(plan.cancellation, plan.request.arguments), model.unrecorded():
@@ -79,5 +95,6 @@ def _most_bytes(plan: RequestPlan, copies: int) -> int:
         with torch.set_grad_enabled(backward), observing(model.tree, kept) as recording, LiveBytes() as live:
             live.ignore([*model.module.parameters(), *model.module.buffers(), *inputs.values()])
             with recording.forward():
-                model.run(inputs)
-    return cast(int, live.most)
+                outputs = model.run(inputs)
+    captured = (part.values for name in kept for call in recording.calls[name] for *_, part in call.entries() if part)
+    return _Bytes(live.most, sum(tensor.nbytes for tensor in (*outputs.values(), *captured)))

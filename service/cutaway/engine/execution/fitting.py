@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import TypeAlias, cast
 
 import torch
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import ExpectedGradient, PathAttribution, field_name
+from cutaway.contract.results import AttributionResult
+from cutaway.engine.execution.main_pass import MainPass
+from cutaway.engine.execution.row_parts import in_parts, joined_attributions, of_rows, rows_divide
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.pass_memory import LiveBytes
 from cutaway.engine.passes.pass_recorder import AttributionProblem, ResolvedAttribution
 from cutaway.engine.planning.plan import RequestPlan
-
-T = TypeVar("T")
 
 _OF_PASSES = 3
 """The divisor of a request's memory that gives what is alive in one pass: backward and workspaces take as much again,
@@ -30,14 +31,31 @@ and what hooks recorded needs some."""
 _MORE = "or let the operator raise CUTAWAY_MEMORY_BYTES or CUTAWAY_REQUEST_MEMORY_BYTES"
 
 
-def in_passes_that_fit(problem: AttributionProblem, compute: Callable[[AttributionProblem], T]) -> T:
-    """Returns ``compute`` of ``problem`` with the largest passes that memory allows; raises where the smallest do not
-    fit."""
+Compute: TypeAlias = Callable[[AttributionProblem, MainPass], AttributionResult]
+"""Explains a problem, whose rows ran in a main pass."""
+
+
+def in_passes_that_fit(problem: AttributionProblem, main: MainPass, compute: Compute) -> AttributionResult:
+    """Returns ``compute`` of ``problem`` with the largest passes that memory allows, in parts of its rows if all do not
+    fit at one point; raises where the smallest do not fit."""
+    try:
+        return _in_smaller_passes(problem, main, compute)
+    except Exception as failure:
+        if not is_out_of_memory(failure) or main.plan.parts or not rows_divide(problem):
+            raise
+
+    def explained(rows: range) -> tuple[int, AttributionResult]:
+        return len(rows), _in_smaller_passes(*of_rows(problem, main, rows), compute)
+
+    return joined_attributions(in_parts(problem.rows, explained))
+
+
+def _in_smaller_passes(problem: AttributionProblem, main: MainPass, compute: Compute) -> AttributionResult:
     smaller: AttributionProblem | None = _fitted(problem)
     while smaller is not None:
         problem = smaller
         try:
-            return compute(problem)
+            return compute(problem, main)
         except Exception as failure:
             smaller = with_smaller_passes(problem) if is_out_of_memory(failure) else None
             if smaller is None:
@@ -46,9 +64,12 @@ def in_passes_that_fit(problem: AttributionProblem, compute: Callable[[Attributi
 
 
 def with_smaller_passes(problem: AttributionProblem) -> AttributionProblem | None:
-    """Returns ``problem`` with half as many rows a pass; None where its passes cannot be divided."""
-    least, now = _fewest_rows(problem), _rows_of_pass(problem)
-    return replace(problem, most_rows=max(least, now // 2)) if now > least else None
+    """Returns ``problem`` with half as many rows a pass, or with one point of all rows; None where its passes cannot be
+    divided, or its rows can be explained apart."""
+    now = _rows_of_pass(problem)
+    if not _divides(problem) or (now <= problem.rows and not _divides_points(problem)):
+        return None
+    return replace(problem, most_rows=max(problem.rows if now > problem.rows else 1, now // 2))
 
 
 def _rows_of_pass(problem: AttributionProblem) -> int:
@@ -58,19 +79,30 @@ def _rows_of_pass(problem: AttributionProblem) -> int:
     return problem.most_rows or problem.rows * points
 
 
-def _fewest_rows(problem: AttributionProblem) -> int:
-    """Returns how many rows a pass of ``problem`` has at least: Captum's hooks on modules must see the whole batch."""
-    if problem.is_row_specific:
-        return _rows_of_pass(problem)
-    if not (problem.module or method_of(problem.request).applies_to_modules):
-        return 1
-    return problem.rows if isinstance(problem.request, PathAttribution) else _rows_of_pass(problem)
+def _reads_modules(problem: AttributionProblem) -> bool:
+    """Returns whether Captum's hooks on modules must see the whole batch."""
+    return bool(problem.module) or method_of(problem.request).applies_to_modules
+
+
+def _divides(problem: AttributionProblem) -> bool:
+    """Returns whether passes of several points can be divided into passes of one."""
+    by_points = isinstance(problem.request, PathAttribution) or not _reads_modules(problem)
+    return by_points and not problem.is_row_specific
+
+
+def _divides_points(problem: AttributionProblem) -> bool:
+    """Returns whether a pass of one point can be divided, and must be, because its rows cannot be explained apart."""
+    return not _reads_modules(problem) and _rows_of_pass(problem) > 1 and not rows_divide(problem)
 
 
 def _fitted(problem: AttributionProblem) -> AttributionProblem:
-    """Returns ``problem`` with passes whose rows fit, by the memory of one row."""
-    allowed, least, now = problem.model.request_bytes, _fewest_rows(problem), _rows_of_pass(problem)
-    if allowed is None or problem.most_rows or now <= least:
+    """Returns ``problem`` with passes whose rows fit, by the memory of one row.
+
+    Raises:
+        MemoryError: fewer rows fit than it has, and they can be explained apart.
+    """
+    allowed, now = problem.model.request_bytes, _rows_of_pass(problem)
+    if allowed is None or problem.most_rows or problem.is_row_specific or now < 2:
         return problem
     try:
         fitting = allowed // _OF_PASSES // max(1, _row_bytes(problem))
@@ -78,7 +110,13 @@ def _fitted(problem: AttributionProblem) -> AttributionProblem:
         if not is_out_of_memory(failure):
             raise
         fitting = 0
-    return problem if now <= fitting else replace(problem, most_rows=max(least, fitting))
+    if now <= fitting:
+        return problem
+    if fitting < problem.rows and rows_divide(problem):
+        raise MemoryError(f"{fitting} of {problem.rows} rows fit")
+    if not _divides(problem):
+        return problem
+    return replace(problem, most_rows=max(problem.rows if _reads_modules(problem) else 1, fitting))
 
 
 def _row_bytes(problem: AttributionProblem) -> int:

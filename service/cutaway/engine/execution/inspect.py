@@ -30,7 +30,12 @@ from cutaway.engine.execution.fitting import (
     with_smaller_passes,
 )
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, summed_channels, with_known_axes
-from cutaway.engine.execution.main_pass import MainPass, run_main_pass
+from cutaway.engine.execution.main_pass import MainPass
+from cutaway.engine.execution.row_parts import (
+    main_pass_that_fits,
+    of_rows,
+    rows_divide,
+)
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import axes_first, observing
@@ -230,15 +235,8 @@ def _attribute_rows(
     # Edits, the target, or what is drawn for the whole batch may have values of their own for each row.
     if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.metrics:
         return placed_rows(attribute(problem, main), rows, problem.rows, whole=True)
-    batch, index = main.batch, torch.tensor(rows, device=problem.model.device)
-    axes = {name: batch.axes.of_output(name, output, batch.rows) for name, output in main.outputs.items()}
-    outputs = {
-        name: output if (axis := axes[name]) is None else output.index_select(axis, index)
-        for name, output in main.outputs.items()
-    }
-    own = main._replace(outputs=outputs, batch=batch._replace(rows=len(rows)))
     try:
-        result = attribute(problem.of_rows(rows), own)
+        result = attribute(*of_rows(problem, main, rows))
     except CutawayError as failure:
         if failure.reason != Reason.MODEL_FAILED:
             raise
@@ -247,16 +245,17 @@ def _attribute_rows(
 
 
 def attribute(problem: AttributionProblem, main: MainPass) -> results.AttributionResult:
-    """Explains the rows of ``problem``; if the model fails on batches of another size, in passes of this one.
+    """Explains the rows of ``problem``; in parts, if all of them do not fit.
 
     Args:
         problem: the attribution and its target.
         main: the main pass of the same rows.
     """
-    return in_passes_that_fit(problem, lambda fitting: _attribute_any_batch(fitting, main))
+    return in_passes_that_fit(problem, main, _attribute_any_batch)
 
 
 def _attribute_any_batch(problem: AttributionProblem, main: MainPass) -> results.AttributionResult:
+    """Explains ``problem``; if the model fails on batches of another size, in passes of this one."""
     try:
         return _attribute(problem, main)
     except CutawayError as failure:
@@ -362,7 +361,7 @@ def _values_and_summary(problem: AttributionProblem, main: MainPass) -> _Summari
 def _is_told(failure: Exception, problem: AttributionProblem) -> bool:
     """Returns whether ``failure`` ends the computation, in or outside of a check: nobody waits for it, requests that
     ran together run again one by one, or it runs again in smaller passes or with more memory."""
-    again = problem.model.has_more_memory or with_smaller_passes(problem) is not None
+    again = problem.model.has_more_memory or with_smaller_passes(problem) is not None or rows_divide(problem)
     return isinstance(failure, (CannotShare, DeadlineExceeded)) or (again and is_out_of_memory(failure))
 
 
@@ -445,8 +444,7 @@ def run_plan(plan: RequestPlan) -> results.InspectResult:
     with plan.model.session(plan.cancellation, plan.request.arguments), plan.model.drawing_from(plan.seed):
         plan = with_unread_inputs(plan)
         unedited = _run_unedited(plan) if plan.request.compare else {}
-        (main,) = run_main_pass([plan])  # hook, forward, backward
-        return finish(main, unedited)
+        return finish(main_pass_that_fits(plan), unedited)  # hook, forward, backward
 
 
 def _run_unedited(plan: RequestPlan) -> Outputs:
