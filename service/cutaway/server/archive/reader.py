@@ -110,7 +110,7 @@ def unpack(
     with _open(path) as archive:
         members = {member.filename: member for member in archive.infolist()}
         own = members.pop(_parse_manifest(archive.read(MANIFEST)).weights, None) if MANIFEST in members else None
-        _check_room([*members.values(), *([own] if own and not weights else [])], directory)
+        _check_room(path.name, [*members.values(), *([own] if own and not weights else [])], directory)
         archive.extractall(directory, members)
         if own and weights:
             (directory / own.filename).symlink_to(weights.resolve())
@@ -189,13 +189,13 @@ def _check_names(archive: zipfile.ZipFile) -> None:
             raise _Damage(f"{member.filename!r} is neither deflated nor stored")
 
 
-def _check_room(members: Iterable[zipfile.ZipInfo], directory: Path) -> None:
+def _check_room(name: str, members: Iterable[zipfile.ZipInfo], directory: Path) -> None:
     """Refuses an archive that needs more than the free space; zipfile unpacks no more than the stated sizes."""
     size = sum(member.file_size for member in members)
     existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
     room = shutil.disk_usage(existing).free
     if size > room:
-        what = f"{Path(archive.filename or '').name} unpacks to {size} bytes, and {room} are free in {existing}"
+        what = f"{name} unpacks to {size} bytes, and {room} are free in {existing}"
         raise error(Reason.BACKEND_UNAVAILABLE, f"{what}; free some, or set TMPDIR to a directory with more")
 
 
