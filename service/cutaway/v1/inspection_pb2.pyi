@@ -593,6 +593,7 @@ class Timings(_message.Message):
     ATTRIBUTION_MS_FIELD_NUMBER: _builtins.int
     CHECK_MS_FIELD_NUMBER: _builtins.int
     ENCODE_MS_FIELD_NUMBER: _builtins.int
+    PROOF_MS_FIELD_NUMBER: _builtins.int
     queue_ms: _builtins.float
     """The time before work starts and after it ends, waiting included."""
     decode_ms: _builtins.float
@@ -607,6 +608,8 @@ class Timings(_message.Message):
     """References from raw hooks, and the comparisons."""
     encode_ms: _builtins.float
     """Tensors to bytes."""
+    proof_ms: _builtins.float
+    """Tests of the model that are not known yet for such inputs, or are due again: later requests use their outcomes."""
     def __init__(
         self,
         *,
@@ -617,10 +620,11 @@ class Timings(_message.Message):
         attribution_ms: _builtins.float = ...,
         check_ms: _builtins.float = ...,
         encode_ms: _builtins.float = ...,
+        proof_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attribution_ms", b"attribution_ms", "backward_ms", b"backward_ms", "check_ms", b"check_ms", "decode_ms", b"decode_ms", "encode_ms", b"encode_ms", "forward_ms", b"forward_ms", "queue_ms", b"queue_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attribution_ms", b"attribution_ms", "backward_ms", b"backward_ms", "check_ms", b"check_ms", "decode_ms", b"decode_ms", "encode_ms", b"encode_ms", "forward_ms", b"forward_ms", "proof_ms", b"proof_ms", "queue_ms", b"queue_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
