@@ -81,3 +81,28 @@ def test_what_the_pool_has_no_room_for_fails_in_its_place(worker: Worker, monkey
     assert error is not None
     assert error.reason == "OUT_OF_MEMORY"
     assert result.predictions
+
+
+class WideInside(nn.Module):
+    """A network of which eight rows fit, and whose results are small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 4096)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 8:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return self.layer(x)[:, :2].cos()
+
+
+def test_rows_that_may_run_apart_are_not_refused() -> None:
+    """Sixty-four rows whose activations take twice what is allowed are answered, eight at a time."""
+    served, x = Worker.of(WideInside(), "m"), np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
+    served.memory = RequestMemory(1 << 19)
+    found = served.inspect(InspectRequest("m", tensors={"x": x}, attributions=(ca.DeepLift(),), input_gradients=()))
+    alone = served.inspect(InspectRequest("m", tensors={"x": x[50:51]}, input_gradients=()))
+    np.testing.assert_allclose(found.predictions["output"][50:51], alone.predictions["output"], rtol=1e-6)
+    np.testing.assert_allclose(found.input_gradients["x"][50:51], alone.input_gradients["x"], rtol=1e-5)
+    assert found.attributions[0].values["x"].shape == (64, 3)

@@ -361,8 +361,9 @@ def _values_and_summary(problem: AttributionProblem, main: MainPass) -> _Summari
 def _is_told(failure: Exception, problem: AttributionProblem) -> bool:
     """Returns whether ``failure`` ends the computation, in or outside of a check: nobody waits for it, requests that
     ran together run again one by one, or it runs again in smaller passes or with more memory."""
-    again = problem.model.has_more_memory or with_smaller_passes(problem) is not None or rows_divide(problem)
-    return isinstance(failure, (CannotShare, DeadlineExceeded)) or (again and is_out_of_memory(failure))
+    if not is_out_of_memory(failure):
+        return isinstance(failure, (CannotShare, DeadlineExceeded))
+    return problem.model.has_more_memory or with_smaller_passes(problem) is not None or rows_divide(problem)
 
 
 def _checked_result(
