@@ -46,11 +46,12 @@ FROM ${BASE}
 LABEL org.opencontainers.image.title="Cutaway" \
       org.opencontainers.image.description="PyTorch models served with their insides visible, and with proof" \
       org.opencontainers.image.licenses="Apache-2.0"
-# A number, so that Kubernetes can see that it is not root; an entry of its own, because torch asks for its name.
+# A number, so that Kubernetes can see that it is not root; an entry of its own, because torch asks for its name. OpenShift
+# runs the image as a user with another number and no name, of group 0.
 RUN groupadd --gid 10001 cutaway \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin cutaway \
     && mkdir /models \
-    && install --directory --owner 10001 --group 10001 --mode 0750 /var/log/cutaway
+    && install --directory --owner 10001 --group 0 --mode 0770 /var/log/cutaway
 COPY --from=dependencies /opt/cutaway /opt/cutaway
 COPY --from=wheel /dist /tmp/dist
 RUN /opt/cutaway/bin/pip install --no-cache-dir --no-index --no-deps /tmp/dist/*.whl && rm -r /tmp/dist
@@ -59,6 +60,7 @@ COPY --chmod=0755 deploy/health.py /opt/cutaway/bin/cutaway-health
 # Inside, every address is meant: which of them the world reaches is decided by who runs the image.
 ENV PATH=/opt/cutaway/bin:${PATH} \
     HOME=/tmp \
+    LOGNAME=cutaway \
     PYTHONUNBUFFERED=1 \
     GRPC_VERBOSITY=NONE \
     CUTAWAY_ADDRESS=0.0.0.0:50051 \

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -347,6 +352,60 @@ def test_nobody_is_killed_within_the_grace() -> None:
     before = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert manifests.pod()["terminationGracePeriodSeconds"] > before + 3 * grace
     assert int(manifests.compose()["stop_grace_period"].removesuffix("s")) > 3 * Settings().grace_s
+
+
+def unit() -> dict[str, list[str]]:
+    """The settings of the service of systemd; one may stand several times."""
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "systemd" / "cutaway.service").read_text().splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_systemd_runs_the_command_and_waits_for_calls() -> None:
+    """Settings exist, SIGTERM reaches the gateway first, and nobody is killed within the grace."""
+    variables = dict(each.split("=", 1) for each in unit()["Environment"])
+    fields = {
+        name.removeprefix("CUTAWAY_").lower(): value for name, value in variables.items() if name.startswith("CUTAWAY_")
+    }
+    assert set(fields) <= set(Settings.model_fields)
+    assert Settings.model_validate(fields).log_dir == Path("/var/log", *unit()["LogsDirectory"])
+    [command] = unit()["ExecStart"]
+    program, serve, option, store = command.split()
+    assert (Path(program).name, serve, option) == ("cutaway", "serve", "--model-store")
+    assert Path(store).parent == Path("/var/lib", *unit()["StateDirectory"])
+    assert unit()["KillMode"] == ["mixed"]
+    assert int(unit()["TimeoutStopSec"][0]) > 3 * Settings().grace_s
+    assert "KillSignal" not in unit()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """With a program that is there; any doubt is a line."""
+    text = (DEPLOY / "systemd" / "cutaway.service").read_text()
+    (tmp_path / "cutaway.service").write_text(text.replace("/opt/cutaway/bin/cutaway", sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", tmp_path / "cutaway.service"], capture_output=True, text=True)
+    doubts = [line for line in done.stderr.splitlines() if "cutaway" in line]
+    assert (done.returncode, doubts) == (0, []), done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a directory of another user")
+def test_the_log_is_open_to_the_random_user_of_openshift() -> None:
+    """Its number is any, and its group is 0; all others stay outside."""
+    [made] = re.findall(r"install (--directory .*?) /var/log/cutaway", manifests.image().all("RUN")[0].text)
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own are closed to other users
+        Path(directory).chmod(0o755)
+        subprocess.run(["install", *made.split(), Path(directory, "log")], check=True)
+
+        def writes(user: int, group: int) -> bool:
+            command = ["touch", Path(directory, "log", str(user))]
+            return subprocess.run(command, user=user, group=group, extra_groups=[], capture_output=True).returncode == 0
+
+        assert writes(1_000_650_000, 0)
+        assert writes(10001, 10001)
+        assert not writes(65534, 65534)
 
 
 @pytest.mark.parametrize("objects", [OBJECTS, OPENED], ids=["tls", "open"])

@@ -224,16 +224,16 @@ def test_an_archive_may_have_any_file_name(tmp_path: Path, engine: str, monkeypa
     and in a reload."""
     monkeypatch.setenv("LANG", "C")
     monkeypatch.setenv("LC_ALL", "C")
-    names = ["-f", "a=b", "a,b", "größe", "a b", "--models", "..x", "%2e", "'; touch x; '"]
+    names = ["-f", "a=b,größe", "..x", "'; touch x; '"]
     for number, name in enumerate(names):
         package(tmp_path, f"tiny{number}", TINY)
         (tmp_path / f"tiny{number}-1.0.mar").rename(tmp_path / f"{name}.mar")
     store = tmp_path / "store"
     store.mkdir()
-    for name in names[:3]:
+    for name in names[:2]:
         (tmp_path / f"{name}.mar").rename(store / f"{name}.mar")
     with serving(store, tmp_path / "logs", f"--engine={engine}") as server, ca.Client(server.address) as client:
-        for name in names[3:]:
+        for name in names[2:]:
             (tmp_path / f"{name}.mar").rename(store / f"{name}.mar")
         until(lambda: len(client.list_models()) == len(names))
         assert [version(client, f"tiny{number}") for number in range(len(names))] == ["1.0"] * len(names)

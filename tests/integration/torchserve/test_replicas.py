@@ -160,6 +160,29 @@ def test_a_reload_takes_over(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["processes", "torchserve"])
+def test_a_call_outlives_the_signal_that_systemd_sends_to_all(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """SIGTERM for every process of the service: running calls are answered, and then all end."""
+    monkeypatch.setenv("CUTAWAY_GRACE_S", str(PATIENCE_S))
+    options = (store, tmp_path / "logs", f"--engine={engine}")
+    with serving(*options) as running, ThreadPoolExecutor() as pool:
+        with ca.Client(running.address, timeout=PATIENCE_S) as client:
+            everything = [process for process, _ in family(running)]
+            with held(store):
+                long = pool.submit(who, client, UNTIL_RELEASED)
+                until(lambda: is_at_work(store))
+                for process in everything:
+                    process.terminate()
+                until(lambda: health(running.address) == "NOT_SERVING")
+                time.sleep(1.0)
+                assert not long.done()
+            assert long.result()
+        assert running.process.wait() == 0
+    assert psutil.wait_procs(everything, timeout=PATIENCE_S)[1] == []
+
+
+@pytest.mark.parametrize("engine", ["processes", "torchserve"])
 def test_a_long_call_outlives_changes_of_the_store(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:

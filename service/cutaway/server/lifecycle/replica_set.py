@@ -6,6 +6,7 @@ An engine that ends unexpectedly or hangs is started again, and so is a worker.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -46,6 +47,7 @@ async def _describe(worker: RemoteWorker) -> str:
 
 
 _POLL_S = 0.1
+_POLLS_PER_ROTATION = 50
 _RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
 """Delays before the attempts of a restart; the last one is used for all further attempts too."""
 
@@ -187,8 +189,11 @@ class ReplicaSet:
         return {worker.name for worker in self.pool.workers if worker.late_s < self._settings.hang_s / 2}
 
     async def _end_hanging_workers(self) -> None:
-        while True:
+        for poll in itertools.count():
             await asyncio.sleep(_POLL_S)
+            if poll % _POLLS_PER_ROTATION == 0:
+                for engine in self._engines:
+                    await asyncio.to_thread(engine.rotate_log)
             for worker in self.pool.workers:
                 if worker.late_s > self._settings.hang_s:
                     self._end(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from cutaway.contract.errors import Reason, error
 from cutaway.server.worker_protocol import LONGEST_NAME, ScratchDirectory
 
 _TAIL_BYTES = 16 << 10
+_LARGEST_BYTES = 50 << 20
+_KEPT = 3
 
 
 class RunLog:
@@ -30,10 +33,14 @@ class RunLog:
     """
 
     def __init__(self, path: Path = Path(os.devnull)) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as log:
+                self._begin = log.tell()
+        except OSError as failure:
+            what = f"the log {path} cannot be written ({failure.strerror}): set CUTAWAY_LOG_DIR to another directory"
+            raise error(Reason.BACKEND_UNAVAILABLE, what, "CUTAWAY_LOG_DIR") from None
         self.path = path.resolve()
-        with path.open("ab") as log:
-            self._begin = log.tell()
         self._closed_tail: str | None = None
 
     def tail(self) -> str:
@@ -46,10 +53,32 @@ class RunLog:
             log.seek(max(begin, size - _TAIL_BYTES))
             return log.read().decode(errors="replace")
 
+    def rotate(self) -> None:
+        """Moves what is in a large file to ``.1``, that of ``.1`` to ``.2``, and so on; the last one is deleted.
+
+        The file stays the same, because running processes append to it. What they write amid this is moved too, but for
+        the last moment.
+        """
+        with suppress(OSError):  # a full disk: tried again
+            if self.path.stat().st_size < _LARGEST_BYTES:
+                return
+            older = [self.path, *(Path(f"{self.path}.{number}") for number in range(1, _KEPT + 1))]
+            for source, target in reversed([*itertools.pairwise(older[1:])]):
+                if source.exists():
+                    source.replace(target)
+            with self.path.open("rb+") as log, older[1].open("wb") as moved:
+                while data := log.read(1 << 20):
+                    moved.write(data)
+                log.truncate(0)
+
     def close(self) -> None:
         """Stores the tail in memory: the file may then be deleted."""
         self._closed_tail = self.tail()
 
+
+_IGNORING = ("/bin/sh", "-c", """trap "" TERM; exec "$@" """, "sh")
+"""The beginning of a command that ignores SIGTERM, with all its processes: systemd sends it to every process of a
+service, and calls may still run. A process that wants it sets a handler."""
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _KILL_TIMEOUT_S = 30.0
@@ -78,7 +107,7 @@ class ProcessGroup:
         root: Path | None = None,
     ) -> None:
         self._leader = subprocess.Popen(
-            command,
+            [*_IGNORING, *command],
             cwd=directory,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -113,10 +142,10 @@ class ProcessGroup:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def terminate(self, grace_s: float) -> None:
-        """Sends SIGTERM to the command, waits up to ``grace_s`` seconds, then kills the group."""
+    def terminate(self, grace_s: float, number: int) -> None:
+        """Sends a signal to the command, waits up to ``grace_s`` seconds, then kills the group."""
         if self._leader.poll() is None:
-            self._leader.terminate()
+            self._leader.send_signal(number)
             with suppress(subprocess.TimeoutExpired):
                 self._leader.wait(grace_s)
         self.kill()
@@ -166,12 +195,16 @@ class Engine(ABC):
     Attributes:
         name: the name for people, such as ``TorchServe``.
         longest_name: the length of the longest name of a socket in the directory of the processes.
+        end_signal: the signal that the first process ends by.
+        rotates_log: whether the processes move what is in a large log themselves.
     """
 
     _: KW_ONLY
     root: Path | None = None
     name: str = field(init=False)
     longest_name: ClassVar[int] = LONGEST_NAME
+    end_signal: ClassVar[int] = signal.SIGTERM
+    rotates_log: ClassVar[bool] = False
     _log: RunLog = field(init=False, default_factory=RunLog)
     _group: ProcessGroup | None = field(init=False, default=None)
     _cleanup: ExitStack = field(init=False, default_factory=ExitStack)
@@ -224,17 +257,22 @@ class Engine(ABC):
         """Returns the end of the log since the last start; also after the processes have ended."""
         return self._log.tail()
 
+    def rotate_log(self) -> None:
+        """Moves what is in a large log to another file, unless the processes do that."""
+        if not self.rotates_log:
+            self._log.rotate()
+
     def stop(self, grace_s: float = 10.0) -> None:
         """Ends all processes, and deletes their files; the first gets ``grace_s`` seconds to end by itself."""
         with self._cleanup:
             if self._group is not None:
-                self._group.terminate(grace_s)
+                self._group.terminate(grace_s, self.end_signal)
 
 
 def _watch(group: int, *directories: Path) -> subprocess.Popen[bytes]:
     """Starts the watchdog; isolated and without site-packages, it is small and starts quickly."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_WATCHDOG), str(group), *map(str, directories)],
+        [*_IGNORING, sys.executable, "-I", "-S", str(_WATCHDOG), str(group), *map(str, directories)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import grpc.aio
 import psutil
@@ -198,6 +199,8 @@ class TorchServe(Engine):
     number: int = 0
     heap_bytes: int | None = None
     start_timeout_s: float = 120.0
+    end_signal: ClassVar = signal.SIGINT  # it ignores SIGTERM
+    rotates_log: ClassVar = True
     _ports: _Ports = field(init=False, default_factory=_Ports)
     _token: str = field(init=False, default="")
 
