@@ -74,7 +74,7 @@ def package(
     weights: Annotated[Path | None, option("SAFETENSORS", "The weights, unless the adapter has them.")] = None,
     version: Annotated[str, option("VERSION", "The version of the model.")] = "1.0",
     option: Annotated[list[str] | None, option("KEY=VALUE", "An option for the adapter; repeatable.")] = None,
-    extra: Annotated[list[Path] | None, option("FILE", "Another file that the adapter reads; repeatable.")] = None,
+    extra: Annotated[list[Path] | None, option("PATH", "Another file or folder for the adapter; repeatable.")] = None,
     batch_size: Annotated[int, option("N", "The largest batch of calls.", min=1)] = 8,
     max_batch_delay: Annotated[
         int, option("MS", "How long a call waits for others to form a batch, in milliseconds.", min=1)

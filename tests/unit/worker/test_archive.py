@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -237,12 +238,57 @@ def test_only_safetensors(build: Build, source: Path, name: str) -> None:
     assert "safetensors.torch.save_file" in failure.message
 
 
-@pytest.mark.parametrize("said", ["nothing.txt is no file", "second cutaway.json"])
-def test_extra_files(build: Build, source: Path, said: str) -> None:
-    """Extra files must exist, and none may replace another."""
-    (source / "cutaway.json").touch()
-    files = [source / name for name in ("nothing.txt", "cutaway.json") if name in said]
-    assert said in refused(Reason.INVALID_VALUE, lambda: build(extra_files=files)).message
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["nothing.txt"], "nothing.txt is no file"),
+        (["cutaway.json"], "second cutaway.json"),
+        (["one/config.json", "two/config.json"], "second config.json; put files of one name into folders"),
+        (["one", "deep/one"], "second one"),
+        (["MAR-INF"], "second MAR-INF"),
+        (["empty"], "empty is no file, and no folder of files"),
+        (["pipes"], "pipes is no file, and no folder of files"),
+        (["requirements.txt"], "requirements.txt would be ignored: install the packages where the model is served"),
+    ],
+)
+def test_extra_files(build: Build, source: Path, names: list[str], said: str) -> None:
+    """Extra files must exist, none may replace another, and none is accepted to be ignored."""
+    for name in ("cutaway.json", "one/config.json", "two/config.json", "deep/one/a", "MAR-INF/a", "requirements.txt"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).touch()
+    (source / "empty").mkdir()
+    (source / "pipes").mkdir()
+    os.mkfifo(source / "pipes" / "pipe")
+    assert said in refused(Reason.INVALID_VALUE, lambda: build(extra_files=[source / name for name in names])).message
+
+
+def test_folders_keep_what_is_in_them(build: Build, source: Path, tmp_path: Path) -> None:
+    """Also files of one name in different folders, files behind links, and whatever the folder is called by."""
+    for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/deep/er/x.txt", "2_Dense/__pycache__/x.pyc"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+    (source / "blob").write_text("behind a link")
+    (source / "2_Dense" / "link.txt").symlink_to(source / "blob")
+    (source / "vocabulary.txt").symlink_to(source / "blob")
+    extras = [source / "1_Pooling", source / "2_Dense" / "deep" / "..", source / "vocabulary.txt"]
+    path = build(extra_files=extras)
+    reader.read(path)
+    reader.unpack(path, tmp_path / "unpacked")
+    found = {file.relative_to(tmp_path / "unpacked").as_posix() for file in (tmp_path / "unpacked").rglob("*.*")}
+    assert found >= {
+        *("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/deep/er/x.txt", "2_Dense/link.txt", "vocabulary.txt")
+    }
+    assert not any("pyc" in name for name in found)
+    for name in ("1_Pooling/config.json", "2_Dense/config.json"):
+        assert (tmp_path / "unpacked" / name).read_text() == name
+    assert (tmp_path / "unpacked" / "2_Dense" / "link.txt").read_text() == "behind a link"
+
+
+def test_requirements_of_other_archives_are_told(build: Build) -> None:
+    """TorchServe's archiver takes them, and nobody would install them."""
+    served = {"model": {"modelName": "tiny", "requirementsFile": "requirements.txt"}}
+    path = rewritten(build(), {"MAR-INF/MANIFEST.json": json.dumps(served).encode()})
+    assert "it asks for packages, which nobody installs" in fault(path)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "max_batch_delay_ms", "workers", "response_timeout_s"])

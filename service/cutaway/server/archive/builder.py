@@ -71,7 +71,7 @@ def build(
         adapter: ``path/to/file.py:Class``, or ``package.module:Class`` for an installed module.
         weights: a safetensors file, or None.
         options: keyword arguments of the adapter.
-        extra_files: further files for the adapter; they are put beside it, without their directories.
+        extra_files: further files and folders for the adapter; they are put beside it, folders with what is in them.
         batch_size: the most calls in a batch that TorchServe makes.
         max_batch_delay_ms: how long TorchServe waits for more calls, at least 1.
         workers: number of copies of the model.
@@ -97,8 +97,8 @@ def build(
         raise _invalid("a model with weights has no random ones", "random_weights")
     name, files = _adapter(adapter)
     manifest = ArchiveManifest(model, version, name, *_weights_identity(weights), dict(options), random_weights)
-    files += [handler_file(), *([weights] if weights else []), *extra_files]
-    _check_files(files)
+    files += [handler_file(), *([weights] if weights else [])]
+    members = _members(files, extra_files)
     settings = {
         "workers": workers,
         "batch_size": batch_size,
@@ -111,7 +111,7 @@ def build(
     destination.mkdir(parents=True, exist_ok=True)
     # In the same directory, so that the last step is a rename: the archive is never visible in part.
     with tempfile.TemporaryDirectory(prefix=".cutaway-", dir=destination) as scratch:
-        archive = _archive(manifest, files, _SETTINGS.format(**settings), Path(scratch))
+        archive = _archive(manifest, members, _SETTINGS.format(**settings), Path(scratch))
         if check is not None:
             check(archive, weights)
         archive.replace(target)
@@ -168,17 +168,30 @@ def _weights_identity(weights: Path | None) -> tuple[str, str]:
         raise _invalid(f"{weights} is no safetensors file ({failure}); {advice}", "weights") from failure
 
 
-def _check_files(files: Iterable[Path]) -> None:
-    """Refuses files that are missing, have the same name, or would hide an installed module."""
-    taken = {MANIFEST, MODEL_CONFIG}
-    for file in files:
-        if not file.is_file():
-            raise _invalid(f"{file} is no file")
-        if file.name in taken:
-            raise _invalid(f"{file} would be the archive's second {file.name}")
-        taken.add(file.name)
-        if file.suffix == ".py":
-            _check_module_name(file)
+def _members(files: Iterable[Path], extra_files: Iterable[Path]) -> dict[str, Path]:
+    """Returns the files of an archive by their names in it.
+
+    Refuses files that are missing, have the same name, or would hide an installed module; and requirements, which
+    nobody would install.
+    """
+    members: dict[str, Path] = {}
+    for path in [*files, *extra_files]:
+        name = path.name if path.name not in ("", "..") else path.resolve().name
+        if path.is_dir():
+            inside = [file for file in sorted(path.rglob("*")) if not file.is_dir() and "__pycache__" not in file.parts]
+            found = {f"{name}/{file.relative_to(path).as_posix()}": file for file in inside}
+        else:
+            found = {name: path}
+        if name in {MANIFEST, MODEL_CONFIG, "MAR-INF", *(member.partition("/")[0] for member in members)}:
+            raise _invalid(f"{path} would be the archive's second {name}; put files of one name into folders")
+        if name == "requirements.txt":
+            raise _invalid(f"{path} would be ignored: install the packages where the model is served, and leave it out")
+        if not found or not all(file.is_file() for file in found.values()):
+            raise _invalid(f"{path} is no file, and no folder of files")
+        if path.suffix == ".py" or f"{name}/__init__.py" in found:
+            _check_module_name(path)
+        members |= found
+    return members
 
 
 def _check_module_name(file: Path) -> None:
@@ -192,10 +205,11 @@ def _is_installed(file: Path) -> bool:
     """Returns whether an installed module has that name: a worker would import one for the other."""
     spec = importlib.util.find_spec(file.stem)
     # A spec without origin is a plain directory, which any module hides. A file on the path finds itself.
-    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() != file.resolve()
+    own = file / "__init__.py" if file.is_dir() else file
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() != own.resolve()
 
 
-def _archive(manifest: ArchiveManifest, files: Iterable[Path], config: str, scratch: Path) -> Path:
+def _archive(manifest: ArchiveManifest, members: Mapping[str, Path], config: str, scratch: Path) -> Path:
     """Builds the zip file with functions of torch-model-archiver; returns its path.
 
     Its `generate_model_archive` is not used: it deletes ``/tmp/<model name>``, splits file names at commas and
@@ -205,9 +219,9 @@ def _archive(manifest: ArchiveManifest, files: Iterable[Path], config: str, scra
     from model_archiver.model_packaging_utils import ModelExportUtils
 
     staging = scratch / "files"
-    staging.mkdir()
-    for file in files:
-        (staging / file.name).symlink_to(file.resolve())
+    for name, file in members.items():
+        (staging / name).parent.mkdir(parents=True, exist_ok=True)
+        (staging / name).symlink_to(file.resolve())
     (staging / MANIFEST).write_text(json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=2) + "\n")
     (staging / MODEL_CONFIG).write_text(config)
     served = ModelExportUtils.generate_manifest_json(

@@ -250,6 +250,8 @@ def _verify(archive: zipfile.ZipFile) -> ArchiveManifest:
     # TorchServe uses its own manifest: both must name one model.
     if not isinstance(served, dict) or served.get("modelName") != manifest.model:
         raise _Damage(f"{TORCHSERVE_MANIFEST} and {MANIFEST} do not name the same model")
+    if served.get("requirementsFile"):
+        raise _Damage("it asks for packages, which nobody installs: install them here, and leave its requirements out")
     adapter = manifest.adapter.rpartition(":")[0]
     _check_present(archive, *([adapter] if adapter.endswith(".py") else []))
     _config(archive)
