@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
+from bench.real import MODELS
+from bench.requests import QUESTIONS
 from bench.row import Outcome
 
 
@@ -62,6 +64,29 @@ def markdown(outcomes: Iterable[Outcome]) -> str:
         for each in outcomes
     ]
     return "\n".join(lines)
+
+
+def real_tables(outcomes: Iterable[Outcome]) -> dict[str, str]:
+    """Returns the tables of `bench.rows.real` for docs/performance.md: a row for each network, a column a question.
+
+    A ratio that misses its bound is bold.
+    """
+    found = {each.row.name: each for each in outcomes}
+    tables = {}
+    for name, suffix in (("real", ""), ("real_8", "_8")):
+        lines = [f"| network | {' | '.join(QUESTIONS.values())} |", "|---" * (len(QUESTIONS) + 1) + "|"]
+        for network, of in MODELS.items():
+            cells = [_cell(found.get(f"{network}_{question}{suffix}")) for question in QUESTIONS]
+            lines.append(f"| {of.name} | {' | '.join(cells)} |")
+        tables[name] = "\n".join(lines)
+    return tables
+
+
+def _cell(each: Outcome | None) -> str:
+    if each is None or each.found is None:
+        return "–"
+    ratio = f"{each.found.middle:.2f}"
+    return ratio if each.verdict == "kept" or not each.row.bound else f"**{ratio}**"
 
 
 def between(page: str, tables: dict[str, str]) -> str:

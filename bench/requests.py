@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import cutaway as ca
+from bench.real import MODELS
 from cutaway.client.request_builder import build_request
 from cutaway.client.transport import GatewayTransport
 from examples.digits.data import held_out
@@ -79,12 +80,54 @@ def mixed(number: int) -> Request:
 
 MIXED = 16
 
+REAL_STEPS = 32
+"""Steps of integrated gradients for the networks of `bench.real`."""
+
+QUESTIONS = {
+    "predict": "prediction",
+    "inside": "5 captures, 1 gradient",
+    "ig": "IG, 32 steps",
+    "ig_checked": "IG, 32 steps, checked",
+    "occlusion": "Occlusion",
+    "cam": "Grad-CAM, or gradient × activation",
+}
+"""The questions about a network of `bench.real`, in words."""
+
+
+def real(network: str, question: str, seed: int = 0) -> Request:
+    """Returns a question of `QUESTIONS` about one row."""
+    of = MODELS[network]
+    inputs = {name: tensor.numpy() for name, tensor in of.rows(seed).items()}
+    options: dict[str, Any] = {"target": of.target, "check": "off"}
+    if question == "predict":
+        return network, inputs, {}
+    if question == "inside":
+        gradient = ca.Capture(of.embedding, "grad_output") if of.embedding else None
+        captures = (*of.layers, *([gradient] if gradient else []))
+        return network, inputs, {"target": of.target, "captures": captures, "input_gradients": not gradient}
+    explained: Any = (of.explained,)
+    if question.startswith("ig"):
+        steps: Any = {"n_steps": REAL_STEPS, "inputs": explained}
+        method: ca.Attribution = ca.IntegratedGradients(**steps)
+        if of.embedding:
+            method = ca.LayerIntegratedGradients(layer=of.embedding, baselines={of.explained: ca.TokenId(0)}, **steps)
+        options["check"] = "same_pass" if question == "ig_checked" else "off"
+    elif question == "occlusion":
+        zero: Any = {of.explained: ca.TokenId(0)} if of.embedding else {}
+        window = {of.explained: of.window}
+        method = ca.Occlusion(windows=window, strides=window, inputs=explained, baselines=zero)
+    else:
+        method = (ca.LayerGradientXActivation if of.cam_is_product else ca.LayerGradCam)(layer=of.cam)
+    return network, inputs, {**options, "attributions": (method,)}
+
+
 REQUESTS: dict[str, Callable[..., Request]] = {
     "resnet": resnet,
     "inside": inside,
     "explained": explained,
     "wall": wall,
     "mixed": mixed,
+    "real": real,
 }
 
 

@@ -70,6 +70,23 @@ class Store:
                 package_trained(self.weights(), store) if model == "digits" else _package(model, store, options)
         return store
 
+    def real(self, network: str) -> Path:
+        """Returns a model store with a network of `bench.real`."""
+        store = self.directory / f"real-{network}"
+        if not store.exists():
+            builder.build(
+                model=network,
+                adapter=f"{Path(__file__).with_name('real.py')}:RealAdapter",
+                weights=None,
+                options={"network": network},
+                batch_size=BATCH,
+                max_batch_delay_ms=DELAY_MS,
+                workers=WORKERS,
+                response_timeout_s=600,
+                destination=store,
+            )
+        return store
+
     def digits_files(self, directory: Path) -> Path:
         """Writes the digits network for peers: ``digits_net.py``, and its weights as a torch file."""
         directory.mkdir(parents=True, exist_ok=True)
@@ -164,6 +181,13 @@ def litserve(directory: Path, batch: int) -> Iterator[str]:
 def by_hand(directory: Path) -> Iterator[str]:
     """Runs the service by hand with the digits network of ``directory``; yields its address."""
     with Pipe("bench.peers.by_hand_service", str(directory), variables=WAITING) as peer:
+        yield peer.hear()
+
+
+@contextmanager
+def real_by_hand(network: str) -> Iterator[str]:
+    """Runs the service by hand with a network of `bench.real`; yields its address."""
+    with Pipe("bench.peers.real_service", network, variables=WAITING) as peer:
         yield peer.hear()
 
 

@@ -14,7 +14,7 @@ from bench.requests import REQUESTS
 
 
 def main(address: str) -> None:
-    client = ca.Client(address, timeout=300)
+    client = ca.Client(address, timeout=3600)
 
     def asked(what: dict[str, Any]) -> Any:
         model, inputs, options = REQUESTS[what["question"]](**what.get("given", {}))

@@ -22,9 +22,9 @@ def main() -> None:
 
 
 async def _answered(
-    kind: str, address: str, path: str, payloads: list[str], callers: int, seconds: float
+    kind: str, address: str, path: str, payloads: list[str], callers: int, seconds: float, each: int = 0
 ) -> dict[str, Any]:
-    """Runs ``callers`` for ``seconds``; caller n sends payload n, n + ``callers``, and so on."""
+    """Runs ``callers`` for ``seconds``, or for ``each`` calls; caller n sends payload n, n + ``callers``, and so on."""
     requests = [base64.b64decode(payload) for payload in payloads]
     latencies: list[float] = []
     sizes: set[int] = set()
@@ -33,17 +33,19 @@ async def _answered(
 
     async def caller(number: int, ask: Ask) -> None:
         turn = number
-        while True:
+        while not each or turn < number + each * callers:
             start = time.perf_counter()
             reply = await ask(requests[turn % len(requests)])
             end = time.perf_counter()
-            if end > until:
+            if end > until and not each:
                 return
             latencies.append(end - start)
             sizes.add(len(reply))
             turn += callers
 
+    began = time.perf_counter()
     await asyncio.gather(*(caller(number, ask) for number, (ask, _) in enumerate(opened)))
+    seconds = time.perf_counter() - began if each else seconds
     for _, close in opened:
         await close()
     return {"rate": len(latencies) / seconds, "latencies": latencies, "bytes": max(sizes, default=0)}

@@ -38,7 +38,7 @@ class Digits:
 
     def inspect(self, request: bytes) -> bytes:
         """Returns the outputs of `LAYERS`, the logits, and the gradient of the predicted class."""
-        return _encode(by_hand(self._network, _images(request), LAYERS, lambda logits: logits.max(1).values).values())
+        return encode(by_hand(self._network, _images(request), LAYERS, lambda logits: logits.max(1).values).values())
 
     def explain(self, request: bytes) -> bytes:
         """Returns the logits and the integrated gradients of class 0 from zero."""
@@ -46,14 +46,14 @@ class Digits:
         with torch.no_grad():
             logits = self._network(images)
         attribution = self._method.attribute(images, target=0, n_steps=STEPS)
-        return _encode((logits.numpy(), attribution.detach().numpy()))
+        return encode((logits.numpy(), attribution.detach().numpy()))
 
 
 def _images(request: bytes) -> Tensor:
     return torch.frombuffer(bytearray(request), dtype=torch.float32).view(-1, 1, 8, 8)
 
 
-def _encode(tensors: Iterable[Array]) -> bytes:
+def encode(tensors: Iterable[Array]) -> bytes:
     """Encodes float32 tensors: their number and each one's number of elements as uint32, then their elements."""
     arrays = list(tensors)
     sizes = struct.pack(f"<{len(arrays) + 1}I", len(arrays), *(array.size for array in arrays))

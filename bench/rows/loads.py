@@ -45,16 +45,18 @@ class Load:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
 
-    def ask(self, door: Door, payloads: Sequence[str], callers: int, seconds: float = WINDOW_S) -> dict[str, Any]:
+    def ask(
+        self, door: Door, payloads: Sequence[str], callers: int, seconds: float = WINDOW_S, each: int = 0
+    ) -> dict[str, Any]:
         """Runs the load; returns calls per second, latencies, and the size of the largest reply."""
         found: dict[str, Any] = self._pipe.ask(
-            {**door._asdict(), "payloads": list(payloads), "callers": callers, "seconds": seconds}
+            {**door._asdict(), "payloads": list(payloads), "callers": callers, "seconds": seconds, "each": each}
         )
         return found
 
-    def rate(self, door: Door, payloads: Sequence[str], callers: int) -> Measure:
-        """Runs the load and returns calls per second."""
-        return lambda: float(self.ask(door, payloads, callers)["rate"])
+    def rate(self, door: Door, payloads: Sequence[str], callers: int, each: int = 0) -> Measure:
+        """Runs the load and returns calls per second; of callers with ``each`` calls, if that is not 0."""
+        return lambda: float(self.ask(door, payloads, callers, each=each)["rate"])
 
     def middle(self, door: Door, payloads: Sequence[str]) -> Measure:
         """Runs one caller and returns its median latency in seconds."""

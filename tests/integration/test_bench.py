@@ -27,9 +27,12 @@ from bench import growth, report, servers
 from bench.__main__ import PAGE, chosen
 from bench.interleaved import in_turn, ratios
 from bench.peers.hooks import by_hand
+from bench.peers.real_service import ByHand, methods
 from bench.pipe import ROOT, CannotRun, Pipe
+from bench.real import MODELS, RealAdapter
 from bench.requests import MIXED, REQUESTS, STAGES, mixed, payload
 from bench.row import Bench, Found, Outcome, Row
+from bench.rows import real
 from bench.rows.by_hand import EXPLAINED, INSIDE, Question, compare
 from bench.rows.inside import added, stop
 from bench.rows.large import watched
@@ -38,7 +41,9 @@ from bench.rows.table import TABLE
 from bench.served import ResNet50
 from bench.servers import Store
 from cutaway.adapters import TensorAdapter, load_model
+from cutaway.client.request_builder import build_request
 from cutaway.engine.execution.inspect import inspect
+from cutaway.server.worker.worker import Worker
 from tests.support.digits import WEIGHTS
 from tests.support.serving import START
 
@@ -229,16 +234,43 @@ def test_the_sixteen_mixed_questions_differ() -> None:
 @pytest.mark.parametrize("name", sorted(REQUESTS))
 def test_every_question_can_be_asked(name: str) -> None:
     """Those that callers send as bytes are those that a client would send."""
-    needed = {"wall": {"mebibytes": 1}, "mixed": {"number": 3}}.get(name, {})
-    model, inputs, options = REQUESTS[name](**needed)
+    given: dict[str, dict[str, Any]]
+    given = {"wall": {"mebibytes": 1}, "mixed": {"number": 3}, "real": {"network": "dlrm", "question": "ig"}}
+    model, inputs, options = REQUESTS[name](**given.get(name, {}))
     options.pop("stream", None)  # how the reply travels, which is no part of the question
     assert model.encode() in base64.b64decode(payload((model, inputs, options)))
+
+
+def test_questions_about_real_networks_have_the_same_answers_by_hand() -> None:
+    """What is timed against hooks and Captum computes what they compute."""
+    by_hand, worker = ByHand("dlrm"), Worker.of(RealAdapter({"network": "dlrm"}), "dlrm")
+    for question, answer in methods(by_hand):
+        model, inputs, options = REQUESTS["real"]("dlrm", question)
+        found = real.arrays("dlrm", question, worker.inspect(build_request(model, inputs, **options)))
+        expected = answer(MODELS["dlrm"].rows(0))
+        assert len(found) == len(expected) == (7 if question == "inside" else 1 if question == "predict" else 2)
+        for one, other in zip(found, expected):
+            np.testing.assert_allclose(one.reshape(other.shape), other, atol=1e-4 * np.abs(other).max())
+
+
+def test_the_tables_of_real_networks_show_what_was_run() -> None:
+    """A ratio that misses its bound is bold, and a row that did not run is a dash."""
+    rows = {row.name: row for row in real.table(real.Sides())}
+    found = {"bert_inside": 1.04, "vit_inside": 1.06, "bert_ig_8": 1.2, "vit_ig_8": 1.4, "unet_cam": 9.0}
+    outcomes = [Outcome(rows[name], Found([value]), "", 1.0) for name, value in found.items()]
+    tables = {name: table.splitlines() for name, table in report.real_tables(outcomes).items()}
+    assert tables["real"][2:4] == [
+        "| BERT-base, 128 tokens | – | 1.04 | – | – | – | – |",
+        "| ViT-B/16, 224×224 | – | **1.06** | – | – | – | – |",
+    ]
+    assert tables["real_8"][2].count("**1.20**") == tables["real_8"][3].count("| 1.40 |") == 1
+    assert tables["real"][5].endswith("| 9.00 |")
 
 
 def test_the_page_has_a_place_for_each_table() -> None:
     """What the bench writes is seen, and the rest of the page is left alone."""
     page = PAGE.read_text("utf-8")
-    names = ("ratios", "machine", "stages", "growth", "capacity")
+    names = ("real", "real_8", "ratios", "machine", "stages", "growth", "capacity")
     written = report.between(page, {name: f"here is {name}" for name in names})
     assert all(f"<!-- {name} -->\nhere is {name}\n<!-- end of {name} -->" in written for name in names)
     assert report.between("a <!-- x -->\nold\n<!-- end of x --> b", {"x": "new"}) == (
@@ -247,9 +279,14 @@ def test_the_page_has_a_place_for_each_table() -> None:
 
 
 def test_rows_have_names_of_their_own_and_those_for_a_gpu_need_one() -> None:
-    """`--only` names exactly one row; without a GPU nothing fails for want of one, unless it is named."""
-    names = [row.name for row in TABLE]
+    """`--only` names one row, or several as a glob; without a GPU nothing fails for want of one, unless it is named."""
+    names = [row.name for row in (*TABLE, *real.table(real.Sides()))]
     assert len(set(names)) == len(names)
+    assert [row.name for row in chosen(["lstm_ig_*"], [*real.table(real.Sides())])] == [
+        *("lstm_ig_8", "lstm_ig_checked", "lstm_ig_checked_8"),
+    ]
+    with pytest.raises(SystemExit, match="no row is named stopp"):
+        chosen(["stop", "stopp"])
     assert [row.name for row in chosen(["stop", "stop_cuda"])] == ["stop", "stop_cuda"]
     assert any(row.device == "cuda" for row in chosen(None)) == CUDA
     assert {row.name for row in TABLE if row.device == "cpu"} <= {row.name for row in chosen(None)}
