@@ -18,6 +18,7 @@ from cutaway.contract.results import AttributionResult
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import in_parts, joined_attributions, of_rows, rows_divide
 from cutaway.engine.methods.captum_call import method_of
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.pass_memory import LiveBytes
 from cutaway.engine.passes.pass_recorder import AttributionProblem, ResolvedAttribution
@@ -105,7 +106,8 @@ def _fitted(problem: AttributionProblem) -> AttributionProblem:
     if allowed is None or problem.most_rows or problem.is_row_specific or now < 2:
         return problem
     try:
-        fitting = allowed // _OF_PASSES // max(1, _row_bytes(problem))
+        backward = method_of(problem.request).runs_backward
+        fitting = allowed // _OF_PASSES // max(1, _row_bytes(problem.model, problem.inputs, backward))
     except Exception as failure:
         if not is_out_of_memory(failure):
             raise
@@ -119,11 +121,18 @@ def _fitted(problem: AttributionProblem) -> AttributionProblem:
     return replace(problem, most_rows=max(problem.rows if _reads_modules(problem) else 1, fitting))
 
 
-def _row_bytes(problem: AttributionProblem) -> int:
-    """Returns the most bytes that are alive in a forward pass of the first row, with its graph where the method needs
-    one; 0 if it fails."""
-    model, inputs = problem.model, {name: tensor[:1] for name, tensor in problem.inputs.items()}
-    backward = method_of(problem.request).runs_backward
+def rows_that_fit(model: InspectedModel, inputs: Inputs, allowed: int) -> tuple[int, int]:
+    """Returns how many rows like the first of ``inputs`` fit into ``allowed`` bytes, by the memory of that row: in a
+    forward pass, and in a pass with gradients."""
+    rows = (max(1, _row_bytes(model, inputs, backward)) for backward in (False, True))
+    predicted, explained = (allowed // row for row in rows)
+    return predicted, explained // _OF_PASSES
+
+
+def _row_bytes(model: InspectedModel, inputs: Inputs, backward: bool) -> int:
+    """Returns the most bytes that are alive in a forward pass of the first row, with its graph for ``backward``; 0 if
+    it fails."""
+    inputs = {name: tensor[:1] for name, tensor in inputs.items()}
     shapes = tuple((name, tensor.dtype, tensor.shape) for name, tensor in inputs.items())
 
     def measured() -> int:

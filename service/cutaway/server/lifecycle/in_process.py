@@ -130,9 +130,10 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
                 log.warning(store.mark_broken(name, str(failure)))
         store.require_models()
         memory = RequestMemory(settings.request_memory_bytes or share_of_worker(1, settings.memory_bytes))
-        memory.enforce()
         for worker in workers:
             worker.memory = memory
+            log.info(f"{worker.name.model} {worker.name.version}: {worker.fits()}")
+        memory.enforce()
         local = LocalWorkers(workers)
         try:
             yield Backend(local, store.catalog, settings), partial(local.supervise, settings.hang_s)

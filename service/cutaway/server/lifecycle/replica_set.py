@@ -46,6 +46,11 @@ async def _describe(worker: RemoteWorker) -> str:
     return str(grpc_status.from_failure(reply.failure)) if reply.HasField("failure") else ""
 
 
+def _told(log: str, mark: str) -> str:
+    """Returns what a worker has logged after ``mark``, or the empty string."""
+    return next((line.partition(mark)[2] for line in log.splitlines() if mark in line), "")
+
+
 _POLL_S = 0.1
 _POLLS_PER_ROTATION = 50
 _RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
@@ -104,7 +109,7 @@ class ReplicaSet:
             own, pool = own_and_pool(settings.replicas * in_engine, settings.memory_bytes)
         log.info(
             f"memory: {_gib(own)} for the requests of each of {settings.replicas * in_engine} workers, and "
-            f"{_gib(pool)} that they share; archives of {_gib(sum(each.size for each in archives.values()))}"
+            f"{_gib(pool)} that they share (CUTAWAY_MEMORY_BYTES changes it); archives of {_gib(sum(each.size for each in archives.values()))}"
         )
         proofs = settings.proofs_beside(next(iter(archives.values())).path.parent)
         environment = WorkerEnvironment(
@@ -144,7 +149,10 @@ class ReplicaSet:
     async def _fault_of(self, engine: Engine, name: ModelName) -> str:
         """Waits until a model answers; returns why it cannot, or the empty string."""
         try:
-            return await within(self._settings.start_timeout_s, self._answer(engine, name))
+            why = await within(self._settings.start_timeout_s, self._answer(engine, name))
+            if fits := _told(engine.log_tail(), f"cutaway has loaded {name.model} {name.version}: "):
+                log.info(f"{name.model} {name.version}: {fits}")
+            return why
         except asyncio.TimeoutError:
             printed = load_records.last_words(self.pool.path, name)
             words = f"; its last words: {printed}" if printed else "; the log may say why"

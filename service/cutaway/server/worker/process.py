@@ -16,7 +16,7 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import Piece
 from cutaway.server import load_records
 from cutaway.server.archive import reader
-from cutaway.server.memory import MemoryPool, RequestMemory
+from cutaway.server.memory import MemoryPool, RequestMemory, return_memory
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
@@ -74,7 +74,7 @@ class WorkerProcess:
 
 
 def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
-    """Loads the model of an unpacked archive, and limits the memory of its requests.
+    """Loads the model of an unpacked archive, and limits the memory of its requests; logs in one line what fits.
 
     Args:
         directory: the archive.
@@ -86,6 +86,8 @@ def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
     worker = Worker.load(directory, device=device)
     if worker.memory is not None:
         worker.memory = RequestMemory(worker.memory.own, _pool())
+        print(f"cutaway has loaded {worker.name.model} {worker.name.version}: {worker.fits()}", file=sys.stderr)
+        return_memory()
         worker.memory.enforce()
     gc.collect()
     gc.freeze()  # these objects stay; every full collection would scan them for a tenth of a second

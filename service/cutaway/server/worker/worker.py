@@ -71,6 +71,7 @@ from cutaway.server.worker.call import (
     until_deadline,
     with_failure,
 )
+from cutaway.server.worker.capacity import what_fits
 from cutaway.server.worker.mapped_weights import MappedWeights
 from cutaway.server.worker.proofs import IdleProofs, proof_file
 from cutaway.v1 import inspection_service_pb2, worker_pb2
@@ -255,6 +256,10 @@ class Worker:
             log.warning("%s no longer passes its example: %s", self.name.model, failure)
             return False
         return True
+
+    def fits(self) -> str:
+        """Returns what the weights take, and how large a request memory allows, by an estimate from the example."""
+        return what_fits(self._model, self._example, self.memory)
 
     def _example(self) -> Inputs | None:
         example = self._adapter.example()
