@@ -107,9 +107,10 @@ class ReplicaSet:
         own, pool = settings.request_memory_bytes or 0, 0
         if not own:
             own, pool = own_and_pool(settings.replicas * in_engine, settings.memory_bytes)
+        size = sum(each.size for each in archives.values())
         log.info(
             f"memory: {_gib(own)} for the requests of each of {settings.replicas * in_engine} workers, and "
-            f"{_gib(pool)} that they share (CUTAWAY_MEMORY_BYTES changes it); archives of {_gib(sum(each.size for each in archives.values()))}"
+            f"{_gib(pool)} that they share (CUTAWAY_MEMORY_BYTES changes it); archives of {_gib(size)}"
         )
         proofs = settings.proofs_beside(next(iter(archives.values())).path.parent)
         environment = WorkerEnvironment(
