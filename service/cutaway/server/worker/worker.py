@@ -10,21 +10,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 # Imported at once: the first explanation of a process would otherwise wait a second or more for these. The workers of
 # ``--engine processes`` share their 70 MiB, because they are forks of a process that has them.
-import torch
-import torch._decomp.decompositions_for_jvp
-import torch._dynamo
-import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 
-from cutaway.adapters import Adapter, TensorAdapter, create_adapter, feature_names, find_adapter, load_model, with_texts
-from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.adapters import Adapter, TensorAdapter, feature_names, load_model, with_texts
+from cutaway.contract.errors import CutawayError, Reason, at
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import (
     InspectResult,
@@ -52,9 +47,7 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel, argumen
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, timed
 from cutaway.engine.planning.plan import RequestPlan, plan_request
 from cutaway.engine.runtime.numerics import from_numpy, to_numpy
-from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
 from cutaway.server.archive import reader
-from cutaway.server.archive.reader import ArchiveManifest
 from cutaway.server.memory import RequestMemory
 from cutaway.server.settings import Settings
 from cutaway.server.worker.call import (
@@ -72,7 +65,7 @@ from cutaway.server.worker.call import (
     with_failure,
 )
 from cutaway.server.worker.capacity import what_fits
-from cutaway.server.worker.mapped_weights import MappedWeights
+from cutaway.server.worker.loading import load_archived
 from cutaway.server.worker.proofs import IdleProofs, proof_file
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 
@@ -88,65 +81,6 @@ _MOST_KINDS = 1024
 """The most kinds of valid inputs (names, types and shapes) that a worker remembers."""
 
 T = TypeVar("T")
-
-
-# An archive without weights leaves the parameters to its adapter. They are random if they depend on the state of the
-# random number generators: then two builds from different states differ. One that draws nothing needs no second build.
-
-_Build: TypeAlias = Callable[[str], tuple[Adapter, InspectedModel]]
-"""A function that builds the model on a device."""
-
-_ADVICE = (
-    "package it with --weights FILE, load or seed the parameters in the adapter, or allow random ones with "
-    "--random-weights"
-)
-
-
-def _load_archived(manifest: ArchiveManifest, directory: Path, device: str) -> tuple[Adapter, InspectedModel]:
-    """Returns the adapter and the model of the archive in ``directory``.
-
-    Random number generators are left as one build leaves them.
-
-    Raises:
-        InvalidArgument: ``ADAPTER_INVALID``.
-        FailedPrecondition: ``WEIGHTS_MISSING``, for random parameters that the archive does not allow.
-    """
-    before = fingerprint(torch.device(device))
-    build = partial(_build, find_adapter(manifest.adapter, directory), manifest, directory)
-    adapter, model = build(device)
-    if not (manifest.weights or manifest.random_weights) and fingerprint(torch.device(device)) != before:
-        with seeded(new_seed(), torch.device(device)):
-            _require_chosen_parameters(model, build)
-    return adapter, model
-
-
-def _build(
-    kind: type[Adapter], manifest: ArchiveManifest, directory: Path, device: str
-) -> tuple[Adapter, InspectedModel]:
-    weights = directory / manifest.weights if manifest.weights else None
-    adapter = create_adapter(kind, manifest.options, directory, weights)
-    with MappedWeights(weights) if weights and device == "cpu" else nullcontext():
-        return adapter, load_model(adapter, device)
-
-
-def _require_chosen_parameters(model: InspectedModel, build: _Build) -> None:
-    """Builds the model once more, on the CPU; raises ``WEIGHTS_MISSING`` unless both builds have equal parameters.
-
-    The second model is freed on return.
-    """
-    try:
-        _, second = build("cpu")
-    except CutawayError as failure:
-        what = f"a second build, to find out whether parameters are random, failed: {failure.message}"
-        raise _refusal(what) from failure
-    if not set(model.module.modules()).isdisjoint(second.module.modules()):
-        raise _refusal("both loads return the same modules, which may be random: create them in the adapter's build()")
-    if second.weights_sha256 != model.weights_sha256:
-        raise _refusal("the parameters are random: the archive has no weights, and two builds differ")
-
-
-def _refusal(what: str) -> CutawayError:
-    return error(Reason.WEIGHTS_MISSING, f"{what}; {_ADVICE}")
 
 
 class _Decoded(NamedTuple):
@@ -219,7 +153,7 @@ class Worker:
             FailedPrecondition: ``WEIGHTS_MISSING``; ``MODEL_COMPILED`` and others, if hooks do not reach the model.
         """
         manifest = reader.unpacked(model_dir)
-        adapter, model = _load_archived(manifest, model_dir, device)
+        adapter, model = load_archived(manifest, model_dir, device)
         worker = cls(model, adapter, ModelName(manifest.model, manifest.version), Settings.load())
         if batches_calls:
             file = proof_file(proofs_dir or worker._settings.proofs_dir, model, manifest, model_dir)
