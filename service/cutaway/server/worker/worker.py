@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-# Imported at once: the first explanation of a process would otherwise wait a second or more for these. The workers of
-# ``--engine processes`` share their 70 MiB, because they are forks of a process that has them.
 from torch import Tensor, nn
 
 from cutaway.adapters import Adapter, TensorAdapter, feature_names, load_model, with_texts
