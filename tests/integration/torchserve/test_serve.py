@@ -369,6 +369,21 @@ def test_a_model_that_ends_its_process_costs_the_others_nothing(
         assert running.stop() == 0
 
 
+@pytest.mark.slow
+def test_a_model_that_never_loads_has_its_time_in_one_process_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can end its thread. It keeps the others only for the time to start, and the server not from ending."""
+    monkeypatch.setenv("CUTAWAY_START_TIMEOUT_S", "60")  # enough for the other one, whatever else the machine does
+    (tmp_path / "endings.py").write_text(_ENDINGS)
+    package(tmp_path / "store", "waits", f"{tmp_path / 'endings.py'}:Waits")
+    package(tmp_path / "store", "yields", f"{ADAPTERS / 'tiny_adapter.py'}:Tiny")
+    with serving(tmp_path / "store", tmp_path / "logs", "--engine=embedded") as running:
+        assert "serving yields 1.0" in running.said
+        assert "not served: waits 1.0: it did not load within 60 s" in running.logged
+        assert running.stop() == 0
+
+
 def assert_ends_and_leaves_nothing(small: Server, number: int) -> None:
     """A signal ends the server with status 0; no process, port or directory is left."""
     family = psutil.Process(small.process.pid).children(recursive=True)

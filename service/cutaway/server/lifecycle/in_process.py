@@ -19,6 +19,7 @@ from cutaway.server.batching import Replied
 from cutaway.server.memory import RequestMemory, share_of_worker
 from cutaway.server.model_store import ModelStore
 from cutaway.server.settings import Settings
+from cutaway.server.time_limit import within
 from cutaway.server.worker.calls import Calls, ModelThread
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import ScratchDirectory
@@ -113,7 +114,7 @@ class LocalWorkers:
 
 @asynccontextmanager
 async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIterator[tuple[Backend, Supervise]]:
-    """Loads the models of ``store`` into this process, one after the other; logs those that do not load.
+    """Loads the models of ``store`` into this process, one after the other; logs those that do not load in time.
 
     Raises:
         NotFound: ``MODEL_NOT_LOADED``, if no model loads.
@@ -125,7 +126,11 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
             proofs = settings.proofs_beside(path.parent)
             try:
                 reader.unpack(path, directory)
-                workers.append(await asyncio.to_thread(Worker.load, directory, device="cpu", proofs_dir=proofs))
+                load = partial(Worker.load, directory, device="cpu", proofs_dir=proofs)
+                loading = ModelThread(name.model).submit(load)
+                workers.append(await within(settings.start_timeout_s, asyncio.wrap_future(loading)))
+            except asyncio.TimeoutError:
+                log.warning(store.mark_broken(name, f"it did not load within {settings.start_timeout_s:g} s"))
             except CutawayError as failure:
                 log.warning(store.mark_broken(name, str(failure)))
         store.require_models()
