@@ -28,12 +28,13 @@ WIDTH = 512
 
 
 class Net(nn.Module):
-    """Two layers whose names put a bias of two numbers before the large tensors."""
+    """Two layers and a kernel, whose names put a bias of two numbers before the large tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.a_scale = nn.Parameter(torch.randn(2))
+        self.kernel = nn.Parameter(torch.randn(WIDTH, WIDTH, 3, 3))
         self.lower = nn.Linear(WIDTH, WIDTH)
         self.norm = nn.BatchNorm1d(WIDTH)
         self.upper = nn.Linear(WIDTH, WIDTH)
@@ -153,7 +154,7 @@ def test_weights_are_the_files_pages(load: Loaded) -> None:
     x = {"x": np.ones((1, WIDTH), np.float32)}
     method = ca.IntegratedGradients(n_steps=2)
     worker.inspect(InspectRequest("net", tensors=x, input_gradients=("x",), attributions=(method,)))
-    assert kibibytes(path, "Rss") >= 2 * WIDTH * WIDTH * 4 >> 10
+    assert kibibytes(path, "Rss") >= (9 + 2) * WIDTH * WIDTH * 4 >> 10
     assert kibibytes(path, "Anonymous") == 0
     loaded = worker._model.module.state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in net.state_dict().items())

@@ -58,7 +58,7 @@ class MappedWeights(TorchFunctionMode):
             self._storage = torch.UntypedStorage.from_file(str(self._path), False, self._path.stat().st_size)
         memory = self._storage[offset : offset + tensor.nbytes]
         place = torch.empty(0, dtype=tensor.dtype).set_(memory, 0, tensor.shape, tensor.stride())
-        if not torch.equal(place.view(torch.int64), tensor.view(torch.int64)):  # changed since it was read
+        if not torch.equal(place.view(-1).view(torch.int64), tensor.view(-1).view(torch.int64)):  # it was changed
             return None
         self._users[offset] = parameter
         return place
@@ -96,7 +96,7 @@ def _are_alike(parameter: Any, tensor: Any) -> bool:
         and tensor.stride() == parameter.stride()
         and tensor.nbytes >= _LEAST_BYTES
         and tensor.data_ptr() % ALIGNMENT == 0  # kernels round otherwise at other addresses
-        and tensor.shape[-1:].numel() * tensor.itemsize % 8 == 0  # compared as whole numbers of 8 bytes
+        and tensor.nbytes % 8 == 0  # compared as whole numbers of 8 bytes
     )
 
 
