@@ -10,7 +10,10 @@ import numpy as np
 
 import cutaway as ca
 
-OWN = {"timings", "provenance", "max_absolute_error", "max_relative_error", "cosine", "convergence_delta"}
+OWN = {
+    *("timings", "provenance", "max_absolute_error", "max_relative_error", "cosine", "convergence_delta"),
+    *("attribution_ms", "check_ms"),
+}
 """What a reply says of how it was made, and what is left of rounding: no two runs need have these in common."""
 
 

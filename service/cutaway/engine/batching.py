@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,9 +23,11 @@ from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.estimate import estimate
 from cutaway.engine.cost.pass_count import kept_elements
+from cutaway.engine.execution.collect import collect_main_pass
 from cutaway.engine.execution.fitting import request_too_large
 from cutaway.engine.execution.inspect import finish, run_plan
 from cutaway.engine.execution.main_pass import MainPass, may_share, run_main_pass
+from cutaway.engine.execution.progress import telling
 from cutaway.engine.execution.unread_inputs import untested_names
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
@@ -214,7 +217,10 @@ def inspect_batch(plans: Sequence[RequestPlan]) -> list[Outcome]:
 
 def _run_alone(plan: RequestPlan) -> Outcome:
     try:
-        return estimate(plan) if plan.request.dry_run else run_plan(plan)
+        if plan.request.dry_run:
+            return estimate(plan)
+        with telling([plan], lambda result: [result]) as tell:
+            return run_plan(plan, tell)
     except BaseException as failure:  # a model that exits, or cancels, ends its own request, not the others
         return request_too_large(plan) if is_out_of_memory(failure) else failure
 
@@ -317,8 +323,18 @@ def _run_together(group: Group, proof_ms: float) -> dict[int, Outcome]:
                 mains = run_main_pass([joined([*part.values()]) for part in parts])
             mains[0].timings.proof_ms += proof_ms  # which all have in common
             for part, main in zip(parts, mains):
+                _tell_main_pass(part, main)
+            for part, main in zip(parts, mains):
                 outcomes |= _finished(part, main, companions)
     return outcomes
+
+
+def _tell_main_pass(part: Group, main: MainPass) -> None:
+    """Tells listeners what the main pass returned, before the attributions of any request run."""
+    plans = [*part.values()]
+    with suppress(CannotShare), telling(plans, partial(split, sizes=[plan.rows for plan in plans])) as tell:
+        if tell is not None:
+            tell(collect_main_pass(main, {}))
 
 
 @contextmanager
@@ -339,14 +355,15 @@ def _without_draws(group: Group) -> Iterator[None]:
 def _finished(part: Group, main: MainPass, companions: int) -> dict[int, Outcome]:
     """Returns the outcomes of one request, or of several that were joined, in a pass with so many ``companions``;
     nothing for those that cannot be split."""
-    model = main.plan.model
+    model, plans = main.plan.model, [*part.values()]
+    by_request = partial(split, sizes=[plan.rows for plan in plans])
     try:
         cancelled = model.cancelled_by(main.plan.cancellation)
         seed = main.plan.seed if main.plan.attributions else None  # keeping the generators takes a while
-        with cancelled, model.passes.uncounted(), model.drawing_from(seed):
-            result = finish(main._replace(timings=replace(main.timings)))
+        with cancelled, model.passes.uncounted(), model.drawing_from(seed), telling(plans, by_request) as tell:
+            result = finish(main._replace(timings=replace(main.timings)), tell=tell)
             result = replace(result, provenance=replace(result.provenance, companions=companions))
-            return dict(zip(part, split(result, [plan.rows for plan in part.values()])))
+            return dict(zip(part, by_request(result)))
     except BaseException as failure:
         alone = len(part) == 1 and not is_out_of_memory(failure)  # by itself, it may have enough
         return dict.fromkeys(part, failure) if alone else {}

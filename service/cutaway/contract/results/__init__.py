@@ -43,6 +43,7 @@ __all__ = [
     "OperatorInfo",
     "Outline",
     "OutputSpec",
+    "Progress",
     "Provenance",
     "RowCheck",
     "Timings",
@@ -190,6 +191,23 @@ class Timings:
     check_ms: float = 0.0
     encode_ms: float = 0.0
     proof_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the attributions of a request are. A pass is one example once through the model.
+
+    Attributes:
+        passes_done: the passes that are done.
+        passes: the passes that all attributions are expected to take.
+        seconds_left: until all attributions are done, as estimated from the passes so far.
+        attribution: the number of the attribution that is computed now, in the request.
+    """
+
+    passes_done: int
+    passes: int
+    seconds_left: float
+    attribution: int
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from cutaway.contract.tensors import DTYPES, Array, dtype_name
 
 _OWN = {
     *("timings", "provenance", "max_absolute_error", "max_relative_error", "cosine", "reason"),
-    *("convergence_delta", "standard_error"),
+    *("convergence_delta", "standard_error", "attribution_ms", "check_ms"),
 }
 """Fields and kinds of arrays that tell how a reply was made, or what is left of rounding. Two runs may differ there."""
 

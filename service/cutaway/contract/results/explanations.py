@@ -199,6 +199,8 @@ class AttributionResult:
         error: why there is no attribution, where the request takes errors in their places; then ``values`` is empty.
         inputs_left_out: the inputs that are not explained, where the request names none: integers that no embedding
             takes, such as masks, and those that the method cannot move.
+        attribution_ms: the time for Captum and the metrics, in milliseconds; of all requests that ran together.
+        check_ms: the time for its reference and the comparison, in milliseconds, besides ``attribution_ms``.
     """
 
     method: str
@@ -215,6 +217,8 @@ class AttributionResult:
     standard_errors: Mapping[str, Array] = field(default_factory=dict, metadata=named("standard_error", "input"))
     error: AttributionError | None = None
     inputs_left_out: tuple[str, ...] = ()
+    attribution_ms: float = 0.0
+    check_ms: float = 0.0
 
     def __repr__(self) -> str:
         return describe_attribution(self)

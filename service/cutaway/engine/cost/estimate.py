@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,17 @@ from cutaway.contract.tensors import Array, cast
 from cutaway.engine.checks.completeness import compared_sums
 from cutaway.engine.cost import pass_count
 from cutaway.engine.cost.pass_count import costs
-from cutaway.engine.execution.collect import arrays, collect_result, qualifying_rows
-from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems, token_attribution
+from cutaway.engine.execution.collect import (
+    arrays,
+    collect_main_pass,
+    qualifying_rows,
+    whole_result,
+    with_attributions,
+)
+from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
+from cutaway.engine.execution.tokens import token_attribution
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import CaptureSpec, Gradients, Recording, ShapeSpec, stack_gradients
@@ -73,7 +81,7 @@ def estimate_attributions(main: MainPass, recording: Recording) -> tuple[Attribu
         for problem in problems(main, index, read_neuron):
             yield in_own_axes(_estimate(problem, main, recording, rows), problem, main.batch)
 
-    return each_attribution(main, compute)
+    return tuple(chain.from_iterable(each_attribution(main, compute)))
 
 
 def _estimate(
@@ -93,6 +101,8 @@ def _estimate(
         standard_errors=_standard_errors(problem, main),
         tokens=token_attribution(problem, values, main.batch, next(iter(recording.calls.get(problem.layer, ())), None)),
         metrics=tuple(MetricResult(requests.field_name(type(metric)), to_numpy(by_row)) for metric in metrics),
+        attribution_ms=1.0,  # a time of 0 takes no bytes
+        check_ms=1.0,
     )
 
 
@@ -185,7 +195,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
             )
         attributions = estimate_attributions(main, at_attributions)
         _fill(main, at_gradients)
-    result = collect_result(main, attributions, unedited={})
+    result = whole_result(with_attributions(collect_main_pass(main, {}), attributions, main), main)
     return replace(
         result,
         predictions=_typed(result.predictions, plan, ""),

@@ -103,11 +103,35 @@ def _passes_of_batch(plan: RequestPlan, attribution: ResolvedAttribution) -> int
     again = once * (1 if method.reference_passes is None else 2) + (
         _finer(request) if method.satisfies_completeness(request) else 0
     )
+    return _of_all(plan, attribution, once, again * layer.calls * is_checked, _INVESTIGATION)
+
+
+def expected_passes(plan: RequestPlan) -> list[int]:
+    """Returns for each attribution how many passes of one example it takes where its check finds no fault.
+
+    A layer whose units or calls run one by one takes one forward pass, once for each shape of the inputs.
+    """
+
+    def expected(attribution: ResolvedAttribution) -> int:
+        try:
+            one_by_one = isinstance(attribution.request, _ONE_BY_ONE)
+            once = _points(attribution, _remembered(plan, attribution) if one_by_one else _Layer())
+            again = once * (plan.request.check.mode is requests.CheckMode.INDEPENDENT)
+            return _of_all(plan, attribution, once, again, 0)
+        except CutawayError:  # the attribution is refused for that
+            return 0
+
+    return [expected(attribution) for attribution in plan.attributions]
+
+
+def _of_all(plan: RequestPlan, attribution: ResolvedAttribution, once: int, again: int, further: int) -> int:
+    """Returns the passes of all classes, noisy copies and metrics."""
+    request = attribution.request
     copies = request.noise.n_samples if request.noise else 1
     judging = sum(_METRICS[type(metric)](metric, once * copies) for metric in request.metrics)
     target = request.target or plan.request.target
-    classes = target.k if isinstance(target, requests.TopK) and method.has_target else 1
-    return classes * ((once + again * layer.calls * is_checked) * copies + judging + _INVESTIGATION)
+    classes = target.k if isinstance(target, requests.TopK) and method_of(request).has_target else 1
+    return classes * ((once + again) * copies + judging + further)
 
 
 def kept_elements(plan: RequestPlan) -> int:
@@ -117,11 +141,9 @@ def kept_elements(plan: RequestPlan) -> int:
     An attribution at a layer takes one forward pass for each shape of the inputs.
     """
     inputs = sum(tensor[0].numel() for tensor in plan.inputs.values())
-    shapes = tuple(tensor.shape[1:] for tensor in plan.inputs.values())
     most = 0
     for attribution in plan.attributions:
-        key = _observed, attribution.layers, shapes, arguments_kind(plan.request.arguments)
-        layer = plan.model.remembered(key, partial(_observed, plan, attribution)) if attribution.layer else _Layer()
+        layer = _remembered(plan, attribution) if attribution.layer else _Layer()
         most = max(most, min(_points(attribution, layer), _SUMS) * (inputs + layer.units))
     return most
 
@@ -164,6 +186,9 @@ _ENDS = 2
 _BY_UNIT = (requests.LayerFeatureAblation, requests.LayerFeaturePermutation)
 """Methods that run each unit of a layer."""
 
+_ONE_BY_ONE = (*_BY_UNIT, requests.LayerIntegratedGradients)
+"""Methods that run each unit, or each call, of a layer."""
+
 _POINTS: dict[type, Callable[[Any, Features, _Layer], int]] = {
     requests.Attribution: lambda *_: _ENDS,
     requests.PathAttribution: lambda request, *_: _steps(request) + _ENDS,
@@ -185,8 +210,14 @@ _METRICS: dict[type[requests.Metric], Callable[[Any, int], int]] = {
 
 def _layer(plan: RequestPlan, attribution: ResolvedAttribution) -> _Layer:
     """Returns the calls and units of a layer that the method runs one by one, from a forward pass."""
-    one_by_one = isinstance(attribution.request, (*_BY_UNIT, requests.LayerIntegratedGradients))
-    return _observed(plan, attribution) if one_by_one else _Layer()
+    return _observed(plan, attribution) if isinstance(attribution.request, _ONE_BY_ONE) else _Layer()
+
+
+def _remembered(plan: RequestPlan, attribution: ResolvedAttribution) -> _Layer:
+    """Returns the calls and units of a layer for inputs of this shape."""
+    shapes = tuple(tensor.shape[1:] for tensor in plan.inputs.values())
+    key = _observed, attribution.layers, shapes, arguments_kind(plan.request.arguments)
+    return plan.model.remembered(key, partial(_observed, plan, attribution))
 
 
 def _observed(plan: RequestPlan, attribution: ResolvedAttribution) -> _Layer:

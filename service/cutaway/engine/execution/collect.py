@@ -108,17 +108,14 @@ def placed_rows(
     return with_arrays(replace(result, checks=tuple(map(with_all_rows, result.checks))), placed)
 
 
-def collect_result(
-    main: MainPass, attributions: Sequence[results.AttributionResult], unedited: Outputs
-) -> results.InspectResult:
-    """Returns the result of a request: what its main pass returned, its ``attributions``, and warnings.
+def collect_main_pass(main: MainPass, unedited: Outputs) -> results.InspectResult:
+    """Returns what the main pass of a request returned, and the warnings that no attribution changes.
 
     Args:
         main: the request's main pass.
-        attributions: the request's attributions.
         unedited: what the model returns without edits, by name; empty where the request does not compare.
     """
-    plan, recording, model, shows = main.plan, main.recording, main.plan.model, not main.plan.request.omit_predictions
+    plan, recording, shows = main.plan, main.recording, not main.plan.request.omit_predictions
     classes, target_values, rows = main.target_classes, main.target_values, qualifying_rows(main)
     return results.InspectResult(
         predictions=arrays(main.outputs) if shows else {},
@@ -130,24 +127,42 @@ def collect_result(
         },
         input_gradients=arrays(main.input_gradients),
         parameter_gradients=arrays(main.parameter_gradients),
-        attributions=tuple(attributions),
         unedited=arrays(unedited),
         unedited_classes=predicted_classes(plan, unedited),
         warnings=(
             *missing.gradient_warnings(plan, main.input_gradients, main.parameter_gradients),
-            *missing.capture_warnings(main.sites, recording, model.tree),
-            *missing.edit_warnings(plan, recording),
+            *missing.capture_warnings(main.sites, recording, plan.model.tree),
             *missing.comparison_warnings(plan, unedited, main.outputs),
             *unexplained_rows(main),
             *_left_out_inputs(main),
-            *_unreached_inputs(main),
             *unread_warnings(plan),
+        ),
+        example_axes=_example_axes(main, unedited),
+        explained_rows=None if rows is None else np.isin(np.arange(plan.rows), rows),
+    )
+
+
+def with_attributions(
+    result: results.InspectResult, attributions: Sequence[results.AttributionResult], main: MainPass
+) -> results.InspectResult:
+    """Returns ``result``, that of the ``main`` pass, with the first or all of the request's attributions."""
+    axes = {**result.example_axes, **_attribution_axes(main, attributions)}
+    return changed(result, attributions=tuple(attributions), example_axes=axes)
+
+
+def whole_result(result: results.InspectResult, main: MainPass) -> results.InspectResult:
+    """Returns ``result``, which has all attributions, with what is known only after them."""
+    plan, model = main.plan, main.plan.model
+    return changed(
+        result,
+        warnings=(
+            *result.warnings,
+            *missing.edit_warnings(plan, main.recording),
+            *_unreached_inputs(main),
             *dependence_warnings(model, plan.inputs),
         ),
         provenance=changed(provenance(model), seed=plan.seed or 0),
         timings=main.timings,
-        example_axes=_example_axes(main, attributions, unedited),
-        explained_rows=None if rows is None else np.isin(np.arange(plan.rows), rows),
     )
 
 
@@ -171,17 +186,20 @@ def _captured_call(call: RecordedCall, specs: Mapping[Point, CaptureSpec]) -> re
     return results.CapturedCall(values, positions)
 
 
-def _example_axes(
-    main: MainPass, attributions: Sequence[results.AttributionResult], unedited: Outputs
-) -> dict[str, int | None]:
-    """Returns the axes of the rows by the names of arrays, where they are not 0."""
-    batch = main.batch
+def _attribution_axes(main: MainPass, attributions: Sequence[results.AttributionResult]) -> dict[str, int | None]:
+    """Returns the axes of the rows by the names of the attributions' arrays, where they are not 0."""
     layers = {name for attribution in main.plan.attributions for name in attribution.layers}
-    by_value = {f"{name}{path}": axis for name in layers for path, axis in batch.axes.at_output(name).items()}
+    by_value = {f"{name}{path}": axis for name in layers for path, axis in main.batch.axes.at_output(name).items()}
+    if not any(axis != 0 for axis in by_value.values()):
+        return {}
+    explained = entries(results.InspectResult({}, attributions=tuple(attributions)))
+    return {entry.name: axis for entry in explained if (axis := by_value.get(str(entry.key), 0)) != 0}
+
+
+def _example_axes(main: MainPass, unedited: Outputs) -> dict[str, int | None]:
+    """Returns the axes of the rows by the names of the main pass's arrays, where they are not 0."""
+    batch = main.batch
     axes: dict[str, int | None] = {}
-    if any(by_value.values()) or None in by_value.values():
-        explained = entries(results.InspectResult({}, attributions=tuple(attributions)))
-        axes |= {entry.name: by_value[str(entry.key)] for entry in explained if str(entry.key) in by_value}
     for prefix, outputs in (("", main.outputs), ("unedited:", unedited)):
         axes |= {f"{prefix}{name}": batch.axes.of_output(name, output, batch.rows) for name, output in outputs.items()}
     for name, specs in main.sites.items():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cutaway.contract import results
 from cutaway.contract.errors import CutawayError, DeadlineExceeded, FailedPrecondition, Reason, at, error
@@ -23,23 +23,26 @@ from cutaway.contract.requests import (
 )
 from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.checks.pass_summary import PassSummary, summarized
-from cutaway.engine.execution.collect import arrays, collect_result, placed_rows, qualifying_rows
+from cutaway.engine.execution.collect import (
+    arrays,
+    collect_main_pass,
+    placed_rows,
+    qualifying_rows,
+    whole_result,
+    with_attributions,
+)
 from cutaway.engine.execution.fitting import (
     attribution_too_large,
     in_passes_that_fit,
     with_smaller_passes,
 )
-from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, summed_channels, with_known_axes
+from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, with_known_axes
 from cutaway.engine.execution.main_pass import MainPass
-from cutaway.engine.execution.row_parts import (
-    main_pass_that_fits,
-    of_rows,
-    rows_divide,
-)
+from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
+from cutaway.engine.execution.tokens import token_attribution
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
-from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import axes_first, observing
-from cutaway.engine.hooks.recording import RecordedCall, StopForward, watching
+from cutaway.engine.hooks.recording import RecordedCall, watching
 from cutaway.engine.methods.captum_call import explain, method_of, metrics
 from cutaway.engine.methods.paths import finer_steps
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients
@@ -59,55 +62,17 @@ from cutaway.engine.planning.attribution_setup import left_out
 from cutaway.engine.planning.plan import RequestPlan, in_place, plan_request
 from cutaway.engine.runtime.numerics import to_numpy
 
-
-def token_attribution(
-    problem: AttributionProblem, values: Values, batch: Batch, call: RecordedCall | None = None
-) -> results.TokenAttribution | None:
-    """Returns the sums ``[batch, tokens]`` if ``values`` are of an embedding of token ids; else None.
-
-    Args:
-        problem: the attribution.
-        values: its values, ``[batch, tokens, features]``, or of Grad-CAM ``[batch, 1, tokens]``.
-        batch: the rows, and where they are.
-        call: the embedding's first call; by default from a forward pass.
-    """
-    module = problem.model.tree.modules[problem.layer] if problem.layer else None
-    if problem.further_layers or not isinstance(module, nn.Embedding):
-        return None
-    value, call = values.get(problem.layer), call or _first_call(problem)
-    taken = [] if call is None else list(call.at(Point.INPUT).values())
-    if value is None or call is None or len(taken) != 1 or taken[0].is_floating_point():
-        return None
-    (path,), (ids,) = call.at(Point.INPUT), taken
-    if channels := summed_channels(problem, batch):
-        value = value.movedim(1, channels[""])
-    axis = batch.axes.of(problem.layer, (Point.INPUT, path, 0), ids.shape, batch.rows)
-    if axis is None or value.shape[:-1] != (ids := ids.movedim(axis, 0)).shape:
-        return None
-    source = next((name for name, tensor in problem.inputs.items() if torch.equal(tensor.cpu(), ids)), "")
-    return results.TokenAttribution(source, to_numpy(ids), to_numpy(value.sum(dim=-1)))
-
-
-def _first_call(problem: AttributionProblem) -> RecordedCall | None:
-    """Returns the embedding's first call; forward stops behind it."""
-    with torch.no_grad(), observing(problem.model.tree, {problem.layer: watching(Point.INPUT)}) as recording:
-        recording.pending = {(problem.layer, Point.INPUT)}
-        with suppress(StopForward), recording.forward():
-            problem.model.run(problem.inputs)
-    return next(iter(recording.calls[problem.layer]), None)
-
-
 ReadNeuron: TypeAlias = Callable[[str], Tensor]
 """Returns, by a module's name, the first tensor that its first call returned."""
 
 
-def run_attributions(main: MainPass) -> tuple[results.AttributionResult, ...]:
+def run_attributions(main: MainPass) -> Iterator[tuple[results.AttributionResult, ...]]:
     """Computes and checks the attributions of one request, or of several that were joined, on the edited model.
 
     Args:
         main: the main pass; the effects of edits are added to its recording.
 
-    Returns:
+    Yields:
         As `each_attribution`; with the checks of each joined request, one behind the other.
 
     Raises:
@@ -118,43 +83,54 @@ def run_attributions(main: MainPass) -> tuple[results.AttributionResult, ...]:
 
     def compute(index: int) -> Iterator[results.AttributionResult]:
         for problem in problems(main, index):
-            yield in_own_axes(_attribute_rows(rows, problem, main), problem, main.batch)
+            before = replace(main.timings)
+            result = in_own_axes(_attribute_rows(rows, problem, main), problem, main.batch)
+            yield replace(
+                result,
+                attribution_ms=main.timings.attribution_ms - before.attribution_ms,
+                check_ms=main.timings.check_ms - before.check_ms,
+            )
 
     if not plan.attributions:
-        return each_attribution(main, compute)
+        yield from each_attribution(main, compute)
+        return
     with (
         observing(plan.model.tree, {}, plan.edits, batch=main.batch) as edited,
         plan.model.guard.removing_new_hooks(),
         plan.model.passes_inside(edited.forward),
     ):
-        computed = each_attribution(main, compute)
+        yield from each_attribution(main, compute)
     effects.update({number: changed or effects.get(number, False) for number, changed in edited.edit_effects.items()})
-    return computed
 
 
 def each_attribution(
     main: MainPass, compute: Callable[[int], Iterator[results.AttributionResult]]
-) -> tuple[results.AttributionResult, ...]:
-    """Returns what ``compute`` yields for the number of each attribution in the plan, and errors in their places.
+) -> Iterator[tuple[results.AttributionResult, ...]]:
+    """Yields what ``compute`` yields for the number of each attribution in the plan, or the error in its place.
 
     They are in the order of the request; of a top-k target there are several.
     """
     plan = main.plan
-    by_number: dict[int, list[results.AttributionResult]] = {number: [error] for number, error in plan.failed.items()}
-    for index, number in enumerate(plan.numbers):
-        try:
-            with _attribution_errors(number):
-                _refuse_uncalled_modules(main, index)
-                by_number[number] = list(compute(index))
-        except CutawayError as failure:
-            by_number[number] = [in_place(plan.request, plan.request.attributions[index], failure)]
-        except Exception as failure:
-            if plan.model.has_more_memory or not is_out_of_memory(failure):
-                raise
-            attribution = plan.attributions[index]
-            too_large = attribution_too_large(attribution, number)
-            by_number[number] = [in_place(plan.request, attribution.request, too_large)]
-    return tuple(result for _, several in sorted(by_number.items()) for result in several)
+    indices = {number: index for index, number in enumerate(plan.numbers)}
+    for number in sorted({*plan.failed, *indices}):
+        yield (plan.failed[number],) if number in plan.failed else _one_attribution(main, indices[number], compute)
+
+
+def _one_attribution(
+    main: MainPass, index: int, compute: Callable[[int], Iterator[results.AttributionResult]]
+) -> tuple[results.AttributionResult, ...]:
+    plan, number = main.plan, main.plan.numbers[index]
+    try:
+        with _attribution_errors(number):
+            _refuse_uncalled_modules(main, index)
+            return tuple(compute(index))
+    except CutawayError as failure:
+        return (in_place(plan.request, plan.request.attributions[index], failure),)
+    except Exception as failure:
+        if plan.model.has_more_memory or not is_out_of_memory(failure):
+            raise
+        attribution = plan.attributions[index]
+        return (in_place(plan.request, attribution.request, attribution_too_large(attribution, number)),)
 
 
 @contextmanager
@@ -439,13 +415,13 @@ def inspect(
     return run_plan(plan_request(model, request, inputs, cancellation))
 
 
-def run_plan(plan: RequestPlan) -> results.InspectResult:
-    """Answers the request of ``plan``, as `inspect`."""
+def run_plan(plan: RequestPlan, tell: Tell | None = None) -> results.InspectResult:
+    """Answers the request of ``plan``, as `inspect`; see `finish` for ``tell``."""
     plan.model.passes.reset()
     with plan.model.session(plan.cancellation, plan.request.arguments), plan.model.drawing_from(plan.seed):
         plan = with_unread_inputs(plan)
         unedited = _run_unedited(plan) if plan.request.compare else {}
-        return finish(main_pass_that_fits(plan), unedited)  # hook, forward, backward
+        return finish(main_pass_that_fits(plan), unedited, tell)  # hook, forward, backward
 
 
 def _run_unedited(plan: RequestPlan) -> Outputs:
@@ -454,14 +430,27 @@ def _run_unedited(plan: RequestPlan) -> Outputs:
         return {name: output.detach().clone() for name, output in plan.model.run(plan.inputs).items()}
 
 
-def finish(main: MainPass, unedited: Outputs | None = None) -> results.InspectResult:
+Tell: TypeAlias = Callable[[results.InspectResult], object]
+"""Takes the result so far."""
+
+
+def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = None) -> results.InspectResult:
     """Computes and checks the attributions of a request whose main pass has run, and returns its result.
 
     Args:
         main: the main pass; the model is still in its session.
         unedited: what the model returns without edits, where the request compares.
+        tell: called with the result so far, which only grows: first without attributions, then after each of them.
     """
-    return collect_result(main, run_attributions(main), unedited or {})
+    result = collect_main_pass(main, unedited or {})
+    attributions: tuple[results.AttributionResult, ...] = ()
+    if tell is not None:
+        tell(result)
+    for several in run_attributions(main):
+        attributions += several
+        if tell is not None:
+            tell(with_attributions(result, attributions, main))
+    return whole_result(with_attributions(result, attributions, main), main)
 
 
 # The description of a model: its modules, its outputs, and the operators of its forward pass.

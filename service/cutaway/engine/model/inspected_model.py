@@ -91,9 +91,14 @@ class PassCounter:
     """A counter of forward and backward passes.
 
     Hooks on the model's outputs count backward passes, so that Captum's are counted too.
+
+    Attributes:
+        forwards: the number of forward passes.
+        watcher: called after each forward pass with its inputs.
     """
 
     forwards: int = 0
+    watcher: Callable[[Inputs], object] | None = None
     _backwards: set[int] = field(default_factory=set)
 
     @property
@@ -114,6 +119,15 @@ class PassCounter:
             yield
         finally:
             self.forwards, self._backwards = counted
+
+    @contextmanager
+    def watched_by(self, watcher: Callable[[Inputs], object]) -> Iterator[None]:
+        """Calls ``watcher`` after each forward pass of the block, with its inputs."""
+        self.watcher = watcher
+        try:
+            yield
+        finally:
+            self.watcher = None
 
     def count_backwards(self, outputs: Outputs) -> None:
         """Counts the backward passes that will begin at ``outputs``."""
@@ -196,6 +210,8 @@ class InspectedModel:
             returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
         outputs = {name: _array(name, output) for name, output in _named(returned).items()}
         self.passes.count_backwards(outputs)
+        if self.passes.watcher is not None:
+            self.passes.watcher(inputs)
         if (seconds := time.perf_counter() - start) > _SLOW_S:
             self.after_slow_forward(outputs, seconds)
         return outputs

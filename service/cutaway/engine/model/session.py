@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.results import Timings
+from cutaway.contract.results import InspectResult, Progress, Timings
 from cutaway.engine.model.plain_state import PlainState
 from cutaway.engine.runtime.layouts import is_array
 
@@ -45,6 +45,22 @@ class Cancellation(NamedTuple):
 
 
 NEVER_CANCELLED = Cancellation()
+
+
+class Listener(Protocol):
+    """What follows a request while it runs.
+
+    Attributes:
+        passes: for each attribution, how many passes of one example it is expected to take.
+    """
+
+    passes: Sequence[int]
+
+    def so_far(self, result: InspectResult) -> None:
+        """Takes the result so far, which only grows; a request that runs again begins once more. Never raises."""
+
+    def progress(self, progress: Progress) -> None:
+        """Takes how far the attributions are. Never raises."""
 
 
 def latest(cancellations: Sequence[Cancellation]) -> Cancellation:

@@ -21,7 +21,7 @@ from cutaway.engine.hooks.recording import CaptureSpec, merge_specs
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, Listener
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning.attribution_setup import differentiable, moves_integers, resolve_attribution
 from cutaway.engine.planning.embedded_inputs import embedded_inputs
@@ -200,6 +200,7 @@ class RequestPlan:
         missing: the points to capture behind which forward may stop; None where it must run to its end.
         parts: the number of rows of each request, where several were joined.
         unread: the inputs and arguments that the model does not read.
+        listener: follows the request while it runs; None if nobody does.
     """
 
     model: InspectedModel
@@ -218,6 +219,7 @@ class RequestPlan:
     missing: set[tuple[str, requests.Point]] | None = None
     parts: tuple[int, ...] = ()
     unread: tuple[str, ...] = ()
+    listener: Listener | None = None
 
     @property
     def rows(self) -> int:

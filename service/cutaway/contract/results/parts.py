@@ -1,0 +1,46 @@
+"""A result in parts: each has what exists of it and no part before has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from cutaway.contract.results import InspectResult
+
+_EMPTY = InspectResult({})
+
+
+def joined(result: InspectResult, part: InspectResult) -> InspectResult:
+    """Returns ``result`` with the next ``part`` of it."""
+    return _by_field(result, part, _with)
+
+
+def rest(result: InspectResult, sent: InspectResult) -> InspectResult:
+    """Returns the part of ``result`` that ``sent``, the result at an earlier time, does not have."""
+    return _by_field(result, sent, _without)
+
+
+def _by_field(result: InspectResult, other: InspectResult, function: Any) -> InspectResult:
+    pairs = ((field.name, getattr(result, field.name), getattr(other, field.name)) for field in fields(InspectResult))
+    return InspectResult(**{name: function(value, other, getattr(_EMPTY, name)) for name, value, other in pairs})
+
+
+def _with(value: Any, added: Any, empty: Any) -> Any:
+    if isinstance(empty, Mapping):
+        return {**value, **added}
+    if isinstance(empty, tuple):
+        return value + added
+    return value if _is_empty(added, empty) else added
+
+
+def _without(value: Any, sent: Any, empty: Any) -> Any:
+    if isinstance(empty, Mapping):
+        return {key: element for key, element in value.items() if key not in sent}
+    if isinstance(empty, tuple):
+        return value[len(sent) :]
+    return value if _is_empty(sent, empty) else empty
+
+
+def _is_empty(value: Any, empty: Any) -> bool:
+    return value is None if empty is None else bool(value == empty)
