@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from cutaway.contract import torchserve_messages as torchserve
 from cutaway.contract.errors import Code, CutawayError, Reason, error
 from cutaway.contract.requests import InspectRequest
-from cutaway.contract.results import InspectResult, ModelDetail, ModelName, UnservedArchive
+from cutaway.contract.results import InspectResult, ModelDetail, ModelName, Progress, UnservedArchive
 from cutaway.contract.tensors import Array
 from cutaway.contract.torchserve_messages import decoding
 from cutaway.contract.wire import grpc_status
@@ -60,9 +60,10 @@ class Transport(ABC):
         request = wire_models.encode_model_request(model, operators=operators, example=example)
         return self._call("describe", model, request, _decode_detail)
 
-    def inspect_stream(self, request: InspectRequest) -> Call[bytes]:
-        """Returns the call for a request with a streamed reply."""
-        message = inspection_service_pb2.InspectStreamRequest(request=wire_requests.encode(request))
+    def inspect_stream(self, request: InspectRequest, in_parts: bool) -> Call[bytes]:
+        """Returns the call for a request with a streamed reply, on request in parts."""
+        asked = wire_requests.encode(request)
+        message = inspection_service_pb2.InspectStreamRequest(request=asked, in_parts=in_parts)
         return self._call("stream", request.model, message.SerializeToString(), bytes)
 
     @abstractmethod
@@ -196,30 +197,66 @@ class _BaseReplyStream(Generic[Messages]):
     """The base of the blocking and the asynchronous stream, which differ only in how they wait.
 
     A lost reply is requested once more, as long as the caller has got no tensor of it. A gateway does the same for a
-    reply in one message when a worker dies during another call.
+    reply in one message when a worker dies during another call. A server that knows no parts is asked for the whole.
 
     Args:
-        send: sends the request with a timeout in seconds, and returns the messages of the reply.
+        send: sends the request with a timeout in seconds, on request for a reply in parts; returns its messages.
         timeout: seconds that the whole reply may take, from the first read.
         request: the request that ``send`` sends.
+        in_parts: whether to request the parts of the reply as they exist.
+        on_progress: called with how far the attributions are.
     """
 
-    def __init__(self, send: Callable[[float], Messages], timeout: float, request: InspectRequest) -> None:
+    def __init__(
+        self,
+        send: Callable[[float, bool], Messages],
+        timeout: float,
+        request: InspectRequest,
+        *,
+        in_parts: bool = True,
+        on_progress: Callable[[Progress], object] = lambda progress: None,
+    ) -> None:
         self._send = send
-        self._messages = send(timeout)
         self._request = request
-        self._assembler = ReplyAssembler(request.max_reply_bytes)
+        self._in_parts = in_parts
+        self._on_progress = on_progress
         self._timeout = timeout
         self._deadline = 0.0  # set at the first read
         self._may_retry = True
+        self._begin(timeout)
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the attributions were at the last message that said so; None if none did, as in the first second."""
+        return self._assembler.progress
 
     @property
     def reply_bytes(self) -> int:
         """The number of bytes that have arrived."""
         return self._assembler.reply_bytes
 
+    def _begin(self, timeout: float) -> None:
+        self._messages = self._send(timeout, self._in_parts)
+        self._assembler = ReplyAssembler(self._request.max_reply_bytes, self._in_parts)
+        self._shown: InspectResult | None = None
+
     def _start(self) -> None:
         self._deadline = self._deadline or time.monotonic() + self._timeout
+
+    def _add(self, message: bytes) -> list[tuple[str, Array]]:
+        """Adds a message of the reply, and returns the tensors that it completes."""
+        before = self._assembler.progress
+        completed = self._assembler.add(message)
+        if self._assembler.progress is not None and self._assembler.progress is not before:
+            self._on_progress(self._assembler.progress)
+        return completed
+
+    def _next_part(self) -> Inspection | None:
+        """Returns the result so far, if it has grown since the last time."""
+        if self._assembler.so_far is self._shown or self._assembler.so_far is None:
+            return None
+        self._shown, self._may_retry = self._assembler.so_far, False
+        return Inspection.of(self._shown, self._request)
 
     def _prepare_retry(self, failure: CutawayError) -> float:
         """Prepares to send the request again; returns the seconds to wait before that.
@@ -229,10 +266,14 @@ class _BaseReplyStream(Generic[Messages]):
         """
         pause = failure.retry_after_s or 0.0
         left = self._deadline - time.monotonic() - pause
-        if not self._may_retry or failure.code != Code.UNAVAILABLE or left <= 0:
+        is_older = self._in_parts and failure.reason == Reason.UNKNOWN_FIELD and not failure.field
+        if not (is_older or (self._may_retry and failure.code == Code.UNAVAILABLE)) or left <= 0:
             raise failure
-        self._may_retry = False
-        self._messages, self._assembler = self._send(left), ReplyAssembler(self._request.max_reply_bytes)
+        if is_older:
+            self._in_parts = False
+        else:
+            self._may_retry = False
+        self._begin(left)
         return pause
 
 
@@ -240,9 +281,10 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
     """A reply that arrives tensor by tensor.
 
     Iterate over it for ``(name, array)``, such as ``("capture:conv1@output", ...)``, as soon as a tensor is complete.
-    The order is that of the reply. `result` returns the whole reply. Leaving the ``with`` block cancels the call.
+    Predictions, captures and gradients come first, then each attribution when it is done. `parts` returns results
+    instead of tensors. `result` returns the whole reply. Leaving the ``with`` block cancels the call.
 
-    The arrays are those of the result, and read-only. Checksums are compared at the end: `result` and the iteration
+    The arrays are those of the result, and read-only. Checksums are compared at the end: `result` and the iterations
     raise ``INTERNAL`` if one differs. The server may cancel the call if nothing is read for ten seconds.
     """
 
@@ -251,6 +293,19 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
             for name, array in tensors:
                 self._may_retry = False
                 yield name, array
+        self._assembler.result()
+
+    def parts(self) -> Iterator[Inspection]:
+        """Yields the result so far, whenever it has grown.
+
+        First it has predictions, captures and gradients, then one attribution more each time; the last one is whole.
+
+        Raises:
+            CutawayError: as `result`; what was yielded before is right.
+        """
+        for _ in self._arriving():
+            if (part := self._next_part()) is not None:
+                yield part
         self._assembler.result()
 
     def result(self) -> Inspection:
@@ -269,7 +324,7 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
         while True:
             try:
                 for message in self._messages:
-                    yield self._assembler.add(message)
+                    yield self._add(message)
                 return
             except CutawayError as failure:
                 time.sleep(self._prepare_retry(failure))
@@ -295,6 +350,13 @@ class AsyncReplyStream(_BaseReplyStream[AsyncGenerator[bytes, None]]):
                 yield name, array
         self._assembler.result()
 
+    async def parts(self) -> AsyncIterator[Inspection]:
+        """Does what `ReplyStream.parts` does."""
+        async for _ in self._arriving():
+            if (part := self._next_part()) is not None:
+                yield part
+        self._assembler.result()
+
     async def result(self) -> Inspection:
         """Does what `ReplyStream.result` does."""
         async for _ in self._arriving():
@@ -306,7 +368,7 @@ class AsyncReplyStream(_BaseReplyStream[AsyncGenerator[bytes, None]]):
         while True:
             try:
                 async for message in self._messages:
-                    yield self._assembler.add(message)
+                    yield self._add(message)
                 return
             except CutawayError as failure:
                 await asyncio.sleep(self._prepare_retry(failure))

@@ -55,8 +55,7 @@ def _with_response(reply: worker_pb2.WorkerReply) -> worker_pb2.WorkerReply:
 
 
 def decode_stream_opening(message: bytes) -> worker_pb2.WorkerReply | None:
-    """Returns what a worker sent in place of the header; None for chunks and the trailer, which callers get as they
-    are.
+    """Returns what a worker sent in place of a header; None for other pieces, which callers get as they are.
 
     Args:
         message: a serialised `cutaway.v1.InspectStreamResponse` with a piece of a worker.
@@ -69,7 +68,7 @@ def decode_stream_opening(message: bytes) -> worker_pb2.WorkerReply | None:
     with decoding():
         # The piece has the same field number in TorchServe's response and in ours.
         piece = worker_pb2.WorkerPiece.FromString(decode_reply(message))
-    return None if piece.HasField("trailer") else _with_response(piece.reply)
+    return None if piece.WhichOneof("kind") in ("trailer", "progress") else _with_response(piece.reply)
 
 
 def decode_error(code: int, details: str) -> CutawayError:

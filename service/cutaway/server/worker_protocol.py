@@ -5,7 +5,8 @@ A worker listens on a Unix socket. Plain frames over it take a fifth of the time
 
 The gateway's first frame says what a connection is for. After `FrameKind.OPEN` the worker sends `FrameKind.HELLO`. Then
 the gateway sends turns and cancellations, and the worker sends replies and heartbeats, in any order. After
-`FrameKind.FETCH` the worker sends the pieces of one streamed reply, and then `FrameKind.END`.
+`FrameKind.FETCH` the worker sends the pieces of one streamed reply, and then `FrameKind.END`. A reply in parts can be
+fetched after `FrameKind.BEGUN`, while the model runs: its pieces come when they exist.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class FrameKind(IntEnum):
     """No bytes: all pieces were sent. A connection that ends without it means that the worker died."""
     LEAVE = 10
     """No bytes: the worker shall end. The gateway sends no more turns, and closes after the last reply."""
+    BEGUN = 11
+    """A `cutaway.v1.WorkerReply` with pieces; the number is that of a call, whose `REPLY` follows when it has run."""
 
 
 class Frame(NamedTuple):

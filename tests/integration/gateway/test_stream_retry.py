@@ -178,6 +178,18 @@ def test_what_asking_again_does_not_mend_is_not_asked_again(way: Way, failure: C
         assert (caught.value.reason, server.asked) == (failure.reason, 1)
 
 
+@WAYS
+def test_a_server_that_knows_no_parts_is_asked_for_the_whole(way: Way) -> None:
+    """One that is older than the client refuses what it does not know."""
+    older = error(Reason.UNKNOWN_FIELD, "InspectStreamRequest has no field number 3")
+    with losing((0, older), (0, None)) as (address, server):
+        assert iterate(address, way) == ["output", "capture:@output"]
+        assert server.asked == 2
+    with losing((0, older)) as (address, server), pytest.raises(ca.InvalidArgument):
+        iterate(address, way)
+    assert server.asked == 2
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_killed_amid_an_answer_costs_no_answer(tmp_path: Path) -> None:
     """Through real TorchServe, with a real kill: who waits for all of a large answer gets all of it."""

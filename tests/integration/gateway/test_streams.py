@@ -36,7 +36,7 @@ from cutaway.contract.tensors import Array
 from cutaway.contract.torchserve_messages import decode_stream_opening
 from cutaway.contract.wire import grpc_status
 from cutaway.contract.wire import requests as wire_requests
-from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamEncoder, as_message
+from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, as_message
 from cutaway.engine.model.session import Cancellation
 from cutaway.server.embedded import serve
 from cutaway.server.rpc import servicer
@@ -49,6 +49,7 @@ from tests.support.small_models import Images, Words
 from tests.support.torchserve_port import behind
 from tests.support.waiting import PATIENCE_S, until
 from tests.support.wire_walk import ambiguities
+from tests.support.worker_calls import pieces_of
 
 MEBIBYTE = 1 << 20
 
@@ -122,6 +123,18 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     ),
     "tokens": ("words", IDS, {"attributions": [ca.LayerIntegratedGradients(layer="words", n_steps=8)], "target": 0}),
     "compared": ("net", IMAGE, {"edits": [ca.Scale("conv1", factor=0.0)], "compare": True}),
+    "several explanations": (
+        "words",
+        IDS,
+        {
+            "attributions": [
+                *(ca.LayerActivation(layer="words"), ca.LayerIntegratedGradients(layer="words", n_steps=4)),
+                *(ca.Saliency(inputs=("weight",)), ca.LayerActivation(layer="words"), ca.LayerGradCam(layer="words")),
+            ],
+            "target": ca.TopK(2),
+            "attribution_errors_in_place": True,
+        },
+    ),
     "no tensor": (
         "net",
         IMAGE,
@@ -157,7 +170,7 @@ def alike(one: ca.InspectResult, other: ca.InspectResult) -> None:
 @pytest.mark.parametrize("case", QUESTIONS)
 def test_the_same_answer(client: ca.Client, case: str) -> None:
     """An answer in pieces is the answer in one message, exactly; and tensor by tensor it is the same tensors, each
-    once, under their names, in the order of the reply."""
+    once, under their names, in the order of the reply. Its parts only grow, from the predictions to all of it."""
     model, inputs, asked = QUESTIONS[case]
     asked = {"seed": 3, **asked}
     whole = client.inspect(model, inputs, stream=False, **asked)
@@ -172,6 +185,18 @@ def test_the_same_answer(client: ca.Client, case: str) -> None:
     alike(whole, result)
     for (_, a), (_, b) in zip(came, expected):
         assert a.tobytes() == b.tobytes()
+
+    *so_far, last = client.inspect_stream(model, inputs, **asked).parts()
+    alike(whole, last)
+    counts = [len(part.attributions) for part in so_far]
+    assert (counts[0], counts[-1], sorted(counts)) == (0, len(whole.attributions), counts)
+    own = {name for name, _ in expected if not name.startswith(EXPLAINED)}
+    arrays_of = {id(array): name for name, array in tensors(last)}
+    for part in so_far:
+        assert own <= {arrays_of[id(array)] for _, array in tensors(part)}
+
+
+EXPLAINED = ("attribution:", "token", "standard_error:")
 
 
 def test_the_questions_show_every_kind_of_tensor(client: ca.Client) -> None:
@@ -291,8 +316,7 @@ def spoiled() -> Iterator[tuple[str, list[bytes], str]]:
     result = ca.InspectResult(
         {"a": np.arange(600_000, dtype=np.float32), "none": np.empty((0, 3)), "b": np.ones(5, "?")}
     )
-    cut = StreamEncoder(result)
-    sound = [read_piece(as_message(piece).joined()) for piece in cut.pieces(MAX_CHUNK_BYTES, worker_ms=1.0)]
+    sound = [read_piece(as_message(piece).joined()) for piece in pieces_of(result)]
     header, first, second, third, last, trailer = sound
     flipped = bytearray(second)
     flipped[-1] ^= 1
@@ -329,7 +353,7 @@ def test_damage_is_seen(case: str) -> None:
     says what is wrong."""
     messages, said = SPOILED[case]
     with pytest.raises(ca.CutawayError, match=said) as caught:
-        ReplyStream(lambda _: (message for message in messages), 60, InspectRequest("")).result()
+        ReplyStream(lambda *_: (message for message in messages), 60, InspectRequest("")).result()
     assert caught.value.reason == Reason.INTERNAL
 
 
@@ -453,7 +477,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     package(directory / "store", "wide", f"{adapter}:Large")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+        found = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, found)))
         patch.setenv("CUTAWAY_MAX_MESSAGE_BYTES", str(6 * MEBIBYTE))
         with serving(directory / "store", directory / "logs") as running:
             yield running

@@ -15,8 +15,9 @@ from cutaway.contract.errors import Reason
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult
 from cutaway.contract.tensors import compress
-from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, Piece, StreamEncoder, as_message, chunk_piece, decode_chunk
+from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, Piece, as_message, chunk_piece, decode_chunk
 from cutaway.gateway import serve
+from tests.support.worker_calls import pieces_of
 
 X = np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3)
 
@@ -60,7 +61,7 @@ RESULT = InspectResult(predictions={"out": np.zeros((1, 400_000), np.float32)})
 
 def pieces() -> list[Piece]:
     """Header, two packed chunks, trailer."""
-    made = list(StreamEncoder(RESULT, "zstd").pieces(MAX_CHUNK_BYTES, 0.0))
+    made = pieces_of(RESULT, "zstd")
     assert len(made) == 4
     return made
 
@@ -74,10 +75,7 @@ def test_a_chunk_says_how_it_is_packed_and_counts_unpacked_bytes() -> None:
     assert (first.offset, second.offset) == (0, MAX_CHUNK_BYTES)
     noise = np.random.default_rng(0).bytes(300_000)
     incompressible = InspectResult(predictions={"out": np.frombuffer(noise, np.uint8).reshape(1, -1)})
-    (chunk,) = (
-        decode_chunk(as_message(each).joined())
-        for each in list(StreamEncoder(incompressible, "zstd").pieces(MAX_CHUNK_BYTES, 0.0))[1:2]
-    )
+    (chunk,) = (decode_chunk(as_message(each).joined()) for each in pieces_of(incompressible, "zstd")[1:2])
     assert chunk is not None
     assert chunk.compression == ""
 
@@ -98,6 +96,6 @@ def test_packed_damage_is_seen(name: str) -> None:
     spoilt = [header, chunk_piece(0, 0, memoryview(PACKED[name]), "zstd"), second, trailer]
     messages = (read_piece(as_message(each).joined()) for each in spoilt)
     with pytest.raises(ca.CutawayError) as caught:
-        ReplyStream(lambda _: messages, 60, InspectRequest("")).result()
+        ReplyStream(lambda *_: messages, 60, InspectRequest("")).result()
     assert caught.value.reason == Reason.INTERNAL
     assert "did not arrive as it was sent" in caught.value.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from cutaway.engine.execution.main_pass import run_main_pass
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.worker import Worker
 from tests.support.reply_equality import differences
-from tests.support.worker_calls import outcome, row, worker
+from tests.support.worker_calls import in_parts, outcome, parts_of, row, worker
 
 ROUNDING = 1e-6
 CLASSES = 4
@@ -131,6 +132,67 @@ def test_what_is_about_rows_is_not_joined(subject: Worker, passes: list[int], as
     """Errors too are those of each alone."""
     same(subject, [row(inputs(2, seed), **asked) for seed in range(3)])
     assert 1 not in passes
+
+
+ANSWERED = {name: asked for name, asked in {**JOINED, **NOT_JOINED}.items() if "explain_if" not in asked}
+
+
+@pytest.mark.parametrize("asked", ANSWERED.values(), ids=ANSWERED)
+def test_parts_are_of_each_requests_own_rows(subject: Worker, asked: dict[str, Any]) -> None:
+    """Put together, they are what each gets alone; what is sent first is not sent again."""
+    calls = [row(inputs(2, seed), **asked) for seed in range(3)]
+    replies = subject.answer([in_parts(call) for call in calls])
+    for call, reply in zip(calls, replies, strict=True):
+        *so_far, whole = parts_of(subject, reply)
+        assert list(differences(whole, alone(subject, [call])[0], ROUNDING)) == []
+        assert [len(each.attributions) for each in so_far] == list(range(len(whole.attributions) + 1))
+        assert all(list(differences(each.predictions, whole.predictions, 0.0)) == [] for each in so_far)
+
+
+def test_all_that_share_a_pass_get_its_predictions_before_any_explanation() -> None:
+    """Whatever each of them asks."""
+    order: list[str] = []
+
+    class Noted(Joins):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            order.append("pass")
+            return super().forward(x)
+
+    def note(asked: str, _: bytes) -> None:
+        order.append(asked)
+
+    questions = ("a verdict", "layers explained", "nothing", "a verdict on a path")
+    calls = [
+        in_parts(row(inputs(1, seed), **JOINED[asked]))._replace(begun=partial(note, asked))
+        for seed, asked in enumerate(questions)
+    ]
+    list(worker(Noted()).answer(calls))
+    first = min(map(order.index, questions))
+    assert {*order[first : first + 4]} == {*questions}
+    assert "pass" in order[first + 4 :]
+
+
+def test_parts_that_were_sent_are_not_sent_again(passes: list[int]) -> None:
+    """Three requests are joined, until the second explanation of one of them fails: each then runs alone."""
+
+    class Fails(Joins):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return super().forward(_Fails.apply(x))
+
+    subject = worker(Fails())
+    asked: dict[str, Any] = {
+        "attributions": [ca.LayerActivation(layer="second"), ca.Saliency()],
+        "check": "off",
+        "attribution_errors_in_place": True,
+    }
+    calls = [row({"x": torch.full((1, 3), value)}, **asked) for value in (1.0, 1000.0, 2.0)]
+    list(subject.answer([row(inputs(1, 0), **asked)]))
+    passes.clear()
+    for call, reply in zip(calls, subject.answer([in_parts(call) for call in calls]), strict=True):
+        *so_far, whole = parts_of(subject, reply)
+        assert [len(each.attributions) for each in so_far] == [0, 1, 2]
+        assert list(differences(whole, alone(subject, [call])[0], ROUNDING)) == []
+    assert passes[:4] == [1, 0, 0, 0]
 
 
 def test_other_questions_share_the_pass(subject: Worker, passes: list[int]) -> None:

@@ -34,7 +34,7 @@ from cutaway.server.model_store import Catalog
 from cutaway.server.settings import Settings
 from cutaway.server.worker import call as worker_call
 from cutaway.server.worker import server as worker_server
-from cutaway.server.worker.call import WaitingPieces
+from cutaway.server.worker.call import PieceQueue, WaitingPieces
 from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
@@ -148,6 +148,31 @@ async def test_the_model_waits_for_no_gateway(served: Path, remote: RemoteWorker
         silent.sendall(frame(FrameKind.OPEN) + frame(FrameKind.TURN, turn.SerializeToString()))
         assert silent.recv(MEBIBYTE, socket.MSG_WAITALL)  # the model has run for it
         assert await replies(remote, call(1))
+
+
+async def test_parts_come_while_the_model_runs(remote: RemoteWorker, wide: Wide) -> None:
+    """The turn is not over before the model has run: the gateway knows that the worker is busy."""
+    below = ca.FeatureAblation(baselines={"x": np.full((1, 1), -1, np.float32)})  # where the model waits
+    request = build_request("wide", {"x": np.full((1, 1), 3, np.float32)}, attributions=[below], check="off")
+    arrived: asyncio.Queue[bytes] = asyncio.Queue()
+    wide.let_go.clear()
+    running = asyncio.ensure_future(
+        remote.run([message(request, parts=True)], lambda _, reply: arrived.put_nowait(reply))
+    )
+    assembler = ReplyAssembler(in_parts=True)
+    pieces = remote.pieces(decode_worker_reply(await arrived.get()).pieces, time.time() + PATIENCE_S)
+    while assembler.so_far is None:
+        assembler.add(read_piece(await anext(pieces)))
+    assert assembler.so_far.predictions["output"].tolist() == [[10.0]]
+    assert assembler.so_far.attributions == ()
+    assert remote.is_busy
+    assert not running.done()
+    wide.let_go.set()
+    async for piece in pieces:
+        assembler.add(read_piece(piece))
+    assert [each.method for each in assembler.result().attributions] == ["FeatureAblation"]
+    await running
+    assert decode_worker_reply(await arrived.get()).pieces  # that of the end
 
 
 async def test_pieces_are_fetched_once(remote: RemoteWorker) -> None:
@@ -350,7 +375,7 @@ def test_pieces_are_dropped_while_others_come() -> None:
         with ThreadPoolExecutor(1) as other:
             looking = other.submit(look)
             for _ in range(3000):
-                waiting.take(waiting.put(iter(())) - 500)
+                waiting.take(waiting.put(PieceQueue()) - 500)
             over.set()
             looking.result()
     finally:

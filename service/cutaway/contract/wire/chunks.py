@@ -17,12 +17,12 @@ from google.protobuf.message import DecodeError
 
 from cutaway.contract.errors import CutawayError, InvalidArgument, Reason, at, error
 from cutaway.contract.requests import InspectRequest
-from cutaway.contract.results import Estimate, InspectResult, Outline, Timings
+from cutaway.contract.results import Estimate, InspectResult, Outline, Progress, Timings
 from cutaway.contract.results.arrays import Entry, by_name, tensors, with_arrays
+from cutaway.contract.results.parts import joined
 from cutaway.contract.tensors import DTYPES, Array, bytes_of, cast, compress, decompress, dtype_name, stated_size
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import (
-    as_worker_reply,
     check_structure,
     children,
     parse,
@@ -59,51 +59,53 @@ class Piece(NamedTuple):
 
 
 class StreamEncoder:
-    """An encoder of a result as the pieces of a streamed reply.
+    """An encoder of a result, or of its parts one after the other, as the pieces of a streamed reply.
 
     Args:
-        result: the whole reply; its arrays are not copied.
         compression: of the chunks that it makes smaller; ``""`` for none.
 
     Attributes:
-        header_bytes: the size of the header.
-        reply_bytes: the size of the whole reply without compression, and without the frames around the pieces.
+        reply_bytes: the size of the parts so far without compression, and without the frames around the pieces.
     """
 
-    def __init__(self, result: InspectResult, compression: str = "") -> None:
+    def __init__(self, compression: str = "") -> None:
+        self.reply_bytes = 0
         self._compression = compression
-        self._arrays = [entry.array for entry in tensors(result)]
-        self._response = wire_results.encode(result, wire_results.NO_DATA)
-        self._tensors = list(reply_tensors(self._response))
-        self.header_bytes = self._response.ByteSize()
-        self.reply_bytes = self.header_bytes + sum(size for _, size in map(dtype_and_size, self._tensors))
+        self._checksums: list[int] = []
 
-    def set_timings(self, **timings: float) -> None:
-        """Sets times in the header, in milliseconds, by the names of `cutaway.contract.results.Timings`."""
-        for stage, milliseconds in timings.items():
-            setattr(self._response.timings, stage, milliseconds)
+    def header(self, part: InspectResult) -> inspection_pb2.InspectResponse:
+        """Returns the header of the next part, whose size is counted."""
+        header = wire_results.encode(part, wire_results.NO_DATA)
+        if not header.predictions.ByteSize() and self.reply_bytes:
+            header.ClearField("predictions")
+        if not header.provenance.ByteSize():
+            header.ClearField("provenance")
+        if not header.timings.ByteSize():
+            header.ClearField("timings")
+        self.reply_bytes += header.ByteSize() + sum(size for _, size in map(dtype_and_size, reply_tensors(header)))
+        return header
 
-    def pieces(self, chunk_bytes: int, worker_ms: float) -> Iterator[Piece]:
-        """Yields the header, as a worker sends it, the chunks, and the trailer.
+    def chunks(self, part: InspectResult, chunk_bytes: int) -> Iterator[Piece]:
+        """Yields the chunks of the next part, whose arrays are not copied.
 
         Args:
+            part: the part.
             chunk_bytes: the largest size of a chunk, from `MIN_CHUNK_BYTES` to `MAX_CHUNK_BYTES`.
-            worker_ms: the time since the worker received the call.
         """
-        reply = as_worker_reply(self._response)
-        reply.worker_ms = worker_ms
-        yield worker_piece(reply)
-        checksums = []
-        for index, (tensor, array) in enumerate(zip(self._tensors, self._arrays)):
-            dtype, _ = dtype_and_size(tensor)
-            data = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
+        for entry in tensors(part):
+            dtype = DTYPES[dtype_name(entry.array)]
+            data = np.ascontiguousarray(entry.array, dtype).reshape(-1).view(np.uint8)
             step = chunk_bytes - chunk_bytes % dtype.itemsize  # no element is split between two chunks
-            checksums.append(0)
+            index = len(self._checksums)
+            self._checksums.append(0)
             for offset in range(0, data.size, step):
-                part = data[offset : offset + step]
-                checksums[index] = checksum(part, checksums[index])  # now, while it is in the CPU's cache
-                yield self._chunk(index, offset, part, dtype.itemsize)
-        trailer = inspection_service_pb2.StreamTrailer(crc32c=checksums)
+                block = data[offset : offset + step]
+                self._checksums[index] = checksum(block, self._checksums[index])  # now, while it is in the CPU's cache
+                yield self._chunk(index, offset, block, dtype.itemsize)
+
+    def trailer(self) -> Iterator[Piece]:
+        """Yields the trailer, after the chunks of all parts."""
+        trailer = inspection_service_pb2.StreamTrailer(crc32c=self._checksums)
         yield Piece(inspection_service_pb2.StreamPiece(trailer=trailer).SerializeToString())
 
     def _chunk(self, index: int, offset: int, part: Array, itemsize: int) -> Piece:
@@ -155,8 +157,15 @@ def decode_stream_request(data: bytes) -> worker_pb2.RoutedStreamRequest:
 
 
 def worker_piece(reply: worker_pb2.WorkerReply) -> Piece:
-    """Returns the piece that a worker sends in place of the header, or, after an error, of the next piece."""
+    """Returns the piece that a worker sends in place of a header, or, after an error, of the next piece."""
     return Piece(worker_pb2.WorkerPiece(reply=reply).SerializeToString())
+
+
+def progress_piece(progress: Progress) -> Piece:
+    """Returns the piece that says how far the attributions are."""
+    piece = inspection_service_pb2.StreamPiece()
+    wire_results.PROGRESS.write(progress, piece.progress)
+    return Piece(piece.SerializeToString())
 
 
 def chunk_piece(tensor: int, offset: int, data: memoryview, compression: str = "") -> Piece:
@@ -254,7 +263,8 @@ def _estimate(result: InspectResult) -> InspectResult:
     outlines = {
         name: Outline(dtype_name(entry.array), entry.array.shape) for name, entry in by_name(tensors(result)).items()
     }
-    size = StreamEncoder(replace(result, timings=_EVERY_STAGE)).reply_bytes
+    encoder = StreamEncoder()
+    encoder.header(replace(result, timings=_EVERY_STAGE))
     return InspectResult(
         {},
         warnings=result.warnings,
@@ -262,7 +272,7 @@ def _estimate(result: InspectResult) -> InspectResult:
         example_axes=result.example_axes,
         provenance=result.provenance,
         timings=result.timings,
-        estimate=Estimate(size, outlines, result.estimate.passes if result.estimate else 0),
+        estimate=Estimate(encoder.reply_bytes, outlines, result.estimate.passes if result.estimate else 0),
     )
 
 
@@ -272,22 +282,27 @@ MAX_REPLY_BYTES = 4 << 30
 """The most bytes of tensors that a client unpacks for one reply, unless the caller allows more."""
 
 
-def check_reply_memory(response: inspection_pb2.InspectResponse, allowed_bytes: int = 0) -> None:
+def check_reply_memory(response: inspection_pb2.InspectResponse, allowed_bytes: int = 0, earlier_bytes: int = 0) -> int:
     """Checks the size that the tensors of a reply have by their shapes, before memory is allocated for them.
 
     Args:
         response: the reply, with or without the bytes of its tensors.
         allowed_bytes: what the caller allows; counts if it is more than `MAX_REPLY_BYTES`.
+        earlier_bytes: the size of the parts before.
+
+    Returns:
+        The size with that of the parts before.
 
     Raises:
         ResourceExhausted: ``REPLY_TOO_LARGE``.
         InvalidArgument: ``INPUT_DTYPE`` or ``INPUT_SHAPE``: a tensor cannot exist.
     """
     limit = max(allowed_bytes, MAX_REPLY_BYTES)
-    size = sum(bytes_of(data_type_of(tensor), tensor.shape) for tensor in reply_tensors(response))
+    size = earlier_bytes + sum(bytes_of(data_type_of(tensor), tensor.shape) for tensor in reply_tensors(response))
     if size > limit:
         what = f"the reply has tensors of {size} bytes, of which this client accepts {limit}"
         raise error(Reason.REPLY_TOO_LARGE, what, "max_reply_bytes")
+    return size
 
 
 class ReplyAssembler:
@@ -295,14 +310,21 @@ class ReplyAssembler:
 
     Args:
         allowed_bytes: of the reply's tensors, if the caller allows more than the client's own limit.
+        in_parts: whether the reply may have several parts.
 
     Attributes:
         reply_bytes: how many bytes have arrived.
+        so_far: the parts that are complete, as one result; None before the first is.
+        progress: how far the attributions are; None if nothing was told.
     """
 
-    def __init__(self, allowed_bytes: int = 0) -> None:
+    def __init__(self, allowed_bytes: int = 0, in_parts: bool = False) -> None:
         self.reply_bytes = 0
+        self.so_far: InspectResult | None = None
+        self.progress: Progress | None = None
         self._allowed_bytes = allowed_bytes
+        self._in_parts = in_parts
+        self._size = 0  # of all tensors, by their shapes
         self._result: InspectResult | None = None  # whose arrays are filled in place
         self._names: list[str] = []
         self._arrays: list[Array] = []
@@ -332,6 +354,9 @@ class ReplyAssembler:
             raise _damaged("a piece of it cannot be read") from None
         if piece.HasField("header"):
             return self._add_header(piece.header)
+        if piece.HasField("progress"):
+            self.progress = wire_results.PROGRESS.read(piece.progress)
+            return []
         if not piece.HasField("trailer"):
             raise _damaged("a piece of it is empty")
         self._compare_checksums(piece.trailer)
@@ -350,17 +375,20 @@ class ReplyAssembler:
         return self._result
 
     def _add_header(self, header: inspection_service_pb2.StreamHeader) -> list[tuple[str, Array]]:
-        if self._result is not None:
+        if self._result is not None and (self.so_far is not self._result or not self._in_parts):
             raise _damaged("it has two headers")
         try:
-            check_reply_memory(header.response, self._allowed_bytes)
-            self._result = wire_results.decode(header.response, wire_results.NO_DATA)
+            self._size = check_reply_memory(header.response, self._allowed_bytes, self._size)
+            part = wire_results.decode(header.response, wire_results.NO_DATA)
         except (InvalidArgument, KeyError, ValueError) as failure:
             raise error(Reason.INTERNAL, f"the reply cannot be read; is the server newer? ({failure})") from None
         except MemoryError:
             raise error(Reason.OUT_OF_MEMORY, "the reply is larger than the memory that the client has") from None
-        named = by_name(tensors(self._result))
-        self._names, self._arrays = list(named), [entry.array for entry in named.values()]
+        self._result = part if self._result is None else joined(self._result, part)
+        names = {id(entry.array): name for name, entry in by_name(tensors(self._result)).items()}
+        arrays = [entry.array for entry in tensors(part)]
+        self._arrays += arrays
+        self._names += [names[id(array)] for array in arrays]
         return self._completed()
 
     def _add_chunk(self, chunk: Chunk) -> list[tuple[str, Array]]:
@@ -394,6 +422,8 @@ class ReplyAssembler:
             array.flags.writeable = False
             self._checksums.append(self._checksum)
             self._filled = self._checksum = 0
+        if len(self._checksums) == len(self._arrays):
+            self.so_far = self._result
         return list(zip(self._names[first : len(self._checksums)], self._arrays[first:]))
 
     def _compare_checksums(self, trailer: inspection_service_pb2.StreamTrailer) -> None:

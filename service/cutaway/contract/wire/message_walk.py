@@ -278,7 +278,7 @@ _TIMINGS = inspection_pb2.InspectResponse.TIMINGS_FIELD_NUMBER
 
 def as_worker_reply(response: inspection_pb2.InspectResponse) -> worker_pb2.WorkerReply:
     """Serialises ``response`` without its timings, which the reply has beside it; clears them in ``response``."""
-    reply = worker_pb2.WorkerReply(timings=response.timings)
+    reply = worker_pb2.WorkerReply(timings=response.timings if response.HasField("timings") else None)
     for attribution in response.attributions:
         for check in attribution.checks:
             reply.checks.add(method=attribution.method, verdict=check.verdict)

@@ -19,7 +19,16 @@ from cutaway.contract.tensors import DTYPES, Array, dtype_name
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.codec import Codec, FieldRule, Rules, Spread, record, several, spread
 from cutaway.contract.wire.scalars import DATA_TYPES, POINTS, VERDICTS
-from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2, tensor_pb2, worker_pb2
+from cutaway.v1 import (
+    attribution_pb2,
+    capture_pb2,
+    check_pb2,
+    inspection_pb2,
+    inspection_service_pb2,
+    model_pb2,
+    tensor_pb2,
+    worker_pb2,
+)
 
 # Stage times and check outcomes travel beside the serialised response, which the gateway does not read.
 
@@ -147,6 +156,8 @@ def _read_example_axes(container: Any) -> dict[str, int | None]:
 NAMED_TENSORS = _named(Codec(scalars.write, scalars.read))
 
 PROVENANCE = record(plain.Provenance, model_pb2.Provenance)
+
+PROGRESS = record(plain.Progress, inspection_service_pb2.StreamProgress)
 
 _CLASSES = several(record(plain.ClassPrediction, inspection_pb2.ClassPrediction))
 _ROWS = FieldRule(codec=several(record(plain.RowCheck, check_pb2.RowCheck)))

@@ -40,7 +40,8 @@ class WorkerLink(Protocol):
 
         Args:
             calls: the turn.
-            replied: gets the position of each call, and its reply.
+            replied: gets the position of each call, and its reply; of a streamed reply that begins while its model
+                runs, twice.
             waiting: how many other calls of the model wait for a worker.
 
         Raises:
@@ -99,6 +100,11 @@ class Turns:
         self._turns.append(turn)
         self.last_added = asyncio.get_running_loop().time()
         await turn.done
+
+    def begun(self, number: int, reply: bytes) -> None:
+        """Passes on the first reply to a call that still runs."""
+        turn = next(turn for turn in self._turns if number in turn.waiting)
+        turn.replied(turn.waiting[number], reply)
 
     def arrived(self, number: int, reply: bytes) -> None:
         """Passes on the reply to a call."""
@@ -162,10 +168,11 @@ class Workers(Protocol):
 
 
 class _Answer(NamedTuple):
-    """A serialised `cutaway.v1.WorkerReply`, and the worker that sent it."""
+    """A serialised `cutaway.v1.WorkerReply`, the worker that sent it, and the number of the call."""
 
     reply: bytes
     worker: WorkerLink
+    number: int
 
 
 class Backend:
@@ -229,8 +236,12 @@ class Backend:
             answer = await self._call(name, "stream", payload, until - time.time())
             number = decode_worker_reply(answer.reply).pieces
             messages = await stack.enter_async_context(aclosing(answer.worker.pieces(number, until)))
-            async for message in messages:
-                yield message
+            try:
+                async for message in messages:
+                    yield message
+            except BaseException:
+                answer.worker.cancel(answer.number)  # its model may still run
+                raise
 
     async def _call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> _Answer:
         message = worker_pb2.WorkerCall(
@@ -265,7 +276,11 @@ class Backend:
         if worker is None:  # it ended at this moment
             raise NotBegun
         waiting = self._batcher(name).queue_length
-        await worker.run(calls, lambda position, reply: replied(position, _Answer(reply, worker)), waiting)
+
+        def answered(position: int, reply: bytes) -> None:
+            replied(position, _Answer(reply, worker, calls[position].number))
+
+        await worker.run(calls, answered, waiting)
 
     def _unavailable(self, name: ModelName) -> CutawayError | None:
         """Returns why calls of a model cannot wait for a worker; None if they can, or if there is one."""

@@ -147,6 +147,8 @@ class RemoteWorker(asyncio.Protocol):
         for kind, number, content in self._reader.feed(data):
             if kind == FrameKind.REPLY:
                 self.turns.arrived(number, content)
+            elif kind == FrameKind.BEGUN:
+                self.turns.begun(number, content)
             elif kind == FrameKind.HEARTBEAT:
                 (self._until,) = DEADLINE.unpack(content)
                 self._late_s = _since(self._until) if self._until else 0.0

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty
 
 import structlog
 
@@ -39,7 +40,8 @@ class LocalWorker:
         self.name = worker.name
         self._worker = worker
         self._thread = ModelThread(worker.name.model, worker.idle)
-        self._calls = Calls(worker, self._thread, self._reply)
+        replied, begun = partial(self._tell, self.turns.arrived), partial(self._tell, self.turns.begun)
+        self._calls = Calls(worker, self._thread, replied, begun=begun)
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -61,16 +63,30 @@ class LocalWorker:
         pieces = self._worker.pieces.take(number)
         if pieces is None:  # nobody fetched them in time
             raise worker_died()
-        while piece := await asyncio.to_thread(next, pieces, None):
-            yield as_message(piece).joined()
+        arrived = asyncio.Event()
+        pieces.notify(partial(self._call_in_loop, arrived.set))
+        while True:
+            arrived.clear()
+            try:
+                part = pieces.take()
+            except Empty:
+                await arrived.wait()
+                continue
+            if part is None:
+                return
+            while piece := await asyncio.to_thread(next, part, None):
+                yield as_message(piece).joined()
 
     async def close(self, grace_s: float) -> None:
         """Ends the thread when its work is done; after ``grace_s`` seconds, abandons it."""
         await asyncio.to_thread(self._thread.close, grace_s)
 
-    def _reply(self, number: int, reply: bytes) -> None:
+    def _tell(self, told: Callable[[int, bytes], None], number: int, reply: bytes) -> None:
+        self._call_in_loop(partial(told, number, reply))
+
+    def _call_in_loop(self, function: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self.turns.arrived, number, reply)
+            self._loop.call_soon_threadsafe(function)
 
 
 log = structlog.get_logger(__name__)

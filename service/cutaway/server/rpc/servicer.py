@@ -345,11 +345,16 @@ def _without_modules(data: bytes) -> bytes:
 
 
 def _response(reply: worker_pb2.WorkerReply, start: float) -> bytes:
-    """Returns the serialised InspectResponse that a worker replied, with the time that the call waited."""
-    reply.timings.queue_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
+    """Returns the serialised InspectResponse that a worker replied, or a part of it: the last one has timings, with the
+    time that the call waited."""
+    if reply.HasField("timings"):
+        reply.timings.queue_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
     response = complete_response(reply)
     reply.ClearField("response")  # of the rest, observers take what they want
-    current_call().reply = reply
+    if (earlier := current_call().reply) is None:
+        current_call().reply = reply
+    else:
+        earlier.MergeFrom(reply)
     return response
 
 

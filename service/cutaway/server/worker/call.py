@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from cutaway.contract.errors import CutawayError, Reason, error
@@ -100,24 +101,50 @@ PATIENCE_S = 10.0
 """Seconds after which unfetched pieces are dropped, and that a reader may take without reading."""
 
 
+class PieceQueue:
+    """The pieces of one reply, which the model's thread puts part by part, and another one takes."""
+
+    def __init__(self) -> None:
+        self._parts: SimpleQueue[Iterator[chunks.Piece] | None] = SimpleQueue()
+        self._arrived: Callable[[], object] = lambda: None
+
+    def put(self, part: Iterator[chunks.Piece] | None) -> None:
+        """Adds the pieces of the next part; None after the last one."""
+        self._parts.put(part)
+        self._arrived()
+
+    def __iter__(self) -> Iterator[chunks.Piece]:
+        """Yields all pieces; waits for those that do not exist yet."""
+        while (part := self._parts.get()) is not None:
+            yield from part
+
+    def notify(self, arrived: Callable[[], object]) -> None:
+        """Calls ``arrived`` whenever a part was put, from now on."""
+        self._arrived = arrived
+
+    def take(self) -> Iterator[chunks.Piece] | None:
+        """Returns the pieces of the next part; None after the last one. Raises `Empty` if there is none yet."""
+        return self._parts.get_nowait()
+
+
 class WaitingPieces:
     """The pieces of streamed replies, by number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[float, Iterator[chunks.Piece]]] = {}
+        self._waiting: dict[int, tuple[float, PieceQueue]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, pieces: Iterator[chunks.Piece]) -> int:
+    def put(self, pieces: PieceQueue) -> int:
         """Keeps ``pieces`` for `PATIENCE_S`, and returns their number."""
         self.drop_late()
         number = next(self._numbers)
         self._waiting[number] = (time.monotonic(), pieces)
         return number
 
-    def take(self, number: int) -> Iterator[chunks.Piece] | None:
+    def take(self, number: int) -> PieceQueue | None:
         """Returns the pieces with a number, once; None if there are none."""
         _, pieces = self._waiting.pop(number, (0.0, None))
         return pieces
@@ -144,6 +171,7 @@ class Call(NamedTuple):
         cancellation: tells when the caller stops waiting.
         traceparent: its span in W3C Trace Context format; empty for none.
         buffered: whether its transport may buffer a whole streamed reply, which is then limited as one message is.
+        begun: takes the reply of a call whose streamed reply begins while its model runs.
     """
 
     kind: str
@@ -151,13 +179,16 @@ class Call(NamedTuple):
     cancellation: Cancellation = NEVER_CANCELLED
     traceparent: str = ""
     buffered: bool = False
+    begun: Callable[[bytes], object] = lambda reply: None
 
     @classmethod
-    def of_message(cls, message: worker_pb2.WorkerCall, hung_up: Callable[[], bool]) -> Call:
+    def of_message(
+        cls, message: worker_pb2.WorkerCall, hung_up: Callable[[], bool], begun: Callable[[bytes], object]
+    ) -> Call:
         """Returns the call in a message of the gateway; ``hung_up`` returns whether it was cancelled."""
         kind = message.WhichOneof("request") or ""
         cancellation = Cancellation(message.deadline or None, hung_up)
-        return cls(kind, getattr(message, kind, b""), cancellation, message.traceparent)
+        return cls(kind, getattr(message, kind, b""), cancellation, message.traceparent, begun=begun)
 
     @classmethod
     def of_parts(cls, parts: Mapping[str, bytes]) -> Call:

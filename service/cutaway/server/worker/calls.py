@@ -162,6 +162,7 @@ class Calls:
         thread: the thread of its model.
         reply: sends a serialised `cutaway.v1.WorkerReply`, with the number of its call.
         unsound: called where the worker no longer passes its example after it ran out of memory.
+        begun: sends that of a call whose streamed reply begins while its model runs; another one follows at its end.
 
     Attributes:
         waiting: the number of other calls that waited in the gateway when it sent its last turn.
@@ -173,11 +174,13 @@ class Calls:
         thread: ModelThread,
         reply: Callable[[int, bytes], None],
         unsound: Callable[[], None] = lambda: None,
+        begun: Callable[[int, bytes], None] = lambda number, reply: None,
     ) -> None:
         self._worker = worker
         self._unsound = unsound
         self._thread = thread
         self._reply = reply
+        self._begun = begun
         self.waiting = 0
         self._cost = TurnCost()
         self._under_way: set[int] = set()
@@ -207,7 +210,10 @@ class Calls:
 
     def _run_part(self, part: Sequence[worker_pb2.WorkerCall]) -> None:
         numbers = [message.number for message in part]
-        calls = [Call.of_message(message, partial(self._cancelled.__contains__, message.number)) for message in part]
+        calls = [
+            Call.of_message(message, partial(self._cancelled.__contains__, number), partial(self._begun, number))
+            for number, message in zip(numbers, part)
+        ]
         for number, reply in zip(numbers, self._replies(calls)):
             self._reply(number, reply)
         self._under_way.difference_update(numbers)

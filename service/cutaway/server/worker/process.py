@@ -67,10 +67,8 @@ class WorkerProcess:
         return self._thread.submit(lambda: list(self._worker.answer(parsed))).result() if parsed else []
 
     def stream(self, parts: Mapping[str, bytes]) -> Iterator[Piece]:
-        """Runs a streamed call that came as TorchServe's parts; yields the pieces of its reply, one at least."""
-        pieces = self._worker.stream(Call.of_parts(parts))
-        yield self._thread.submit(lambda: next(pieces)).result()  # the others need no model
-        yield from pieces
+        """Runs a streamed call that came as TorchServe's parts; returns the pieces of its reply, one at least."""
+        return self._worker.stream(Call.of_parts(parts), self._thread.put)
 
 
 def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:

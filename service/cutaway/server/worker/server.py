@@ -161,6 +161,7 @@ class WorkerServer:
             self._thread,
             lambda number, reply: sender.send(frame(FrameKind.REPLY, reply, number)),
             self._end,
+            lambda number, reply: sender.send(frame(FrameKind.BEGUN, reply, number)),
         )
         name = self._worker.name
         hello = worker_pb2.WorkerHello(pid=self._number, model=name.model, version=name.version)

@@ -11,7 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
@@ -36,7 +39,7 @@ from cutaway.contract.wire.message_walk import as_worker_reply
 from cutaway.engine.batching import Outcome, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.memory import kind_of_request, least_bytes
-from cutaway.engine.cost.pass_count import costs
+from cutaway.engine.cost.pass_count import costs, expected_passes
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.inspect import describe
 from cutaway.engine.hooks.observe import CancelledPasses
@@ -59,12 +62,11 @@ from cutaway.server.worker.call import (
     check_passes,
     check_reply_size,
     raising_errors,
-    until_deadline,
-    with_failure,
 )
 from cutaway.server.worker.capacity import what_fits
 from cutaway.server.worker.loading import load_archived
 from cutaway.server.worker.proofs import IdleProofs, proof_file
+from cutaway.server.worker.streamed_reply import StreamedReply
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -82,16 +84,11 @@ T = TypeVar("T")
 
 
 class _Decoded(NamedTuple):
-    """A decoded request, the call that it came with, the start of its decoding, and its duration.
-
-    ``chunk_bytes`` is 0 for a reply in one message.
-    """
+    """A decoded request, the duration of its decoding, and its reply if that is streamed."""
 
     plan: RequestPlan
-    call: Call
-    start: float
     decode_ms: float
-    chunk_bytes: int = 0
+    streamed: StreamedReply | None = None
 
 
 class Worker:
@@ -277,16 +274,30 @@ class Worker:
         finally:
             self.busy_until = IDLE
 
-    def stream(self, call: Call) -> Iterator[chunks.Piece]:
-        """Runs a call of the kind ``stream`` for a transport that may buffer the whole reply.
+    def stream(
+        self, call: Call, run: Callable[[Callable[[], None]], object] = lambda job: job()
+    ) -> Iterator[chunks.Piece]:
+        """Runs a call of the kind ``stream`` for a transport that may buffer the whole reply, which is then limited to
+        the size of one message. Never raises: an error is the last piece.
 
-        The reply is then limited to the size of one message. Never raises: an error is the last piece.
+        Args:
+            call: the call.
+            run: runs a function in the model's thread, and need not wait for it.
 
         Yields:
-            The pieces of the reply, `cutaway.v1.StreamPiece`. The model has run before the first one.
+            The pieces of the reply, `cutaway.v1.StreamPiece`.
         """
-        (answer,) = self.answer([call._replace(buffered=True)])
-        reply = worker_pb2.WorkerReply.FromString(answer)
+        replies: SimpleQueue[bytes] = SimpleQueue()
+
+        def job() -> None:
+            try:
+                (answer,) = self.answer([call._replace(buffered=True, begun=replies.put)])
+            except Exception as failure:
+                answer = worker_pb2.WorkerReply(failure=as_failure(failure)).SerializeToString()
+            replies.put(answer)
+
+        run(job)
+        reply = worker_pb2.WorkerReply.FromString(replies.get())
         yield from self.pieces.take(reply.pieces) or [chunks.worker_piece(reply)]
 
     def _decode(self, call: Call) -> _Decoded | worker_pb2.WorkerReply:
@@ -298,12 +309,19 @@ class Worker:
 
     def _stream(self, call: Call) -> _Decoded:
         routed = chunks.decode_stream_request(call.payload)
-        return self._inspect(call._replace(payload=routed.request))._replace(chunk_bytes=routed.chunk_bytes)
+        decoded = self._inspect(call._replace(payload=routed.request))
+        plan = decoded.plan
+        complete, most_bytes = partial(self._complete, request=plan.request), self._settings.max_message_bytes
+        streamed = StreamedReply(call, plan.request, routed.chunk_bytes, self.pieces, complete, most_bytes)
+        if routed.in_parts:
+            streamed.passes = expected_passes(plan)
+            plan = replace(plan, listener=streamed, cancellation=streamed.cancellation)
+        return decoded._replace(plan=plan, streamed=streamed)
 
     def _inspect(self, call: Call) -> _Decoded:
         start = time.perf_counter()
         request = wire_requests.decode(call.payload, max_unpacked_bytes=self._settings.max_message_bytes)
-        return _Decoded(self._plan(request, call.cancellation), call, start, _since(start))
+        return _Decoded(self._plan(request, call.cancellation), _since(start))
 
     def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> RequestPlan:
         check_counts(request, self._settings)
@@ -316,8 +334,8 @@ class Worker:
     def _encode(self, decoded: _Decoded, result: InspectResult | BaseException) -> worker_pb2.WorkerReply:
         """Returns the reply; for a streamed one, the number under which its pieces wait."""
         request = decoded.plan.request
-        if decoded.chunk_bytes:
-            return worker_pb2.WorkerReply(pieces=self.pieces.put(with_failure(self._cut(decoded, result))))
+        if decoded.streamed is not None:
+            return decoded.streamed.end(result, decoded.decode_ms)
         timings = Timings()
         with timed(timings, "encode_ms"):
             message = wire_results.encode(self._complete(result, request), request.compression)
@@ -325,19 +343,6 @@ class Worker:
             reply = as_worker_reply(message)
         reply.timings.decode_ms, reply.timings.encode_ms = decoded.decode_ms, timings.encode_ms
         return reply
-
-    def _cut(self, decoded: _Decoded, result: InspectResult | BaseException) -> Iterator[chunks.Piece]:
-        """Returns the response in pieces."""
-        request, limit = decoded.plan.request, self._settings.max_message_bytes
-        timings = Timings()
-        with timed(timings, "encode_ms"):
-            cut = chunks.StreamEncoder(self._complete(result, request), request.compression)
-        possible = limit if decoded.call.buffered else max(cut.reply_bytes, request.max_reply_bytes)
-        check_reply_size(cut.reply_bytes, request.max_reply_bytes, possible)
-        check_reply_size(cut.header_bytes, 0, limit)
-        cut.set_timings(decode_ms=decoded.decode_ms, encode_ms=timings.encode_ms)
-        pieces = cut.pieces(decoded.chunk_bytes, worker_ms=_since(decoded.start))
-        return until_deadline(pieces, decoded.plan.cancellation.deadline)
 
     def _complete(self, result: InspectResult | BaseException, request: InspectRequest) -> InspectResult:
         """Adds texts of tokens, names and versions to ``result``, and casts its arrays to the requested data types.

@@ -1,0 +1,130 @@
+"""A streamed reply, whole or in parts: made in the model's thread, and sent by another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from cutaway.contract.requests import InspectRequest
+from cutaway.contract.results import InspectResult, Progress, Provenance, Timings
+from cutaway.contract.results.parts import joined, rest
+from cutaway.contract.values import changed
+from cutaway.contract.wire.chunks import StreamEncoder, progress_piece, worker_piece
+from cutaway.contract.wire.message_walk import as_worker_reply
+from cutaway.engine.model.session import Cancellation, timed
+from cutaway.server.worker.call import (
+    Call,
+    PieceQueue,
+    WaitingPieces,
+    as_failure,
+    check_reply_size,
+    until_deadline,
+    with_failure,
+)
+from cutaway.v1 import worker_pb2
+
+
+@dataclass(eq=False)
+class StreamedReply:
+    """A streamed reply; one in parts listens to its request, as `cutaway.engine.model.session.Listener`.
+
+    Attributes:
+        call: the call.
+        request: its request.
+        chunk_bytes: the largest size of a chunk.
+        waiting: where the pieces wait for a connection that fetches them.
+        complete: adds to a part of the result what the engine does not know, and casts its arrays.
+        most_bytes: of a message.
+        passes: see `Listener`.
+    """
+
+    call: Call
+    request: InspectRequest
+    chunk_bytes: int
+    waiting: WaitingPieces
+    complete: Callable[[InspectResult], InspectResult]
+    most_bytes: int
+    passes: Sequence[int] = ()
+    _start: float = field(init=False, default_factory=time.perf_counter)
+    _timings: Timings = field(init=False, default_factory=Timings)
+    _queue: PieceQueue = field(init=False, default_factory=PieceQueue)
+    _number: int = field(init=False, default=0)
+    _sent: InspectResult = field(init=False, default_factory=lambda: InspectResult({}))
+    _failure: BaseException | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._encoder = StreamEncoder(self.request.compression)
+
+    @property
+    def cancellation(self) -> Cancellation:
+        """That of the call; one whose reply cannot be sent needs no further pass."""
+        cancellation = self.call.cancellation
+        return cancellation._replace(hung_up=lambda: self._failure is not None or cancellation.hung_up())
+
+    def so_far(self, result: InspectResult) -> None:
+        """Sends what ``result`` has and no part before it."""
+        if self._failure is None:
+            try:
+                self._send(result)
+            except BaseException as failure:
+                self._failure = failure
+
+    def progress(self, progress: Progress) -> None:
+        """Sends how far the attributions are."""
+        self._queue.put(iter((progress_piece(progress),)))
+
+    def end(self, outcome: InspectResult | BaseException, decode_ms: float = 0.0) -> worker_pb2.WorkerReply:
+        """Sends the rest of the reply, or why there is none.
+
+        Returns:
+            The worker's reply, with the number of the pieces.
+
+        Raises:
+            BaseException: ``outcome``, or the error of a part, if nothing was sent before.
+        """
+        failure = self._failure or (outcome if isinstance(outcome, BaseException) else None)
+        if failure is None and isinstance(outcome, InspectResult):
+            try:
+                self._send(outcome, decode_ms)
+                self._queue.put(self._encoder.trailer())
+            except BaseException as fault:
+                failure = fault
+        if failure is not None:
+            if not self._number:
+                raise failure
+            self._queue.put(iter((worker_piece(worker_pb2.WorkerReply(failure=as_failure(failure))),)))
+        self._queue.put(None)
+        return worker_pb2.WorkerReply(pieces=self._number)
+
+    def _send(self, result: InspectResult, decode_ms: float | None = None) -> None:
+        """Sends the next part; the last one if there is a ``decode_ms``."""
+        part, is_last = rest(result, self._sent), decode_ms is not None
+        if self._number and not (part.attributions or is_last):  # the request runs again
+            return
+        with timed(self._timings, "encode_ms"):
+            complete = self.complete(part)
+            names = {
+                name: each for name, each in complete.feature_names.items() if name not in self._sent.feature_names
+            }
+            if not is_last:
+                complete = changed(complete, provenance=Provenance())
+            complete = changed(complete, feature_names=names)
+            header = self._encoder.header(complete)
+        self._check_size(header.ByteSize())
+        if decode_ms is not None:
+            header.timings.decode_ms, header.timings.encode_ms = decode_ms, self._timings.encode_ms
+        reply = as_worker_reply(header)
+        reply.worker_ms = (time.perf_counter() - self._start) * 1000
+        pieces = chain((worker_piece(reply),), self._encoder.chunks(complete, self.chunk_bytes))
+        self._queue.put(with_failure(until_deadline(pieces, self.call.cancellation.deadline)))
+        self._sent = changed(joined(self._sent, part), feature_names={**self._sent.feature_names, **names})
+        if not self._number:
+            self._number = self.waiting.put(self._queue)
+            self.call.begun(worker_pb2.WorkerReply(pieces=self._number).SerializeToString())
+
+    def _check_size(self, header_bytes: int) -> None:
+        size, allowed = self._encoder.reply_bytes, self.request.max_reply_bytes
+        check_reply_size(size, allowed, self.most_bytes if self.call.buffered else max(size, allowed))
+        check_reply_size(header_bytes, 0, self.most_bytes)
