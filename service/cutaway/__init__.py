@@ -40,6 +40,7 @@ from cutaway.contract.results import MetricResult as MetricResult
 from cutaway.contract.results import ModelDetail as ModelDetail
 from cutaway.contract.results import ModuleCapture as ModuleCapture
 from cutaway.contract.results import Outline as Outline
+from cutaway.contract.results import Progress as Progress
 from cutaway.contract.results import RowCheck as RowCheck
 from cutaway.contract.results import TokenAttribution as TokenAttribution
 from cutaway.contract.results import Verdict as Verdict

@@ -52,6 +52,7 @@ OPTIONAL_PACKAGES = {
     "cutaway.views.pictures": {"PIL"},
     "cutaway.views.frames": {"pandas", "xarray"},
     "cutaway.views.programs": {"yaml"},
+    "cutaway.views.progress": {"IPython", "rich"},
     "cutaway.views.tables": {"rich"},
 }
 """Packages outside the base install that a function of a module imports. Without them, compression raises an error that

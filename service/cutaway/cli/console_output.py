@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -21,10 +21,11 @@ from rich.text import Text
 
 from cutaway.contract import errors
 from cutaway.contract.errors import CutawayError, Reason
-from cutaway.contract.results import ModelName, UnservedArchive
+from cutaway.contract.results import ModelName, Progress, UnservedArchive
 from cutaway.contract.results.comparison import Comparison
 from cutaway.contract.results.document import MAX_VALUES, document
 from cutaway.contract.values import printable, url_fault
+from cutaway.views.progress import on_terminal
 
 USAGE, PACKAGE_MISSING, INTERRUPTED = "USAGE", "PACKAGE_MISSING", "INTERRUPTED"
 """Reasons of the command line itself; all others are those of `cutaway.contract.errors.Reason`."""
@@ -154,27 +155,39 @@ def print_error(line: str, failure: Failure) -> None:
 
 
 @contextmanager
-def waiting(what: str, after_s: float = 1.0) -> Iterator[None]:
+def waiting(what: str, after_s: float = 1.0) -> Iterator[Callable[[Progress], None] | None]:
     """Shows ``what`` with the elapsed time on stderr while the block runs, from ``after_s`` seconds on.
 
-    Shows nothing if stderr is no terminal.
+    Returns a function that shows a bar instead; None, and shows nothing, if stderr is no terminal.
     """
     if not sys.stderr.isatty():
-        yield
+        yield None
         return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    console = new_console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    progress = Progress(*columns, console=new_console(stderr=True), transient=True)
-    progress.add_task(what)
-    timer = threading.Timer(after_s, progress.start)
+    spinner = Bars(*columns, console=console, transient=True)
+    spinner.add_task(what)
+    timer = threading.Timer(after_s, spinner.start)
     timer.start()
-    try:
-        yield
-    finally:
+
+    def stop() -> None:
         timer.cancel()
         timer.join()
-        progress.stop()
+        spinner.stop()
+
+    with on_terminal(console) as bar:
+
+        def show(progress: Progress) -> None:
+            stop()
+            bar(progress)
+
+        try:
+            yield show
+        finally:
+            stop()
 
 
 def find_packages(*packages: str) -> None:

@@ -271,8 +271,9 @@ def inspect(
     if combined.compare and not combined.edits:
         raise typer.BadParameter("without an --edit there is nothing to compare", param_hint="--compare")
     combined = replace(combined, **_inputs(client, model, inputs or [], text or [], name or []))
-    with console_output.waiting(f"inspecting {model}"), request.locating(combined) if request else nullcontext():
-        result = client.ask(combined)
+    located = request.locating(combined) if request else nullcontext()
+    with console_output.waiting(f"inspecting {model}") as show, located:
+        result = client.ask(combined, progress=show or False)
     if as_json:
         console_output.print_json(result, InspectResult, max_values=max_values)
     else:

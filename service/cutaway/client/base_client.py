@@ -12,7 +12,8 @@ import ssl
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Generator, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -36,8 +37,9 @@ from cutaway.client.trust import Tls, is_loopback, make_trust
 from cutaway.contract.addresses import UNIX, check_target
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Argument, CheckMode, InspectRequest
-from cutaway.contract.results import ModelName
+from cutaway.contract.results import ModelName, Progress
 from cutaway.views.inspection import Inspection
+from cutaway.views.progress import bar
 
 # Large replies are requested as a stream. A reply is expected to be as large as the last one to a similar request.
 # Before the first one, the client requests an estimate, unless the request is too small for a large reply.
@@ -142,6 +144,9 @@ T = TypeVar("T")
 Inspected = TypeVar("Inspected")
 Streamed = TypeVar("Streamed")
 
+OnProgress: TypeAlias = Callable[[Progress], object]
+"""A function that is called with how far the attributions of a request are."""
+
 Steps: TypeAlias = Generator[Any, Any, T]
 """A call that returns a ``T``; see the module's docstring."""
 
@@ -219,6 +224,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         compression: str = "",
         dry_run: bool = False,
         stream: bool | None = None,
+        progress: bool | OnProgress = False,
         timeout: float | None = None,
     ) -> Inspected:
         """Runs a model on inputs and returns its predictions, with what else is requested.
@@ -253,12 +259,14 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             dry_run: True returns only the ``estimate`` of the reply, its size and shapes; costs one forward pass.
             stream: True receives the reply in pieces, which large ones need; False in one message; None chooses. The
                 result is the same.
+            progress: True shows a bar on a terminal or in a notebook, if the attributions take more than a second; a
+                function is called with each `Progress` instead. Both need a reply in pieces.
             timeout: seconds that the call may take; None is the client's.
 
         Raises:
             CutawayError: with a stable reason, and the field at fault.
         """
-        return self.ask(_request(locals()), stream=stream, timeout=timeout)
+        return self.ask(_request(locals()), stream=stream, progress=progress, timeout=timeout)
 
     def inspect_stream(
         self,
@@ -283,20 +291,38 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         dry_run: bool = False,
         timeout: float | None = None,
     ) -> Streamed:
-        """Does what `inspect` does, with the same arguments, and returns the reply tensor by tensor as it arrives.
+        """Does what `inspect` does, with the same arguments, and returns the reply as it arrives: tensor by tensor, or
+        part by part, predictions first.
 
         The request is sent, and its errors are raised, when the first tensor is read.
         """
         return self.ask_stream(_request(locals()), timeout=timeout)
 
-    def ask(self, request: InspectRequest, *, stream: bool | None = None, timeout: float | None = None) -> Inspected:
+    def ask(
+        self,
+        request: InspectRequest,
+        *,
+        stream: bool | None = None,
+        progress: bool | OnProgress = False,
+        timeout: float | None = None,
+    ) -> Inspected:
         """Does what `inspect` does, for a complete request."""
-        return cast(Inspected, self._run(self._inspect(request, stream, timeout)))
+        asked = (
+            self._inspect_showing(request, progress, timeout) if progress else self._inspect(request, stream, timeout)
+        )
+        return cast(Inspected, self._run(asked))
 
     def ask_stream(self, request: InspectRequest, *, timeout: float | None = None) -> Streamed:
         """Does what `inspect_stream` does, for a complete request."""
-        send = partial(self._messages, self._transport.inspect_stream(request))
-        return cast(Streamed, self._reply_stream(send, self._seconds(timeout), request))
+        return cast(Streamed, self._stream(request, timeout))
+
+    def _stream(self, request: InspectRequest, timeout: float | None, **options: Any) -> Any:
+        """Returns the reply stream, with options of its class."""
+
+        def send(seconds: float, in_parts: bool) -> Any:
+            return self._messages(self._transport.inspect_stream(request, in_parts), seconds)
+
+        return self._reply_stream(send, self._seconds(timeout), request, **options)
 
     def _channel_of(self, owner: Hashable) -> Any:
         """Returns the channel of ``owner``, an event loop or a process, which is made at its first call."""
@@ -336,8 +362,17 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             except CutawayError as failure:
                 if stream is not None or not exceeds_one_message(failure):
                     raise
-        streamed: Any = self.ask_stream(request, timeout=max(deadline - time.monotonic(), 0.0))
+        streamed = self._stream(request, max(deadline - time.monotonic(), 0.0), in_parts=False)
         result: Inspection = yield streamed.result()
+        self._sizes.note(request, streamed.reply_bytes)
+        return result
+
+    def _inspect_showing(
+        self, request: InspectRequest, progress: bool | OnProgress, timeout: float | None
+    ) -> Steps[Inspection]:
+        with bar() if progress is True else nullcontext(progress) as on_progress:
+            streamed = self._stream(request, timeout, on_progress=on_progress)
+            result: Inspection = yield streamed.result()
         self._sizes.note(request, streamed.reply_bytes)
         return result
 
@@ -372,7 +407,9 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
 
 def _request(arguments: Mapping[str, Any]) -> InspectRequest:
     """Returns the request for all local variables of a verb, so that its signature is the only list of them."""
-    return build_request(**{name: arguments[name] for name in arguments if name not in ("self", "stream", "timeout")})
+    return build_request(
+        **{name: arguments[name] for name in arguments if name not in ("self", "stream", "progress", "timeout")}
+    )
 
 
 def _options(target: str, transport: Transport) -> list[tuple[str, Any]]:

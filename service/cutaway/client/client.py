@@ -144,6 +144,8 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
                     resume, value = steps.throw, failure
         except StopIteration as end:
             return cast(T, end.value)
+        finally:
+            steps.close()  # after a cancellation, it has not ended
 
     async def _send(self, call: Call[Any], timeout: float | None) -> bytes:
         send: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cutaway.cli import console_output
+from cutaway.contract.results import Progress
 from tests.support.cli import said
 
 COMMAND = [sys.executable, "-m", "cutaway.cli"]
@@ -104,6 +105,12 @@ def test_a_long_call_shows_that_it_is_waited_for(monkeypatch: pytest.MonkeyPatch
             seen = b""
             while b"inspecting pets" not in seen:
                 seen += os.read(ours, 1000)
+        with console_output.waiting("explaining pets", after_s=3600) as show:
+            assert show is not None
+            for done in (120, 130):
+                show(Progress(done, 256, 12.3, 1))
+            while b"attribution 2: 130 of 256 passes, 12 s left" not in seen:
+                seen += os.read(ours, 1000)
         with console_output.waiting("a short call", after_s=3600):
             pass
         terminal.write("the end")
@@ -112,6 +119,7 @@ def test_a_long_call_shows_that_it_is_waited_for(monkeypatch: pytest.MonkeyPatch
     os.close(ours)
     assert seen.partition(b"the end")[0].endswith(b"\x1b[2K")  # the line is erased
     assert b"a short call" not in seen
+    assert b"explaining pets" not in seen
 
 
 def test_no_progress_reaches_a_pipe(capfd: pytest.CaptureFixture[str]) -> None:
