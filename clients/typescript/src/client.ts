@@ -3,8 +3,8 @@
 import { type Client as Calls, Code, createClient, type Interceptor } from "@connectrpc/connect";
 import { createConnectTransport } from "@connectrpc/connect-web";
 import { CutawayError } from "./errors.js";
-import type { InspectRequest } from "./gen/cutaway/v1/inspection_pb.js";
-import { InspectionService } from "./gen/cutaway/v1/inspection_service_pb.js";
+import type { InspectRequest, InspectResponse } from "./gen/cutaway/v1/inspection_pb.js";
+import { InspectionService, type StreamProgress } from "./gen/cutaway/v1/inspection_service_pb.js";
 import type { Model, ModelDetail } from "./gen/cutaway/v1/model_pb.js";
 import { type Question, requestOf } from "./question.js";
 import { reassembled } from "./reassembly.js";
@@ -22,6 +22,13 @@ export interface CallOptions {
 export interface InspectOptions extends CallOptions {
   /** True receives the reply in pieces; undefined only if it is too large for one message. The result is the same. */
   stream?: boolean;
+  /**
+   * Takes the result so far, as its parts exist: first with predictions, captures and gradients, then with one
+   * attribution more each time. What it took is right, even if the call fails later.
+   */
+  onPart?: (result: Inspection) => void;
+  /** Takes how far the attributions are, if they take more than a second. */
+  onProgress?: (progress: StreamProgress) => void;
 }
 
 /** How to connect. */
@@ -95,10 +102,14 @@ export class Client {
    *
    * @throws CutawayError with a stable reason, and the field at fault.
    */
-  async inspect(question: Question, { stream, ...options }: InspectOptions = {}): Promise<Inspection> {
+  async inspect(
+    question: Question,
+    { stream, onPart, onProgress, ...options }: InspectOptions = {},
+  ): Promise<Inspection> {
     return this.#told(options, async () => {
       const request = requestOf(question);
-      if (stream) return this.#streamed(request, options);
+      const listeners = { ...(onPart && { onPart }), ...(onProgress && { onProgress }) };
+      if (stream || onPart || onProgress) return this.#streamed(request, options, listeners);
       try {
         return inspection(await this.#calls.inspect(request, options));
       } catch (failure) {
@@ -110,14 +121,26 @@ export class Client {
     });
   }
 
-  /** Receives a reply in pieces; asks once more if it is lost, as the Python client does. */
-  async #streamed(request: InspectRequest, options: CallOptions): Promise<Inspection> {
-    for (let again = true; ; again = false) {
+  /** Receives a reply in pieces; asks once more if it is lost before its first part, as the Python client does. */
+  async #streamed(
+    request: InspectRequest,
+    options: CallOptions,
+    { onPart, onProgress }: Pick<InspectOptions, "onPart" | "onProgress"> = {},
+  ): Promise<Inspection> {
+    const inParts = onPart !== undefined || onProgress !== undefined;
+    let again = true;
+    const takePart = (reply: InspectResponse): void => {
+      again = false;
+      onPart?.(inspection(reply));
+    };
+    for (;;) {
       try {
-        return inspection(await reassembled(pieces(this.#calls.inspectStream({ request }, options))));
+        const replies = this.#calls.inspectStream({ request, inParts }, options);
+        return inspection(await reassembled(pieces(replies), inParts ? { onPart: takePart, onProgress } : {}));
       } catch (failure) {
         const told = CutawayError.from(failure, options.signal);
         if (!again || !(told instanceof CutawayError) || told.code !== Code.Unavailable) throw told;
+        again = false;
         await new Promise((resume) => setTimeout(resume, told.retryAfterMs ?? 0));
       }
     }

@@ -1,10 +1,11 @@
-/** Puts a reply in pieces together: a header, chunks of its tensors, and a trailer with their checksums. */
+/** Puts a reply in pieces together: headers, each with the chunks of its tensors, and a trailer with their checksums. */
 
+import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { entries } from "./arrays.js";
 import { crc32c } from "./crc32c.js";
 import { CutawayError } from "./errors.js";
-import type { InspectResponse } from "./gen/cutaway/v1/inspection_pb.js";
-import type { StreamPiece } from "./gen/cutaway/v1/inspection_service_pb.js";
+import { type InspectResponse, InspectResponseSchema } from "./gen/cutaway/v1/inspection_pb.js";
+import type { StreamPiece, StreamProgress } from "./gen/cutaway/v1/inspection_service_pb.js";
 import { Compression, DataType, type Tensor } from "./gen/cutaway/v1/tensor_pb.js";
 
 const BYTES: Readonly<Partial<Record<DataType, number>>> = {
@@ -17,22 +18,40 @@ const BYTES: Readonly<Partial<Record<DataType, number>>> = {
   [DataType.INT16]: 2,
 };
 
+/** Who listens while a reply in parts arrives. */
+export interface Listeners {
+  /** Takes the reply so far: first with predictions, captures and gradients, then with one attribution more each time. */
+  readonly onPart?: ((reply: InspectResponse) => void) | undefined;
+  /** Takes how far the attributions are. */
+  readonly onProgress?: ((progress: StreamProgress) => void) | undefined;
+}
+
 /**
  * Returns the reply in `pieces`.
  *
  * @throws CutawayError `INTERNAL` if a piece is missing or damaged.
  */
-export async function reassembled(pieces: AsyncIterable<StreamPiece | undefined>): Promise<InspectResponse> {
+export async function reassembled(
+  pieces: AsyncIterable<StreamPiece | undefined>,
+  { onPart, onProgress }: Listeners = {},
+): Promise<InspectResponse> {
+  const inParts = onPart !== undefined || onProgress !== undefined;
   let reply: InspectResponse | undefined;
-  let tensors: Tensor[] = [];
+  const tensors: Tensor[] = [];
+  let missing = 0; // bytes of this part
   let whole = false;
   for await (const piece of pieces) {
     const kind = piece?.kind;
-    if (kind?.case === "header" && reply === undefined && kind.value.response !== undefined) {
-      reply = kind.value.response;
-      tensors = entries(reply).map(({ message }) => message);
-      for (const each of tensors) each.data = new Uint8Array(size(each));
-    } else if (kind?.case === "chunk" && !whole) {
+    if (kind?.case === "header" && (reply === undefined || inParts) && missing === 0 && kind.value.response && !whole) {
+      const part = kind.value.response;
+      const added = entries(part).map(({ message }) => message);
+      for (const each of added) missing += (each.data = new Uint8Array(size(each))).length;
+      tensors.push(...added);
+      reply = reply === undefined ? part : joined(reply, part);
+      if (missing === 0) onPart?.(reply);
+    } else if (kind?.case === "progress" && inParts && !whole) {
+      onProgress?.(kind.value);
+    } else if (kind?.case === "chunk" && reply !== undefined && !whole) {
       const { tensor, offset, data, compression } = kind.value;
       const target = tensors[tensor];
       if (
@@ -43,6 +62,8 @@ export async function reassembled(pieces: AsyncIterable<StreamPiece | undefined>
         throw damaged();
       }
       target.data.set(data, Number(offset));
+      missing -= data.length;
+      if (missing === 0) onPart?.(reply);
     } else if (kind?.case === "trailer" && reply !== undefined) {
       const sums = kind.value.crc32c;
       if (sums.length !== tensors.length || !tensors.every(({ data }, number) => crc32c(data) === sums[number])) {
@@ -55,6 +76,15 @@ export async function reassembled(pieces: AsyncIterable<StreamPiece | undefined>
   }
   if (reply === undefined || !whole) throw damaged();
   return reply;
+}
+
+/** Returns a reply with the next part of it. */
+function joined(reply: InspectResponse, part: InspectResponse): InspectResponse {
+  const fields = InspectResponseSchema.fields.map(({ localName, fieldKind }) => {
+    const [before, added] = [reply, part].map((each) => (each as unknown as Record<string, unknown>)[localName]);
+    return [localName, fieldKind === "list" ? [...(before as unknown[]), ...(added as unknown[])] : (added ?? before)];
+  });
+  return create(InspectResponseSchema, Object.fromEntries(fields) as MessageInitShape<typeof InspectResponseSchema>);
 }
 
 function size({ shape, dataType }: Tensor): number {

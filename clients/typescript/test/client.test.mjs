@@ -41,6 +41,32 @@ for (const stream of [false, true]) {
   });
 }
 
+test("parts come as they exist, and together they are the result", async () => {
+  const parts = [];
+  const result = await client.inspect(question, { onPart: (part) => parts.push(part) });
+  assert.deepEqual(
+    parts.map(({ attributions }) => attributions.length),
+    [0, 1, 1],
+  );
+  for (const part of parts) {
+    assert.equal(bits(part.predictions.output), expected.output);
+    assert.equal(bits(part.inputGradients.image), expected.gradient);
+  }
+  assert.equal(bits(result.attributions[0].values.image), expected.attribution);
+  assert.ok(result.attributions[0].message.attributionMs > 0);
+  assert.ok(result.message.timings.forwardMs > 0);
+});
+
+test("what came before an error stays", async () => {
+  const parts = [];
+  const attributions = [question.attributions[0], { method: { case: "layerGradCam", value: { layer: "nope" } } }];
+  await assert.rejects(
+    client.inspect({ ...question, attributions }, { onPart: (part) => parts.push(part) }),
+    failing("MODULE_NOT_FOUND", "attributions[1].layer_grad_cam.layer"),
+  );
+  assert.deepEqual(parts, []); // it is known before anything runs
+});
+
 test("every type of tensor", async () => {
   for (const [name, type] of Object.entries({ float16: 1, bfloat16: 2, float32: 3, float64: 4 })) {
     const { predictions } = await client.inspect({ ...question, options: { replyDataType: type } });

@@ -6,7 +6,7 @@ import { Verdict } from "@cutaway/client";
 import { outputsOf } from "../ask/probabilities.js";
 import { verdictOn } from "../ui/verdicts.js";
 import { percent } from "../ui/text.js";
-import { ask, asked, cancel, changed, complete, model, opening, row, since } from "../state/asking.js";
+import { ask, asked, cancel, changed, complete, model, opening, progress, row, since } from "../state/asking.js";
 import { type Exchange, rowsOf } from "../state/exchange.js";
 
 /** Shows the line, from which every view can ask. */
@@ -36,11 +36,25 @@ export function AnswerStrip(): preact.JSX.Element | null {
         <>
           <Elapsed began={began} />
           <Button text="Stop" onClick={cancel} />
-          <progress aria-label="The server works" />
+          <Bar />
         </>
       )}
     </div>
   );
+}
+
+/** How far the explanations are, as far as the server has told. */
+function Bar(): preact.JSX.Element {
+  const told = progress.value;
+  if (told === undefined) return <progress aria-label="The server works" />;
+  const done = { value: Number(told.passesDone), max: Number(told.passes) };
+  return <progress class="told" aria-label="Passes of the explanations" {...done} />;
+}
+
+/** Returns the time that is left, as people read it. */
+export function leftText(seconds: number): string {
+  const whole = Math.max(1, Math.round(seconds));
+  return whole < 60 ? `${whole} s left` : `${Math.floor(whole / 60)} min ${whole % 60} s left`;
 }
 
 /** Returns what there is to say while there is no answer. */
@@ -57,7 +71,7 @@ export function submit(): void {
   else void ask();
 }
 
-function Said({ answer: { question, reply, milliseconds } }: { answer: Exchange }): preact.JSX.Element {
+function Said({ answer: { question, reply, whole, milliseconds } }: { answer: Exchange }): preact.JSX.Element {
   const own = reply.classes[row.value];
   const all = reply.attributions.length;
   const failed = reply.attributions.filter(({ message }) => message.error).length;
@@ -70,6 +84,7 @@ function Said({ answer: { question, reply, milliseconds } }: { answer: Exchange 
       <span class="muted">
         {own && percent(own.probability)} in {milliseconds.toFixed(0)} ms
       </span>
+      {!whole && since.value === undefined && <span class="unsure">not all explanations</span>}
       {(question.edits ?? []).length > 0 && <span class="unsure">edited</span>}
       {failed > 0 && <span class="bad">{counted(failed)} failed</span>}
       {wrong > 0 && <span class="bad">{counted(wrong)} wrong: the raw hooks disagree</span>}
@@ -84,5 +99,10 @@ function Elapsed({ began }: { began: number }): preact.JSX.Element {
     const timer = setInterval(() => setNow(performance.now()), 100);
     return (): void => clearInterval(timer);
   }, []);
-  return <span class="muted number">{(Math.max(0, now - began) / 1000).toFixed(1)} s</span>;
+  const left = progress.value && `, ${leftText(progress.value.secondsLeft)}`;
+  return (
+    <span class="muted number">
+      {(Math.max(0, now - began) / 1000).toFixed(1)} s{left}
+    </span>
+  );
 }

@@ -7,7 +7,7 @@ import { bytesOf, type ViewProps } from "../state/exchange.js";
 import "./cost.css";
 
 /** Shows time, passes and bytes. */
-export function CostView({ asked: { reply, milliseconds, question } }: ViewProps): preact.JSX.Element {
+export function CostView({ asked: { reply, whole, milliseconds, question } }: ViewProps): preact.JSX.Element {
   const stages = stagesOf(reply, milliseconds);
   const total = Math.max(milliseconds, ...stages.map(({ begin, value }) => begin + value));
   const { provenance } = reply.message;
@@ -22,12 +22,23 @@ export function CostView({ asked: { reply, milliseconds, question } }: ViewProps
   ];
   return (
     <div class="cost">
-      <Panel id="time" title="Where the time went">
-        <Bars bars={stages} lengthOf={(each) => each / total} textOf={(each) => `${each.toFixed(2)} ms`} />
-      </Panel>
-      <Panel id="passes" title="What was run">
-        <Facts facts={facts} />
-      </Panel>
+      {whole ? (
+        <Panel id="time" title="Where the time went">
+          <Bars bars={stages} lengthOf={(each) => each / total} textOf={(each) => `${each.toFixed(2)} ms`} />
+        </Panel>
+      ) : (
+        <p class="muted">Where the time went, and what was run, is told with the last explanation.</p>
+      )}
+      {reply.attributions.length > 0 && (
+        <Panel id="explanation-times" title="Each explanation">
+          <Bars bars={times(reply)} textOf={(each) => `${each.toFixed(2)} ms`} />
+        </Panel>
+      )}
+      {whole && (
+        <Panel id="passes" title="What was run">
+          <Facts facts={facts} />
+        </Panel>
+      )}
       <Panel id="bytes" title="What the numbers weigh">
         <Bars bars={weights(reply)} textOf={bytesText} />
       </Panel>
@@ -56,6 +67,15 @@ export function stagesOf({ message: { timings } }: Inspection, milliseconds: num
   });
   const rest = Math.max(0, milliseconds - begin);
   return [...stages, { name: "Network and page", about: "all that the server does not see", value: rest, begin }];
+}
+
+/** Returns the milliseconds of each attribution, its check included. */
+export function times({ attributions }: Inspection): Named[] {
+  return attributions.map(({ method, layer, message: { attributionMs, checkMs } }) => ({
+    name: layer ? `${method} ${layer}` : method,
+    about: `${checkMs.toFixed(2)} ms of it for the check`,
+    value: attributionMs + checkMs,
+  }));
 }
 
 /** Returns the bytes of the numbers in a reply, by the part that they are in. */

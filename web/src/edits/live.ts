@@ -54,7 +54,8 @@ let unedited: { readonly asked: Exchange; readonly reply: Promise<Inspection> } 
 /** Tries changes as they are chosen, until the function that it returns is called. */
 export function follow(): () => void {
   return effect(() => {
-    const [change, answer] = [wanted.value, asked.value];
+    const change = wanted.value;
+    const answer = asked.value?.whole ? asked.value : undefined; // one that still grows is another one soon
     if (tried.peek()?.asked !== answer) tried.value = downstream.value = undefined; // what came of it was for another question
     if (change === undefined || answer === undefined) return;
     const running = new AbortController();

@@ -11,7 +11,7 @@ import { wordsOf } from "../ask/History.js";
 import { requestFor } from "../ask/methods.js";
 import { capturing, requestAt } from "../models/places.js";
 import { type Exchange, rowsOf, type ViewProps } from "../state/exchange.js";
-import { draft, history } from "../state/asking.js";
+import { draft, history, since } from "../state/asking.js";
 import "./explanations.css";
 
 /** What is asked for where a person has chosen nothing. */
@@ -28,7 +28,7 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
   const [other, setOther] = useState(0);
   const explain = (): void =>
     ask({ attributions: USUAL.map((each) => requestFor(each, asked.model)), attributionErrorsInPlace: true });
-  if (attributions.length === 0) {
+  if (attributions.length === 0 && asked.whole) {
     return (
       <Empty
         title="No explanation was asked for"
@@ -74,6 +74,13 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
           ];
         })}
       </div>
+      {!asked.whole && (
+        <p class="muted" role="status">
+          {since.value === undefined
+            ? "There are no more: the question was ended."
+            : "The next one appears here when it is done."}
+        </p>
+      )}
       <AgreementTable made={madeIn(asked, row)} others={others} />
     </>
   );

@@ -1,7 +1,14 @@
 /** Asking: the question, what is under way, and what came back. */
 
 import { computed, signal } from "@preact/signals";
-import { CutawayError, examplesFirst, type ModelDetail, type Question } from "@cutaway/client";
+import {
+  CutawayError,
+  examplesFirst,
+  type Inspection,
+  type ModelDetail,
+  type Question,
+  type StreamProgress,
+} from "@cutaway/client";
 import { type Exchange, bytesOf, rowsOf } from "./exchange.js";
 import { type Draft, emptyDraft } from "./draft.js";
 import { client, note } from "./server.js";
@@ -21,6 +28,9 @@ export const asked = signal<Exchange | undefined>(undefined);
 
 /** When the running question was asked, as `performance.now()`; undefined if none runs. */
 export const since = signal<number | undefined>(undefined);
+
+/** How far the explanations of the running question are; undefined where nothing was told, as in the first second. */
+export const progress = signal<StreamProgress | undefined>(undefined);
 
 /** Why the last call failed. */
 export const failure = signal<CutawayError | undefined>(undefined);
@@ -93,17 +103,27 @@ export async function ask(change: Partial<Question> = {}): Promise<Exchange | un
   return newest(async (signal) => {
     const began = performance.now();
     since.value = began;
-    const reply = examplesFirst(await client.value.inspect(question, { signal }));
+    const show = (answering: ModelDetail, reply: Inspection, whole: boolean): Exchange => {
+      const milliseconds = performance.now() - began;
+      const answer = { model: answering, question, reply, whole, milliseconds, when: new Date() };
+      asked.value = answer;
+      row.value = Math.min(row.value, Math.max(0, rowsOf(answer) - 1));
+      return answer;
+    };
+    const running =
+      <T>(take: (told: T) => void): ((told: T) => void) =>
+      (told) =>
+        signal.aborted || take(told);
+    const onPart = running((part: Inspection) => show(detail, examplesFirst(part), false));
+    const onProgress = running((told: StreamProgress) => (progress.value = told));
+    const reply = examplesFirst(await client.value.inspect(question, { signal, onPart, onProgress }));
     signal.throwIfAborted();
-    const milliseconds = performance.now() - began;
     const weights = reply.message.provenance?.weightsSha256 ?? "";
     const isSame = ["", detail.provenance?.weightsSha256].includes(weights);
     const answering = isSame ? detail : await detailOf(question.model, signal); // the server has another one of this name now
     signal.throwIfAborted();
     model.value = answering;
-    const answer = { model: answering, question, reply, milliseconds, when: new Date() };
-    asked.value = answer;
-    row.value = Math.min(row.value, Math.max(0, rowsOf(answer) - 1));
+    const answer = show(answering, reply, true);
     history.value = kept([answer, ...history.value]);
     return answer;
   });
@@ -120,7 +140,7 @@ async function newest<T>(call: (signal: AbortSignal) => Promise<T>): Promise<T |
     if (!signal.aborted) failure.value = note(error);
     return undefined;
   } finally {
-    if (!signal.aborted) since.value = opening.value = undefined;
+    if (!signal.aborted) since.value = opening.value = progress.value = undefined;
   }
 }
 
@@ -128,7 +148,7 @@ async function newest<T>(call: (signal: AbortSignal) => Promise<T>): Promise<T |
 export function cancel(): void {
   running.abort();
   running = new AbortController();
-  since.value = opening.value = undefined;
+  since.value = opening.value = progress.value = undefined;
 }
 
 /** Shows an earlier question with its answer. */

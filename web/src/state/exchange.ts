@@ -17,6 +17,8 @@ export interface Exchange {
   readonly model: ModelDetail;
   readonly question: Question;
   readonly reply: Inspection;
+  /** Whether all explanations are there; if not, they are being computed, or were stopped. */
+  readonly whole: boolean;
   /** Milliseconds from the call to the decoded reply, as this page saw them. */
   readonly milliseconds: number;
   /** When it was answered. */

@@ -34,6 +34,7 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
         <Snippet text={new URL(fragment, location.href).href} label="link" />
       </Panel>
       <Panel id="files" title="Keep the answer">
+        {!asked.whole && <p class="unsure">Not all explanations are in the answer: files have those that are there.</p>}
         <dl class="keep">
           <Kept title="Save the explanation" onSave={() => save(`${name}.cutaway`, storedFile(asked))}>
             Question and answer in one file, inputs included.{" "}

@@ -42,6 +42,7 @@ const ASKED = {
   question: QUESTION,
   reply: REPLY,
   when: new Date(0),
+  whole: true,
   milliseconds: 10,
 };
 
