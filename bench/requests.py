@@ -31,6 +31,20 @@ def resnet() -> Request:
     return "resnet", {"pixel_values": pixels}, {"captures": STAGES, "input_gradients": True, "target": 0}
 
 
+def slow() -> Request:
+    """Returns a ResNet-50 request with three explanations, which take a hundred times as long as the prediction."""
+    model, inputs, _ = resnet()
+    ((name, pixels),) = inputs.items()
+    squares = np.arange(16).reshape(4, 4).repeat(56, 0).repeat(56, 1)
+    windows = {name: (3, 56, 56)}
+    methods = (
+        ca.IntegratedGradients(n_steps=32),
+        ca.Occlusion(windows=windows, strides=windows),
+        ca.KernelShap(n_samples=64, masks={name: np.broadcast_to(squares, pixels.shape)}),
+    )
+    return model, inputs, {"attributions": methods}
+
+
 DIGITS_LAYERS = ("conv1", "conv2", "fc1", "relu1", "relu2", "pool", "flatten", "relu3", "fc2")
 
 

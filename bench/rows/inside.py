@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,7 +17,7 @@ from bench import checks, environments, servers
 from bench.interleaved import Measure, in_turn
 from bench.models import Model, models
 from bench.pipe import CannotRun, Pipe
-from bench.requests import STEPS
+from bench.requests import STEPS, slow
 from bench.row import Bench, Found
 from bench.rows.loads import over
 from cutaway.server.processes.environment import WAITING
@@ -43,6 +44,32 @@ def overhead(bench: Bench) -> Found:
             bench.rounds,
             "s",
         )
+
+
+def prediction_first(bench: Bench) -> Found:
+    """Measures the time to the prediction, with three explanations behind it and without any."""
+    model, inputs, explanations = slow()
+    with (
+        servers.cutaway(bench.store.of("resnet"), "processes") as server,
+        ca.Client(server.address, timeout=600) as client,
+    ):
+
+        def streamed() -> float:
+            with client.inspect_stream(model, inputs, **explanations) as stream:
+                seconds = timed(lambda: next(stream.parts()))
+            client.inspect(model, inputs)  # returns when the rest of the stream has ended
+            return seconds
+
+        return over(
+            {"stream": streamed, "bare": lambda: timed(lambda: client.inspect(model, inputs))}, bench.rounds, "s"
+        )
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Returns the seconds that ``run`` takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def hooks(bench: Bench) -> Found:

@@ -21,6 +21,8 @@ def _beside_grpc(name: str, words: str, ask: doors.Ask, least: float, most: floa
 TABLE = (
     Row("overhead", "ResNet-50, 3 captures and the input's gradient: p50 through gateway and TorchServe / "
         "hand-written hooks in process", False, 1.25, inside.overhead),
+    Row("prediction_first", "ResNet-50: time to the prediction in a stream with three explanations / without any "
+        "(--engine processes)", False, 1.2, inside.prediction_first),
     Row("batching", "digits, 3 captures and the input's gradient, 32 callers: calls/s with batching / without",
         True, 3, loads.batching),
     Row("ceiling", "the same calls/s / a TorchServe that echoes as many bytes", True, 0.5, loads.ceiling),
