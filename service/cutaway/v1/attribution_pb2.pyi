@@ -1922,12 +1922,18 @@ class Attribution(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     STANDARD_ERRORS_FIELD_NUMBER: _builtins.int
     INPUTS_LEFT_OUT_FIELD_NUMBER: _builtins.int
+    ATTRIBUTION_MS_FIELD_NUMBER: _builtins.int
+    CHECK_MS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """The method, by Captum's class name: `IntegratedGradients`."""
     layer: _builtins.str
     """The layer, where the method has one."""
     n_steps: _builtins.int
     """The steps of a path that were taken, after any doubling for `max_delta`; 0 for a method without a path."""
+    attribution_ms: _builtins.float
+    """The time for Captum and the metrics, in milliseconds. Requests that ran together have the time of all."""
+    check_ms: _builtins.float
+    """The time for its reference and the comparison, in milliseconds, besides `attribution_ms`."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
         """Input methods: input name to values of the input's shape. Layer methods: the layer's name to values
@@ -2000,10 +2006,12 @@ class Attribution(_message.Message):
         error: Global___AttributionError | None = ...,
         standard_errors: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
         inputs_left_out: _abc.Iterable[_builtins.str] | None = ...,
+        attribution_ms: _builtins.float = ...,
+        check_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "inputs_left_out", b"inputs_left_out", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "standard_errors", b"standard_errors", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attribution_ms", b"attribution_ms", "check_ms", b"check_ms", "checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "inputs_left_out", b"inputs_left_out", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "standard_errors", b"standard_errors", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -143,8 +143,14 @@ class InspectStreamRequest(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    IN_PARTS_FIELD_NUMBER: _builtins.int
     chunk_bytes: _builtins.int
     """Size of a piece in bytes, from 256 KiB to 1 MiB. Default: 1 MiB."""
+    in_parts: _builtins.bool
+    """True sends each part of the reply when it exists, and progress for what takes more than a second. The first part
+    has predictions, captures and gradients. Each attribution follows as a part. The last part has the rest. Default:
+    the whole reply as one part, without progress; a caller that does not know parts gets none.
+    """
     @_builtins.property
     def request(self) -> _inspection_pb2.InspectRequest:
         """The question."""
@@ -154,10 +160,11 @@ class InspectStreamRequest(_message.Message):
         *,
         request: _inspection_pb2.InspectRequest | None = ...,
         chunk_bytes: _builtins.int = ...,
+        in_parts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "in_parts", b"in_parts", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -189,16 +196,19 @@ Global___InspectStreamResponse: _TypeAlias = InspectStreamResponse  # noqa: Y015
 
 @_typing.final
 class StreamPiece(_message.Message):
-    """One piece: first a header, then chunks, then a trailer. Where there is no trailer, the reply is not whole."""
+    """One piece: first a header, then chunks, then a trailer. With `in_parts` there is a header for each part, and its chunks
+    follow it. Where there is no trailer, the reply is not whole; the parts that arrived are right, also before an error.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     TRAILER_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___StreamHeader:
-        """First: the whole reply, its tensors without data."""
+        """First: the whole reply, or a part of it, its tensors without data."""
 
     @_builtins.property
     def chunk(self) -> Global___StreamChunk:
@@ -208,18 +218,23 @@ class StreamPiece(_message.Message):
     def trailer(self) -> Global___StreamTrailer:
         """Last: how to know that all of it arrived."""
 
+    @_builtins.property
+    def progress(self) -> Global___StreamProgress:
+        """Between parts, with `in_parts`: how far the attributions are. At most four a second, the first after a second."""
+
     def __init__(
         self,
         *,
         header: Global___StreamHeader | None = ...,
         chunk: Global___StreamChunk | None = ...,
         trailer: Global___StreamTrailer | None = ...,
+        progress: Global___StreamProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind", "trailer", b"trailer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind", "progress", b"progress", "trailer", b"trailer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind", "trailer", b"trailer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind", "progress", b"progress", "trailer", b"trailer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["header", "chunk", "trailer"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["header", "chunk", "trailer", "progress"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -234,7 +249,9 @@ class StreamHeader(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def response(self) -> _inspection_pb2.InspectResponse:
-        """Every Tensor in it has its type and shape and no data."""
+        """Every Tensor in it has its type and shape and no data. A part has only what no part before it has: the whole reply has
+        the elements of each repeated field one behind the other, and every other field from the part that has it.
+        """
 
     def __init__(
         self,
@@ -250,6 +267,40 @@ class StreamHeader(_message.Message):
 Global___StreamHeader: _TypeAlias = StreamHeader  # noqa: Y015
 
 @_typing.final
+class StreamProgress(_message.Message):
+    """How far the attributions of a request are. A pass is one example once through the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSES_DONE_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: _builtins.int
+    ATTRIBUTION_FIELD_NUMBER: _builtins.int
+    passes_done: _builtins.int
+    """The passes that are done."""
+    passes: _builtins.int
+    """The passes that all attributions are expected to take."""
+    seconds_left: _builtins.float
+    """The time until all attributions are done, in seconds: an estimate from the passes so far."""
+    attribution: _builtins.int
+    """The attribution that is computed now, counted from 0 in the order of the request."""
+    def __init__(
+        self,
+        *,
+        passes_done: _builtins.int = ...,
+        passes: _builtins.int = ...,
+        seconds_left: _builtins.float = ...,
+        attribution: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attribution", b"attribution", "passes", b"passes", "passes_done", b"passes_done", "seconds_left", b"seconds_left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamProgress: _TypeAlias = StreamProgress  # noqa: Y015
+
+@_typing.final
 class StreamChunk(_message.Message):
     """A piece of one tensor."""
 
@@ -261,7 +312,7 @@ class StreamChunk(_message.Message):
     COMPRESSION_FIELD_NUMBER: _builtins.int
     tensor: _builtins.int
     """The number of the tensor, counted from 0 in the order of the header: of the fields' numbers at every level, and
-    within a repeated field of its elements.
+    within a repeated field of its elements. It counts on from part to part.
     """
     offset: _builtins.int
     """The first byte of the tensor that this piece has, counted from 0."""
@@ -294,7 +345,7 @@ class StreamTrailer(_message.Message):
     CRC32C_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def crc32c(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """CRC-32C of each tensor's bytes, in the order of the header."""
+        """CRC-32C of each tensor's bytes, in the order of the headers."""
 
     def __init__(
         self,

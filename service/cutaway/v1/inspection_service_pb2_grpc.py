@@ -86,7 +86,7 @@ class InspectionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def InspectStream(self, request, context):
-        """The same question, answered in pieces, for large replies.
+        """The same question, answered in pieces, for large replies, and for slow ones: see `in_parts`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,7 @@ class InspectionServiceStub:
     Inspect: _grpc.UnaryUnaryMultiCallable[_inspection_pb2.InspectRequest, _inspection_pb2.InspectResponse]
     """One question, answered in one message."""
     InspectStream: _grpc.UnaryStreamMultiCallable[_inspection_service_pb2.InspectStreamRequest, _inspection_service_pb2.InspectStreamResponse]
-    """The same question, answered in pieces, for large replies."""
+    """The same question, answered in pieces, for large replies, and for slow ones: see `in_parts`."""
 
 @_typing.type_check_only
 class InspectionServiceAsyncStub(InspectionServiceStub):
@@ -59,7 +59,7 @@ class InspectionServiceAsyncStub(InspectionServiceStub):
     Inspect: _aio.UnaryUnaryMultiCallable[_inspection_pb2.InspectRequest, _inspection_pb2.InspectResponse]  # type: ignore[assignment]
     """One question, answered in one message."""
     InspectStream: _aio.UnaryStreamMultiCallable[_inspection_service_pb2.InspectStreamRequest, _inspection_service_pb2.InspectStreamResponse]  # type: ignore[assignment]
-    """The same question, answered in pieces, for large replies."""
+    """The same question, answered in pieces, for large replies, and for slow ones: see `in_parts`."""
 
 class InspectionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Serves models with their insides visible. Every error carries a google.rpc.ErrorInfo of the domain
@@ -96,6 +96,6 @@ class InspectionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inspection_service_pb2.InspectStreamRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inspection_service_pb2.InspectStreamResponse], _abc.AsyncIterator[_inspection_service_pb2.InspectStreamResponse]]:
-        """The same question, answered in pieces, for large replies."""
+        """The same question, answered in pieces, for large replies, and for slow ones: see `in_parts`."""
 
 def add_InspectionServiceServicer_to_server(servicer: InspectionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -144,7 +144,9 @@ class WorkerReply(_message.Message):
     it on unread.
     """
     pieces: _builtins.int
-    """The number under which the pieces of a streamed reply wait for a connection that fetches them."""
+    """The number under which the pieces of a streamed reply wait for a connection that fetches them. Of a reply in parts
+    they follow one another as the parts exist.
+    """
     worker_ms: _builtins.float
     """The time for which the worker had the call, in milliseconds."""
     @_builtins.property
@@ -273,19 +275,23 @@ class RoutedStreamRequest(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    IN_PARTS_FIELD_NUMBER: _builtins.int
     request: _builtins.bytes
     """A serialised InspectRequest."""
     chunk_bytes: _builtins.int
     """The size of a chunk, as in InspectStreamRequest."""
+    in_parts: _builtins.bool
+    """Whether the reply comes in parts, as in InspectStreamRequest."""
     def __init__(
         self,
         *,
         request: _builtins.bytes = ...,
         chunk_bytes: _builtins.int = ...,
+        in_parts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "in_parts", b"in_parts", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,12 +304,15 @@ class WorkerPiece(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRAILER_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     REPLY_FIELD_NUMBER: _builtins.int
     trailer: _builtins.bytes
     """A serialised StreamTrailer, as in StreamPiece. Bytes, so that the gateway passes it on unread."""
+    progress: _builtins.bytes
+    """A serialised StreamProgress, as in StreamPiece."""
     @_builtins.property
     def reply(self) -> Global___WorkerReply:
-        """The response without timings, in place of the header; or the failure, in place of any piece. The number is
+        """The response without timings, in place of a header; or the failure, in place of any piece. The number is
         reserved in StreamPiece.
         """
 
@@ -311,13 +320,14 @@ class WorkerPiece(_message.Message):
         self,
         *,
         trailer: _builtins.bytes = ...,
+        progress: _builtins.bytes = ...,
         reply: Global___WorkerReply | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "reply", b"reply", "trailer", b"trailer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "progress", b"progress", "reply", b"reply", "trailer", b"trailer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "reply", b"reply", "trailer", b"trailer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "progress", b"progress", "reply", b"reply", "trailer", b"trailer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["trailer", "reply"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["trailer", "progress", "reply"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/inspection_service.proto.
  */
 export const file_cutaway_v1_inspection_service: GenFile = /*@__PURE__*/
-  fileDesc("CiNjdXRhd2F5L3YxL2luc3BlY3Rpb25fc2VydmljZS5wcm90bxIKY3V0YXdheS52MSI6ChFMaXN0TW9kZWxzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCSJ/ChJMaXN0TW9kZWxzUmVzcG9uc2USIQoGbW9kZWxzGAEgAygLMhEuY3V0YXdheS52MS5Nb2RlbBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSLQoIdW5zZXJ2ZWQYAyADKAsyGy5jdXRhd2F5LnYxLlVuc2VydmVkQXJjaGl2ZSJECg9HZXRNb2RlbFJlcXVlc3QSDQoFbW9kZWwYASABKAkSEQoJb3BlcmF0b3JzGAIgASgIEg8KB2V4YW1wbGUYAyABKAgiOgoQR2V0TW9kZWxSZXNwb25zZRImCgVtb2RlbBgBIAEoCzIXLmN1dGF3YXkudjEuTW9kZWxEZXRhaWwiWAoUSW5zcGVjdFN0cmVhbVJlcXVlc3QSKwoHcmVxdWVzdBgBIAEoCzIaLmN1dGF3YXkudjEuSW5zcGVjdFJlcXVlc3QSEwoLY2h1bmtfYnl0ZXMYAiABKA0iPwoVSW5zcGVjdFN0cmVhbVJlc3BvbnNlEiYKBXBpZWNlGAEgASgLMhcuY3V0YXdheS52MS5TdHJlYW1QaWVjZSKrAQoLU3RyZWFtUGllY2USKgoGaGVhZGVyGAEgASgLMhguY3V0YXdheS52MS5TdHJlYW1IZWFkZXJIABIoCgVjaHVuaxgCIAEoCzIXLmN1dGF3YXkudjEuU3RyZWFtQ2h1bmtIABIsCgd0cmFpbGVyGAMgASgLMhkuY3V0YXdheS52MS5TdHJlYW1UcmFpbGVySABCBgoEa2luZEoECA0QDkoECA4QD0oECA8QECI9CgxTdHJlYW1IZWFkZXISLQoIcmVzcG9uc2UYASABKAsyGy5jdXRhd2F5LnYxLkluc3BlY3RSZXNwb25zZSJpCgtTdHJlYW1DaHVuaxIOCgZ0ZW5zb3IYASABKA0SDgoGb2Zmc2V0GAIgASgEEgwKBGRhdGEYAyABKAwSLAoLY29tcHJlc3Npb24YBCABKA4yFy5jdXRhd2F5LnYxLkNvbXByZXNzaW9uIh8KDVN0cmVhbVRyYWlsZXISDgoGY3JjMzJjGAEgAygHMsMCChFJbnNwZWN0aW9uU2VydmljZRJLCgpMaXN0TW9kZWxzEh0uY3V0YXdheS52MS5MaXN0TW9kZWxzUmVxdWVzdBoeLmN1dGF3YXkudjEuTGlzdE1vZGVsc1Jlc3BvbnNlEkUKCEdldE1vZGVsEhsuY3V0YXdheS52MS5HZXRNb2RlbFJlcXVlc3QaHC5jdXRhd2F5LnYxLkdldE1vZGVsUmVzcG9uc2USQgoHSW5zcGVjdBIaLmN1dGF3YXkudjEuSW5zcGVjdFJlcXVlc3QaGy5jdXRhd2F5LnYxLkluc3BlY3RSZXNwb25zZRJWCg1JbnNwZWN0U3RyZWFtEiAuY3V0YXdheS52MS5JbnNwZWN0U3RyZWFtUmVxdWVzdBohLmN1dGF3YXkudjEuSW5zcGVjdFN0cmVhbVJlc3BvbnNlMAFiBnByb3RvMw", [file_cutaway_v1_inspection, file_cutaway_v1_model, file_cutaway_v1_tensor]);
+  fileDesc("CiNjdXRhd2F5L3YxL2luc3BlY3Rpb25fc2VydmljZS5wcm90bxIKY3V0YXdheS52MSI6ChFMaXN0TW9kZWxzUmVxdWVzdBIRCglwYWdlX3NpemUYASABKAUSEgoKcGFnZV90b2tlbhgCIAEoCSJ/ChJMaXN0TW9kZWxzUmVzcG9uc2USIQoGbW9kZWxzGAEgAygLMhEuY3V0YXdheS52MS5Nb2RlbBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSLQoIdW5zZXJ2ZWQYAyADKAsyGy5jdXRhd2F5LnYxLlVuc2VydmVkQXJjaGl2ZSJECg9HZXRNb2RlbFJlcXVlc3QSDQoFbW9kZWwYASABKAkSEQoJb3BlcmF0b3JzGAIgASgIEg8KB2V4YW1wbGUYAyABKAgiOgoQR2V0TW9kZWxSZXNwb25zZRImCgVtb2RlbBgBIAEoCzIXLmN1dGF3YXkudjEuTW9kZWxEZXRhaWwiagoUSW5zcGVjdFN0cmVhbVJlcXVlc3QSKwoHcmVxdWVzdBgBIAEoCzIaLmN1dGF3YXkudjEuSW5zcGVjdFJlcXVlc3QSEwoLY2h1bmtfYnl0ZXMYAiABKA0SEAoIaW5fcGFydHMYAyABKAgiPwoVSW5zcGVjdFN0cmVhbVJlc3BvbnNlEiYKBXBpZWNlGAEgASgLMhcuY3V0YXdheS52MS5TdHJlYW1QaWVjZSLbAQoLU3RyZWFtUGllY2USKgoGaGVhZGVyGAEgASgLMhguY3V0YXdheS52MS5TdHJlYW1IZWFkZXJIABIoCgVjaHVuaxgCIAEoCzIXLmN1dGF3YXkudjEuU3RyZWFtQ2h1bmtIABIsCgd0cmFpbGVyGAMgASgLMhkuY3V0YXdheS52MS5TdHJlYW1UcmFpbGVySAASLgoIcHJvZ3Jlc3MYBCABKAsyGi5jdXRhd2F5LnYxLlN0cmVhbVByb2dyZXNzSABCBgoEa2luZEoECA0QDkoECA4QD0oECA8QECI9CgxTdHJlYW1IZWFkZXISLQoIcmVzcG9uc2UYASABKAsyGy5jdXRhd2F5LnYxLkluc3BlY3RSZXNwb25zZSJgCg5TdHJlYW1Qcm9ncmVzcxITCgtwYXNzZXNfZG9uZRgBIAEoBBIOCgZwYXNzZXMYAiABKAQSFAoMc2Vjb25kc19sZWZ0GAMgASgBEhMKC2F0dHJpYnV0aW9uGAQgASgNImkKC1N0cmVhbUNodW5rEg4KBnRlbnNvchgBIAEoDRIOCgZvZmZzZXQYAiABKAQSDAoEZGF0YRgDIAEoDBIsCgtjb21wcmVzc2lvbhgEIAEoDjIXLmN1dGF3YXkudjEuQ29tcHJlc3Npb24iHwoNU3RyZWFtVHJhaWxlchIOCgZjcmMzMmMYASADKAcywwIKEUluc3BlY3Rpb25TZXJ2aWNlEksKCkxpc3RNb2RlbHMSHS5jdXRhd2F5LnYxLkxpc3RNb2RlbHNSZXF1ZXN0Gh4uY3V0YXdheS52MS5MaXN0TW9kZWxzUmVzcG9uc2USRQoIR2V0TW9kZWwSGy5jdXRhd2F5LnYxLkdldE1vZGVsUmVxdWVzdBocLmN1dGF3YXkudjEuR2V0TW9kZWxSZXNwb25zZRJCCgdJbnNwZWN0EhouY3V0YXdheS52MS5JbnNwZWN0UmVxdWVzdBobLmN1dGF3YXkudjEuSW5zcGVjdFJlc3BvbnNlElYKDUluc3BlY3RTdHJlYW0SIC5jdXRhd2F5LnYxLkluc3BlY3RTdHJlYW1SZXF1ZXN0GiEuY3V0YXdheS52MS5JbnNwZWN0U3RyZWFtUmVzcG9uc2UwAWIGcHJvdG8z", [file_cutaway_v1_inspection, file_cutaway_v1_model, file_cutaway_v1_tensor]);
 
 /**
  * One page of the list of models.
@@ -156,6 +156,15 @@ export type InspectStreamRequest = Message<"cutaway.v1.InspectStreamRequest"> & 
    * @generated from field: uint32 chunk_bytes = 2;
    */
   chunkBytes: number;
+
+  /**
+   * True sends each part of the reply when it exists, and progress for what takes more than a second. The first part
+   * has predictions, captures and gradients. Each attribution follows as a part. The last part has the rest. Default:
+   * the whole reply as one part, without progress; a caller that does not know parts gets none.
+   *
+   * @generated from field: bool in_parts = 3;
+   */
+  inParts: boolean;
 };
 
 /**
@@ -187,7 +196,8 @@ export const InspectStreamResponseSchema: GenMessage<InspectStreamResponse> = /*
   messageDesc(file_cutaway_v1_inspection_service, 5);
 
 /**
- * One piece: first a header, then chunks, then a trailer. Where there is no trailer, the reply is not whole.
+ * One piece: first a header, then chunks, then a trailer. With `in_parts` there is a header for each part, and its chunks
+ * follow it. Where there is no trailer, the reply is not whole; the parts that arrived are right, also before an error.
  *
  * @generated from message cutaway.v1.StreamPiece
  */
@@ -199,7 +209,7 @@ export type StreamPiece = Message<"cutaway.v1.StreamPiece"> & {
    */
   kind: {
     /**
-     * First: the whole reply, its tensors without data.
+     * First: the whole reply, or a part of it, its tensors without data.
      *
      * @generated from field: cutaway.v1.StreamHeader header = 1;
      */
@@ -221,6 +231,14 @@ export type StreamPiece = Message<"cutaway.v1.StreamPiece"> & {
      */
     value: StreamTrailer;
     case: "trailer";
+  } | {
+    /**
+     * Between parts, with `in_parts`: how far the attributions are. At most four a second, the first after a second.
+     *
+     * @generated from field: cutaway.v1.StreamProgress progress = 4;
+     */
+    value: StreamProgress;
+    case: "progress";
   } | { case: undefined; value?: undefined };
 };
 
@@ -238,7 +256,8 @@ export const StreamPieceSchema: GenMessage<StreamPiece> = /*@__PURE__*/
  */
 export type StreamHeader = Message<"cutaway.v1.StreamHeader"> & {
   /**
-   * Every Tensor in it has its type and shape and no data.
+   * Every Tensor in it has its type and shape and no data. A part has only what no part before it has: the whole reply has
+   * the elements of each repeated field one behind the other, and every other field from the part that has it.
    *
    * @generated from field: cutaway.v1.InspectResponse response = 1;
    */
@@ -253,6 +272,48 @@ export const StreamHeaderSchema: GenMessage<StreamHeader> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection_service, 7);
 
 /**
+ * How far the attributions of a request are. A pass is one example once through the model.
+ *
+ * @generated from message cutaway.v1.StreamProgress
+ */
+export type StreamProgress = Message<"cutaway.v1.StreamProgress"> & {
+  /**
+   * The passes that are done.
+   *
+   * @generated from field: uint64 passes_done = 1;
+   */
+  passesDone: bigint;
+
+  /**
+   * The passes that all attributions are expected to take.
+   *
+   * @generated from field: uint64 passes = 2;
+   */
+  passes: bigint;
+
+  /**
+   * The time until all attributions are done, in seconds: an estimate from the passes so far.
+   *
+   * @generated from field: double seconds_left = 3;
+   */
+  secondsLeft: number;
+
+  /**
+   * The attribution that is computed now, counted from 0 in the order of the request.
+   *
+   * @generated from field: uint32 attribution = 4;
+   */
+  attribution: number;
+};
+
+/**
+ * Describes the message cutaway.v1.StreamProgress.
+ * Use `create(StreamProgressSchema)` to create a new message.
+ */
+export const StreamProgressSchema: GenMessage<StreamProgress> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection_service, 8);
+
+/**
  * A piece of one tensor.
  *
  * @generated from message cutaway.v1.StreamChunk
@@ -260,7 +321,7 @@ export const StreamHeaderSchema: GenMessage<StreamHeader> = /*@__PURE__*/
 export type StreamChunk = Message<"cutaway.v1.StreamChunk"> & {
   /**
    * The number of the tensor, counted from 0 in the order of the header: of the fields' numbers at every level, and
-   * within a repeated field of its elements.
+   * within a repeated field of its elements. It counts on from part to part.
    *
    * @generated from field: uint32 tensor = 1;
    */
@@ -293,7 +354,7 @@ export type StreamChunk = Message<"cutaway.v1.StreamChunk"> & {
  * Use `create(StreamChunkSchema)` to create a new message.
  */
 export const StreamChunkSchema: GenMessage<StreamChunk> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection_service, 8);
+  messageDesc(file_cutaway_v1_inspection_service, 9);
 
 /**
  * The end.
@@ -302,7 +363,7 @@ export const StreamChunkSchema: GenMessage<StreamChunk> = /*@__PURE__*/
  */
 export type StreamTrailer = Message<"cutaway.v1.StreamTrailer"> & {
   /**
-   * CRC-32C of each tensor's bytes, in the order of the header.
+   * CRC-32C of each tensor's bytes, in the order of the headers.
    *
    * @generated from field: repeated fixed32 crc32c = 1;
    */
@@ -314,7 +375,7 @@ export type StreamTrailer = Message<"cutaway.v1.StreamTrailer"> & {
  * Use `create(StreamTrailerSchema)` to create a new message.
  */
 export const StreamTrailerSchema: GenMessage<StreamTrailer> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection_service, 9);
+  messageDesc(file_cutaway_v1_inspection_service, 10);
 
 /**
  * Serves models with their insides visible. Every error carries a google.rpc.ErrorInfo of the domain
@@ -354,7 +415,7 @@ export const InspectionService: GenService<{
     output: typeof InspectResponseSchema;
   },
   /**
-   * The same question, answered in pieces, for large replies.
+   * The same question, answered in pieces, for large replies, and for slow ones: see `in_parts`.
    *
    * @generated from rpc cutaway.v1.InspectionService.InspectStream
    */
