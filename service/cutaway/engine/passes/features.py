@@ -291,10 +291,15 @@ def _refuse_many(request: requests.Perturbation, count: int, name: str = "") -> 
         raise error(Reason.INVALID_VALUE, f"{taken}, and at most {MAX_EVALUATIONS} are run: {advice}", name or field)
 
 
+def feature_region(features: Features, number: int) -> Region:
+    """Returns the elements of the feature with this number."""
+    return {name: numbers == number for name, numbers in features.numbers.items()}
+
+
 def regions(features: Features, inputs: Inputs) -> Iterator[Region]:
     """Yields the elements of each feature, or at each position of a window, in order."""
     for number in range(0 if features.windows else features.count):
-        yield {name: numbers == number for name, numbers in features.numbers.items()}
+        yield feature_region(features, number)
     empty = {name: torch.zeros_like(inputs[name][:1], dtype=torch.bool) for name in features.windows}
     for name, positions in features.windows.items():
         for position in positions:

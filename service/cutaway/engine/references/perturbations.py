@@ -19,7 +19,7 @@ from cutaway.contract.requests import LayerFeaturePermutation, Point, ShapleyVal
 from cutaway.contract.results import Cause
 from cutaway.engine.hooks.hook_site import Override
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.passes.features import Region, regions
+from cutaway.engine.passes.features import Region, feature_region, regions
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
@@ -85,11 +85,10 @@ def shapley_points(problem: AttributionProblem) -> Points:
     def computed() -> Iterator[Values]:
         baseline = dict(problem.baselines)
         yield baseline
-        feature_regions = list(regions(problem.features, problem.inputs))
         for order in _feature_orders(problem):
             point = baseline
             for feature in order:
-                point = _replaced(point, feature_regions[feature], problem.inputs)
+                point = _replaced(point, feature_region(problem.features, feature), problem.inputs)
                 yield point
 
     return ComputedPoints(1 + _order_count(problem) * problem.features.count, computed)
