@@ -109,6 +109,7 @@ class Supervisor:
         self._good: dict[ModelName, Unpacked] = {}
         self._failed: dict[Unpacked, str] = {}
         self._told: set[str] = set()
+        self._is_reloading = False
         self._routes = Routes()
         self._sets: list[ReplicaSet] = []
         self._current: ReplicaSet
@@ -130,6 +131,7 @@ class Supervisor:
             log.info(f"starting {_described(self._settings)}; the log is in {self._settings.log_dir}")
             self._wanted = await self._in_thread(partial(self._unpack, self._store, at_start=True))
             self._tell()
+            self._store.require_models()
             self._current = self._new_set(self._wanted)
             self._routes.lead_all(self._wanted, self._current.pool)
             loading = asyncio.ensure_future(self._current.start(partial(self._settled, self._current)))
@@ -204,6 +206,7 @@ class Supervisor:
             try:
                 due = self._watch.changed() or due
                 if due:
+                    self._is_reloading = True
                     await self._reload()
                 due, pauses = False, iter(_RETRY_PAUSES_S)
             except Exception as failure:
@@ -215,6 +218,8 @@ class Supervisor:
                     exc_info=not isinstance(failure, CutawayError),
                 )
                 await asyncio.sleep(pause_s)
+            finally:
+                self._is_reloading = False
 
     async def _reload(self) -> None:
         """Serves the current content of the store.
@@ -238,7 +243,8 @@ class Supervisor:
             log.info("the model store has changed; loading it beside the models that are served")
             await self._try(target)
         self._retire_unused()
-        self._archives.keep({*wanted.values(), *(each for group in self._sets for each in group.models.values())})
+        self._is_reloading = False
+        self._delete_unused()
         self._failed = {each: why for each, why in self._failed.items() if each in wanted.values()}
         self._tell()
 
@@ -347,6 +353,14 @@ class Supervisor:
     async def _stop(self, replica_set: ReplicaSet, grace_s: float) -> None:
         await replica_set.stop(grace_s)
         self._sets.remove(replica_set)
+        self._delete_unused()
+
+    def _delete_unused(self) -> None:
+        """Deletes the copies of archives that are neither in the store nor in a replica set; not amid a reload, which
+        makes copies before it uses them."""
+        if self._is_reloading:
+            return
+        self._archives.keep({*self._wanted.values(), *(each for one in self._sets for each in one.models.values())})
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Runs ``work`` in a thread, for which the end of `running` waits even if the caller is cancelled."""
