@@ -142,8 +142,9 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
             proofs = settings.proofs_beside(path.parent)
             try:
                 reader.unpack(path, directory)
-                load = partial(Worker.load, directory, device="cpu", proofs_dir=proofs)
-                loading = ModelThread(name.model).submit(load)
+                thread = ModelThread(name.model)
+                loading = thread.submit(partial(Worker.load, directory, device="cpu", proofs_dir=proofs))
+                thread.close(0.0)  # when it has loaded; nothing ends it before
                 workers.append(await within(settings.start_timeout_s, asyncio.wrap_future(loading)))
             except asyncio.TimeoutError:
                 log.warning(store.mark_broken(name, f"it did not load within {settings.start_timeout_s:g} s"))
