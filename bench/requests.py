@@ -112,13 +112,14 @@ def real(network: str, question: str, seed: int = 0) -> Request:
     """Returns a question of `QUESTIONS` about one row."""
     of = MODELS[network]
     inputs = {name: tensor.numpy() for name, tensor in of.rows(seed).items()}
-    options: dict[str, Any] = {"target": of.target, "check": "off"}
+    target = ca.ClassIndex(of.target) if len(of.target) == 1 else ca.MultiIndex((of.target,))
+    options: dict[str, Any] = {"target": target, "check": "off"}
     if question == "predict":
         return network, inputs, {}
     if question == "inside":
         gradient = ca.Capture(of.embedding, "grad_output") if of.embedding else None
         captures = (*of.layers, *([gradient] if gradient else []))
-        return network, inputs, {"target": of.target, "captures": captures, "input_gradients": not gradient}
+        return network, inputs, {"target": target, "captures": captures, "input_gradients": not gradient}
     explained: Any = (of.explained,)
     if question.startswith("ig"):
         steps: Any = {"n_steps": REAL_STEPS, "inputs": explained}
