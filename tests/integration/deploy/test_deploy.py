@@ -400,7 +400,7 @@ def test_the_log_is_open_to_the_random_user_of_openshift() -> None:
         subprocess.run(["install", *made.split(), Path(directory, "log")], check=True)
 
         def writes(user: int, group: int) -> bool:
-            command = ["touch", Path(directory, "log", str(user))]
+            command = ["touch", str(Path(directory, "log", str(user)))]
             return subprocess.run(command, user=user, group=group, extra_groups=[], capture_output=True).returncode == 0
 
         assert writes(1_000_650_000, 0)
