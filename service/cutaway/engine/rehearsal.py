@@ -57,7 +57,7 @@ def rehearsals(model: InspectedModel, example: Inputs) -> Iterator[Question]:
     row = {name: tensor[:1] for name, tensor in example.items()}
     embeddings = [name for name, module in model.tree.modules.items() if isinstance(module, nn.Embedding)]
     at_inputs = any(tensor.is_floating_point() for tensor in row.values())
-    ablations, layers = [*_ablations(model, row)], iter(dict.fromkeys([*embeddings, *_from_the_end(model)]))
+    ablations, layers = [*_ablations(model, row)], iter(dict.fromkeys([*embeddings, *_likeliest_layers(model)]))
 
     def asked(n_steps: int) -> Iterator[Attribution]:
         if at_inputs:
@@ -90,10 +90,11 @@ def _ablations(model: InspectedModel, row: Inputs) -> Iterator[Attribution]:
         yield requests.FeatureAblation(masks=masks)
 
 
-def _from_the_end(model: InspectedModel) -> list[str]:
-    """Returns the layers: those with the fewest layers around them first, and of these the last ones."""
+def _likeliest_layers(model: InspectedModel) -> Iterator[str]:
+    """Yields the layers, some twice: in turns one with few layers around it, and one that is near the end."""
     names = [name for name in reversed(model.tree.modules) if name]
-    return sorted(names, key=lambda name: name.count("."))
+    for pair in zip(sorted(names, key=lambda name: name.count(".")), names):
+        yield from pair
 
 
 def rehearse(model: InspectedModel, question: Question, cancellation: Cancellation) -> None:

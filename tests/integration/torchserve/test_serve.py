@@ -402,13 +402,19 @@ def assert_ends_and_leaves_nothing(small: Server, number: int) -> None:
 def test_the_other_engines_need_no_java(
     small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    """They serve the same archives with no Java process and no Java to be found."""
+    """They serve the same archives with no Java process and no Java to be found. Tests of a model run before anybody
+    asks."""
+    proofs = tmp_path / "proofs"
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("CUTAWAY_PROOFS_DIR", str(proofs))
     with serving(small_store, tmp_path / "logs", f"--engine={engine}") as running:
         for begin in ("not served: broken 1.0: ADAPTER_INVALID", "tiny 1.10: weights of 0.00 GiB"):
             assert any(line.startswith(begin) for line in running.logged)
         with ca.Client(running.address) as client:
             assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)
+            until(lambda: sum("Saliency" in path.read_text("utf-8") for path in proofs.glob("*.json")) == 2)
+            explained = client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}, attributions=[ca.Saliency()])
+            assert explained.timings.check_ms > 0 == explained.timings.proof_ms
         children = psutil.Process(running.process.pid).children(recursive=True)
         assert not any("java" in child.name() for child in children)
         assert bool(children) == (engine == "processes")
