@@ -67,7 +67,7 @@ def tokens(rows: int, seed: int) -> Inputs:
     return {"ids": ids, "weight": noise(rows, 6, seed=seed)}
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize(
     "asked",
     [
@@ -89,7 +89,7 @@ def test_the_first_explanation_costs_what_the_second_does(asked: Attribution, ro
     "asked",
     [
         *(ca.LayerGradCam(layer="b"), ca.LayerGradientXActivation(layer="a"), ca.LayerActivation(layer="a")),
-        *(ca.IntegratedGradients(n_steps=steps) for steps in (8, 20, 50)),
+        *(ca.IntegratedGradients(n_steps=steps) for steps in (20, 50)),
     ],
     ids=lambda asked: f"{type(asked).__name__}{getattr(asked, 'n_steps', '')}",
 )
@@ -195,7 +195,7 @@ def test_hooks_of_others_are_not_those_of_another_process() -> None:
     handle.remove()
 
 
-@pytest.mark.parametrize("pause", range(1, 12))
+@pytest.mark.parametrize("pause", range(1, 12, 2))
 def test_a_rehearsal_that_gives_way_leaves_no_trace(pause: int) -> None:
     """Ended at any pass, also inside of a test, it has found nothing; what was proven before stays, and the rest is
     tested later."""
