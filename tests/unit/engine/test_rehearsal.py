@@ -18,6 +18,9 @@ from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.proofs import text_of
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation
+from cutaway.engine.passes.findings import retested
+from cutaway.engine.passes.pass_recorder import AttributionProblem
+from cutaway.engine.passes.targets import ResolvedTarget, identity
 from cutaway.engine.planning.plan import plan_request
 from cutaway.engine.rehearsal import Question, rehearsals, rehearse
 from tests.support.checked_attributions import noise
@@ -205,6 +208,19 @@ def test_a_rehearsal_that_gives_way_leaves_no_trace(pause: int) -> None:
     assert not any(map(of_the_input, subject.proofs.sound))
     assert not subject.proofs.rehearses
     assert subject.verdict(ca.Saliency(), ROWS) == (Verdict.INCONCLUSIVE, Cause.WRONG_BACKWARD)
+
+
+def test_a_test_that_was_ended_has_found_nothing() -> None:
+    """Whatever it takes its end for: a fault of a custom function, say, that could not be tested."""
+    subject = Subject(image_net())
+    problem = AttributionProblem(subject, ca.Saliency(), IMAGES, ("x",), target=ResolvedTarget("output", identity))
+
+    def cannot_run(problem: AttributionProblem) -> str:
+        return "a fault" if problem.model.cancellation.is_cancelled else ""
+
+    with subject.cancelled_by(Cancellation(hung_up=lambda: True)), pytest.raises(DeadlineExceeded):
+        retested(problem, cannot_run)
+    assert not retested(problem, cannot_run)
 
 
 @pytest.mark.parametrize("module", ["uncalled", "failing"])
