@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from cutaway.contract.results import ArchiveState, ModelName, UnservedArchive
 from cutaway.server.archive import reader
-from cutaway.server.model_store import read_store
+from cutaway.server.auth.tokens import Caller, Permissions, Scope
+from cutaway.server.model_store import Catalog, read_store
 from tests.conftest import ADAPTERS
 from tests.support.serving import package
 
@@ -85,3 +87,25 @@ def test_a_process_without_file_descriptors_calls_no_archive_broken(tmp_path: Pa
     with no_file_can_be_opened(), pytest.raises(OSError, match="Too many open files"):
         read_store(tmp_path)
     assert len(read_store(tmp_path).archives) == 1
+
+
+def test_callers_see_archives_of_their_models_alone() -> None:
+    """By the model, or by the file's name where no model is known; words, which quote code, only who may inspect."""
+    state = ArchiveState.FAILED
+    catalog = Catalog(
+        [ModelName("a", "1")],
+        [
+            UnservedArchive("a-2.mar", "a", "2", state, "why a"),
+            UnservedArchive("b-1.mar", "b", "1", state, "why b"),
+            UnservedArchive("c.mar", "", "", ArchiveState.NOT_WHOLE, "why c"),
+        ],
+    )
+
+    def seen(**scopes: set[Scope]) -> dict[str, str]:
+        models = {name.replace("every", "*"): Permissions(frozenset(own)) for name, own in scopes.items()}
+        return {item.archive: item.why for item in Caller("one", models).visible_archives(catalog)}
+
+    assert seen(every={Scope.INSPECT}) == {"a-2.mar": "why a", "b-1.mar": "why b", "c.mar": "why c"}
+    assert seen(a={Scope.INSPECT}, b={Scope.PREDICT}) == {"a-2.mar": "why a", "b-1.mar": ""}
+    assert seen(c={Scope.INSPECT}) == {"c.mar": "why c"}
+    assert seen(b=set()) == {}
