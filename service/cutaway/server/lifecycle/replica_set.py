@@ -147,10 +147,14 @@ class ReplicaSet:
         await asyncio.gather(*(self._in_thread(engine.start) for engine in self._engines))
         await asyncio.gather(*map(settle, self.models))
 
-    async def _fault_of(self, engine: Engine, name: ModelName) -> str:
-        """Waits until a model answers; returns why it cannot, or the empty string."""
+    async def _fault_of(self, engine: Engine, name: ModelName, restarting: bool = False) -> str:
+        """Waits until a model answers; returns why it cannot, or the empty string.
+
+        Raises:
+            CutawayError: the engine has ended, and nobody but the caller starts it again.
+        """
         try:
-            why = await within(self._settings.start_timeout_s, self._answer(engine, name))
+            why = await within(self._settings.start_timeout_s, self._answer(engine, name, restarting))
             if fits := _told(engine.log_tail(), f"cutaway has loaded {name.model} {name.version}: "):
                 log.info(f"{name.model} {name.version}: {fits}")
             return why
@@ -159,11 +163,11 @@ class ReplicaSet:
             words = f"; its last words: {printed}" if printed else "; the log may say why"
             return f"it did not answer within {self._settings.start_timeout_s:g} s{words}"
 
-    async def _answer(self, engine: Engine, name: ModelName) -> str:
+    async def _answer(self, engine: Engine, name: ModelName, restarting: bool) -> str:
         """Waits as `_fault_of`, without a limit."""
         polls = 0
         while True:
-            if not self._supervision and engine.poll() is not None:
+            if (restarting or not self._supervision) and engine.poll() is not None:
                 raise error(Reason.BACKEND_UNAVAILABLE, f"{engine.name} ended while it started:\n{engine.log_tail()}")
             if why := load_records.failure(self.pool.path, name):
                 return why
@@ -248,7 +252,7 @@ class ReplicaSet:
                 await self._in_thread(partial(engine.stop, 0.0))
                 load_records.forget(self.pool.path)
                 await self._in_thread(engine.start)
-                await asyncio.gather(*(self._fault_of(engine, name) for name in self.answered))
+                await asyncio.gather(*(self._fault_of(engine, name, restarting=True) for name in self.answered))
             except Exception as failure:  # an unforeseen one, such as a full disk, may be over at the next try
                 why = failure.message if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {failure}"
                 log.warning(f"{engine.name} did not start: {why.splitlines()[0]}")
