@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -139,6 +140,31 @@ def test_rows_run_in_parts_where_all_do_not_fit(attribution: ca.Attribution, mod
         wanted, found = ([(each.of_row(row).verdict, each.of_row(row).cause) for row in range(9)]
                          for each in (whole, joined))  # fmt: skip
         assert wanted == found, (whole, joined)
+
+
+MADE: list[weakref.ref[Tensor]] = []
+LEFT: list[int] = []
+"""The workspaces of all passes, and how many of them were in memory when the next pass began."""
+
+
+class Watched(Rows):
+    """A network that has a workspace in each pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        LEFT.append(sum(made() is not None for made in MADE))
+        workspace = torch.ones(3)
+        MADE.append(weakref.ref(workspace))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("asked_for", [{"input_gradients": ()}, {}], ids=["main pass", "attribution"])
+def test_what_failed_leaves_its_memory_to_its_parts(asked_for: dict[str, Any]) -> None:
+    """A traceback would hold the tensors of the pass that did not fit, while its rows run apart."""
+    MADE.clear()
+    LEFT.clear()
+    asked(Watched(4), noise(9, 4), *([] if asked_for else [ca.GuidedBackprop()]), **asked_for)
+    assert len(LEFT) > 6
+    assert not any(LEFT), LEFT
 
 
 class Coupled(Rows):

@@ -19,7 +19,7 @@ from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import in_parts, joined_attributions, of_rows, rows_divide
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.model.session import is_out_of_memory
+from cutaway.engine.model.session import ran_out_of_memory
 from cutaway.engine.passes.pass_memory import LiveBytes
 from cutaway.engine.passes.pass_recorder import AttributionProblem, ResolvedAttribution
 from cutaway.engine.planning.plan import RequestPlan
@@ -42,7 +42,7 @@ def in_passes_that_fit(problem: AttributionProblem, main: MainPass, compute: Com
     try:
         return _in_smaller_passes(problem, main, compute)
     except Exception as failure:
-        if not is_out_of_memory(failure) or main.plan.parts or not rows_divide(problem):
+        if not ran_out_of_memory(failure) or main.plan.parts or not rows_divide(problem):
             raise
 
     def explained(rows: range) -> tuple[int, AttributionResult]:
@@ -58,7 +58,7 @@ def _in_smaller_passes(problem: AttributionProblem, main: MainPass, compute: Com
         try:
             return compute(problem, main)
         except Exception as failure:
-            smaller = with_smaller_passes(problem) if is_out_of_memory(failure) else None
+            smaller = with_smaller_passes(problem) if ran_out_of_memory(failure) else None
             if smaller is None:
                 raise
     raise AssertionError
@@ -109,7 +109,7 @@ def _fitted(problem: AttributionProblem) -> AttributionProblem:
         backward = method_of(problem.request).runs_backward
         fitting = allowed // _OF_PASSES // max(1, _row_bytes(problem.model, problem.inputs, backward))
     except Exception as failure:
-        if not is_out_of_memory(failure):
+        if not ran_out_of_memory(failure):
             raise
         fitting = 0
     if now <= fitting:

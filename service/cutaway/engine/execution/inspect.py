@@ -46,7 +46,7 @@ from cutaway.engine.hooks.recording import RecordedCall, watching
 from cutaway.engine.methods.captum_call import explain, method_of, metrics
 from cutaway.engine.methods.paths import finer_steps
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients
-from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, timed
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, ran_out_of_memory, timed
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     CannotShare,
@@ -337,7 +337,7 @@ def _values_and_summary(problem: AttributionProblem, main: MainPass) -> _Summari
 def _is_told(failure: Exception, problem: AttributionProblem) -> bool:
     """Returns whether ``failure`` ends the computation, in or outside of a check: nobody waits for it, requests that
     ran together run again one by one, or it runs again in smaller passes or with more memory."""
-    if not is_out_of_memory(failure):
+    if not ran_out_of_memory(failure):
         return isinstance(failure, (CannotShare, DeadlineExceeded))
     return problem.model.has_more_memory or with_smaller_passes(problem) is not None or rows_divide(problem)
 

@@ -25,7 +25,7 @@ from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.hooks.recording import CapturedValues, RecordedCall, Recording
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.model.session import is_out_of_memory
+from cutaway.engine.model.session import ran_out_of_memory
 from cutaway.engine.passes.pass_recorder import AttributionProblem, concatenated, neuron_output
 from cutaway.engine.passes.targets import resolve_target
 from cutaway.engine.planning.plan import RequestPlan
@@ -42,7 +42,7 @@ def in_parts(rows: int, run: Callable[[range], T]) -> list[T]:
             done.append(run(part))
             first = part.stop
         except Exception as failure:
-            if not is_out_of_memory(failure) or len(part) == 1:
+            if not ran_out_of_memory(failure) or len(part) == 1:
                 raise
             size = (len(part) + 1) // 2
     return done
@@ -55,7 +55,7 @@ def _independent(model: InspectedModel, inputs: Inputs, places: Collection[HookP
     try:
         return rows_independent(model, inputs, places, output)
     except Exception as failure:
-        if not is_out_of_memory(failure):
+        if not ran_out_of_memory(failure):
             raise
         return False
 
@@ -135,7 +135,7 @@ def main_pass_that_fits(plan: RequestPlan) -> MainPass:
     try:
         return run_main_pass([plan])[0]
     except Exception as failure:
-        if not is_out_of_memory(failure) or not plan_divides(plan):
+        if not ran_out_of_memory(failure) or not plan_divides(plan):
             raise
     parts = in_parts(plan.rows, lambda rows: run_main_pass([_plan_of_rows(plan, rows)])[0])
     return _joined_main_pass(plan, parts)

@@ -78,6 +78,19 @@ def is_out_of_memory(failure: BaseException) -> bool:
     return told or isinstance(failure, (MemoryError, torch.OutOfMemoryError))
 
 
+def ran_out_of_memory(failure: BaseException) -> bool:
+    """Returns what `is_out_of_memory` does; then the frames of what failed are released, whose tensors would take the
+    memory of what runs instead."""
+    if not is_out_of_memory(failure):
+        return False
+    links: list[BaseException | None] = [failure]
+    while links:
+        if (link := links.pop()) is not None and link.__traceback__ is not None:
+            link.__traceback__ = None
+            links += link.__cause__, link.__context__
+    return True
+
+
 @contextmanager
 def timed(timings: Timings, stage: str) -> Iterator[None]:
     """Adds the wall-clock time of the block, in milliseconds, to the field ``stage`` of ``timings``."""

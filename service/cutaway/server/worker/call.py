@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -107,6 +108,8 @@ class PieceQueue:
     def __init__(self) -> None:
         self._parts: SimpleQueue[Iterator[chunks.Piece] | None] = SimpleQueue()
         self._arrived: Callable[[], object] = lambda: None
+        self._is_taken = False
+        self._first_sent = threading.Event()
 
     def put(self, part: Iterator[chunks.Piece] | None) -> None:
         """Adds the pieces of the next part; None after the last one."""
@@ -117,14 +120,27 @@ class PieceQueue:
         """Yields all pieces; waits for those that do not exist yet."""
         while (part := self._parts.get()) is not None:
             yield from part
+            self._first_sent.set()
+
+    def wait_until_sent(self, seconds: float) -> None:
+        """Waits until the first part was sent, for so long at most."""
+        self._first_sent.wait(seconds)
 
     def notify(self, arrived: Callable[[], object]) -> None:
         """Calls ``arrived`` whenever a part was put, from now on."""
         self._arrived = arrived
 
     def take(self) -> Iterator[chunks.Piece] | None:
-        """Returns the pieces of the next part; None after the last one. Raises `Empty` if there is none yet."""
-        return self._parts.get_nowait()
+        """Returns the pieces of the next part, those before it were sent; None after the last one.
+
+        Raises:
+            Empty: there is none yet.
+        """
+        if self._is_taken:
+            self._first_sent.set()
+        part = self._parts.get_nowait()
+        self._is_taken = True
+        return part
 
 
 class WaitingPieces:
@@ -171,7 +187,7 @@ class Call(NamedTuple):
         cancellation: tells when the caller stops waiting.
         traceparent: its span in W3C Trace Context format; empty for none.
         buffered: whether its transport may buffer a whole streamed reply, which is then limited as one message is.
-        begun: takes the reply of a call whose streamed reply begins while its model runs.
+        begun: takes the reply of a call whose streamed reply begins while its model runs; None if nobody does.
     """
 
     kind: str
@@ -179,7 +195,7 @@ class Call(NamedTuple):
     cancellation: Cancellation = NEVER_CANCELLED
     traceparent: str = ""
     buffered: bool = False
-    begun: Callable[[bytes], object] = lambda reply: None
+    begun: Callable[[bytes], object] | None = None
 
     @classmethod
     def of_message(

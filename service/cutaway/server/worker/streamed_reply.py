@@ -25,6 +25,9 @@ from cutaway.server.worker.call import (
 )
 from cutaway.v1 import worker_pb2
 
+_WAIT_S = 0.05
+"""Seconds that a model waits at most until its prediction was sent: explanations take all CPUs from the sender."""
+
 
 @dataclass(eq=False)
 class StreamedReply:
@@ -122,7 +125,9 @@ class StreamedReply:
         self._sent = changed(joined(self._sent, part), feature_names={**self._sent.feature_names, **names})
         if not self._number:
             self._number = self.waiting.put(self._queue)
-            self.call.begun(worker_pb2.WorkerReply(pieces=self._number).SerializeToString())
+            if self.call.begun is not None and not is_last:
+                self.call.begun(worker_pb2.WorkerReply(pieces=self._number).SerializeToString())
+                self._queue.wait_until_sent(_WAIT_S)
 
     def _check_size(self, header_bytes: int) -> None:
         size, allowed = self._encoder.reply_bytes, self.request.max_reply_bytes
