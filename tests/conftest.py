@@ -15,6 +15,9 @@ import pytest
 # bit for bit must be computed alike. make portability sets two threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Or each server of a test would take two minutes of a core for tests of its models.
+os.environ.setdefault("CUTAWAY_IDLE_TESTS_S", "0")
+
 from torch import nn
 
 from tests.support import scheduling

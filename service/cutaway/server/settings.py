@@ -132,6 +132,12 @@ class Settings(BaseSettings):
         description="Directory in which the outcomes of tests of models are kept; by default `.proofs` beside the "
         "archives. Where it cannot be written, they are kept until the server stops.",
     )
+    idle_tests_s: float = Field(
+        default=120.0,
+        ge=0,
+        description="The time of its processor that a worker spends at most, from its start on, on tests of its model "
+        "while nobody calls it. 0: the first callers wait for these tests.",
+    )
     log_dir: Path = Field(default=Path("logs"), description="Directory of the log of TorchServe, or of the workers.")
     log_format: Literal["", "json", "text"] = Field(
         default="", description="Format of the log; `cutaway serve` defaults to text on a terminal, else to json."

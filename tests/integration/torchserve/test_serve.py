@@ -407,6 +407,7 @@ def test_the_other_engines_need_no_java(
     proofs = tmp_path / "proofs"
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("CUTAWAY_PROOFS_DIR", str(proofs))
+    monkeypatch.setenv("CUTAWAY_IDLE_TESTS_S", "120")
     with serving(small_store, tmp_path / "logs", f"--engine={engine}") as running:
         for begin in ("not served: broken 1.0: ADAPTER_INVALID", "tiny 1.10: weights of 0.00 GiB"):
             assert any(line.startswith(begin) for line in running.logged)

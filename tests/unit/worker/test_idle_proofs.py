@@ -64,6 +64,7 @@ Load: TypeAlias = Callable[..., Worker]
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Packages the adapter, and loads it as a worker that keeps its proofs in ``proofs``; the memory of the process."""
     monkeypatch.delenv(WORKERS, raising=False)
+    monkeypatch.setenv("CUTAWAY_IDLE_TESTS_S", "120")
     (tmp_path / "proofs").mkdir()
 
     def load(proofs: Path = tmp_path / "proofs", seed: int = 0, more: str = "") -> Worker:

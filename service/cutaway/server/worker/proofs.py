@@ -163,9 +163,6 @@ def _sha256(path: Path) -> str:
 
 # Idle time.
 
-_MOST_S = 120.0
-"""The time of its processor that a worker spends on tests in idle time at most, from its start on."""
-
 _PAUSE_S = 1.0
 
 _GIVES_WAY_S = 30.0
@@ -182,6 +179,7 @@ class IdleProofs:
         example: returns the adapter's example.
         cancelled_passes: ends the model's passes.
         file: where proofs are kept; None keeps them in this process only.
+        most_s: the time of the processor that they may take, in seconds.
     """
 
     def __init__(
@@ -191,10 +189,11 @@ class IdleProofs:
         example: Callable[[], Inputs | None],
         cancelled_passes: CancelledPasses,
         file: ProofFile | None,
+        most_s: float,
     ) -> None:
         self._worker, self._model, self._example = worker, model, example
         self._cancelled_passes, self._file = cancelled_passes, file
-        self._left_s = _MOST_S
+        self._left_s = most_s
         self._questions: Iterator[tuple[int, Question]] | None = None
         self._question: tuple[int, Question] | None = None
 

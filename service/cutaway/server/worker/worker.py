@@ -155,7 +155,8 @@ class Worker:
             if file is not None:
                 file.add_to(model.proofs)
             worker._check_row_independence()
-            worker.idle = IdleProofs(worker, model, worker._example, worker._cancelled_passes, file)
+            most_s = worker._settings.idle_tests_s
+            worker.idle = IdleProofs(worker, model, worker._example, worker._cancelled_passes, file, most_s)
         return worker
 
     @classmethod
