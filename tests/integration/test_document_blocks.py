@@ -41,8 +41,8 @@ NOT_RUN = {"batch.md": 1, "from-torchserve.md": 1, "clients.md": 3, "operations.
 UNCHECKED = {"", "javascript", "mermaid", "sql", "text", "ts"}
 """Languages of blocks of which only commands are checked, those that other tests run, and those that nothing reads."""
 
-OTHERS_OPTIONS = {"--handler", "--time", "--tmpfs"}
-"""Options of programs that are not ours, named in the text alone."""
+OTHERS_OPTIONS = {"--handler", "--only", "--time", "--tmpfs"}
+"""Options of other programs than the command line, named in the text alone."""
 
 WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 OTHERS = [block for page in PAGES for block in blocks(page) if block.language not in {"python", *UNCHECKED}]

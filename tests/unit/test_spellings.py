@@ -229,7 +229,7 @@ def test_constructors_give_the_help_too(construct: Callable[[], Any], message: s
 def test_the_client_spells_out_every_field(verb: Any) -> None:
     """Its signature has each field of a request once, with a default that means what the request's own means."""
     parameters = dict(inspect.signature(verb).parameters)
-    for name in ("self", "inputs", "stream", "timeout"):
+    for name in ("self", "inputs", "stream", "timeout", "progress"):
         parameters.pop(name, None)
     fields = {field.name for field in dataclasses.fields(InspectRequest)} - {"tensors", "raw", "omit_predictions"}
     assert parameters.keys() == fields | {"predictions"}

@@ -260,9 +260,11 @@ def _draw(example: _Example, sections: Mapping[str, Sequence[Panel]]) -> Figure:
 
 
 def _lines(heading: str, panels: Sequence[Panel]) -> Iterator[_Line]:
-    if len(panels) > _MAX_PANELS:  # those left out are of all depths
-        heading += f": {_MAX_PANELS} of {len(panels)}, from the first to the last"
-        panels = [panels[number * (len(panels) - 1) // (_MAX_PANELS - 1)] for number in range(_MAX_PANELS)]
+    if len(panels) > _MAX_PANELS:
+        judged = any(panel.verdict is not None or not panel.values.size for panel in panels)
+        heading += f": {_MAX_PANELS} of {len(panels)}, {'the worst first' if judged else 'from the first to the last'}"
+        depths = [number * (len(panels) - 1) // (_MAX_PANELS - 1) for number in range(_MAX_PANELS)]
+        panels = panels[:_MAX_PANELS] if judged else [panels[number] for number in depths]
     for start in range(0, len(panels), _COLUMNS):
         yield _Line("" if start else heading, panels[start : start + _COLUMNS])
 

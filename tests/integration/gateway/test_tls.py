@@ -311,7 +311,8 @@ ELSEWHERE = [
 @pytest.mark.parametrize("address", ELSEWHERE)
 def test_a_token_goes_nowhere_in_the_open(address: str, pki: Pki) -> None:
     """To all but this very machine a token goes inside TLS, and a client without it is not even made."""
-    assert not is_loopback(address)
+    with suppress(ca.InvalidArgument):  # of what is no address
+        assert not is_loopback(address)
     for kind in (ca.Client, ca.AsyncClient):
         with pytest.raises(ca.InvalidArgument) as caught:
             kind(address, token="mine")

@@ -105,7 +105,7 @@ def test_one_trace_from_the_caller_into_the_worker(
     for call in calls:
         below = [span for span in ours if span.parent_span_id == call.span_id]
         stages = {"queue", "decode", "forward", "backward", "attribution", "check", "encode"}
-        assert {span.name for span in below} == {*stages, "pass"}
+        assert {span.name for span in below} - {"proof"} == {*stages, "pass"}
         passes = [span for span in below if span.name == "pass"]
         assert len(passes) >= 2  # the prediction, and the explanation
         begin, end = call.start_time_unix_nano, call.end_time_unix_nano

@@ -232,7 +232,7 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
         "inputs.image.dtype",
         "'float' is not a choice; did you",
     ),
-    "engine": ({"engine": {"kind": "spark"}}, "engine", "does not match any of the expected tags"),
+    "engine": ({"engine": {"kind": "spark"}}, "engine", "no engine; there are local, service, ray"),
     "batch": ({"engine": {"kind": "local", "batch": 0}}, "engine.batch", "greater than 0"),
     "data": ({"data": {"file": "x"}}, "data.path", "field required"),
 }

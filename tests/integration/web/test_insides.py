@@ -257,7 +257,7 @@ def test_methods_are_asked_as_they_are_added_and_mended_where_they_fail(answered
     answered.page.click(".strip button.primary")
     until(lambda: answered.page.locator(".strip .bad:has-text('failed'), .methods .problem").count() == 0)
     answered.go("Explanations")
-    assert len(answered.texts(".explanation > .tools .verdict")) == 7
+    until(lambda: len(answered.texts(".explanation > .tools .verdict")) == 7)
 
 
 class Hidden(nn.Module):

@@ -180,7 +180,7 @@ def test_stages_add_up(shown: Inspector) -> None:
     shown.go("Cost")
     stages = shown.values("section:has(#time) td.number")
     total = float(shown.texts(".facts div:has(dt:text-is('In all')) dd")[0].split()[0])
-    assert len(stages) == 8
+    assert len(stages) == 9
     assert sum(stages) == pytest.approx(total, abs=0.1)
     assert "this one alone" in shown.texts(".facts dd")
     weights = shown.values("section:has(#bytes) td.number")

@@ -134,7 +134,7 @@ def test_options_add_to_a_request_file(monkeypatch: pytest.MonkeyPatch, tmp_path
     """What the options say is added to the lists of the file, and otherwise stands in place of what the file says."""
     requests: list[InspectRequest] = []
 
-    def ask(_: ca.Client, request: InspectRequest) -> ca.InspectResult:
+    def ask(_: ca.Client, request: InspectRequest, **_more: Any) -> ca.InspectResult:
         requests.append(request)
         return ca.InspectResult({})
 
