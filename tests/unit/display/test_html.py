@@ -239,7 +239,7 @@ def test_what_deserves_a_look_is_never_left_out() -> None:
     for shown in (str(result), Page(result._repr_html_()).text, drawn):
         assert shown.find("Failed") < shown.find("Wrong") < shown.find(right.method)
         assert "why" in shown
-        assert re.search("… [0-9]+ more|24 of 42, the worst first", shown)
+        assert re.search("… [0-9]+ more|24 of 43, the worst first", shown)
     few = str(replace(result, attributions=(right, wrong, failed)))  # all of them, in the order of the request
     assert few.find(right.method) < few.find("Wrong") < few.find("Failed")
 
