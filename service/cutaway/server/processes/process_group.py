@@ -67,13 +67,26 @@ class RunLog:
                 if source.exists():
                     source.replace(target)
             with self.path.open("rb+") as log, older[1].open("wb") as moved:
-                while data := log.read(1 << 20):
-                    moved.write(data)
+                _move_lines(log, moved)
                 log.truncate(0)
 
     def close(self) -> None:
         """Stores the tail in memory: the file may then be deleted."""
         self._closed_tail = self.tail()
+
+
+_MOST_LOOKS = 1000
+
+
+def _move_lines(log: IO[bytes], moved: IO[bytes]) -> None:
+    """Copies ``log`` to its end. A reader may see the beginning of a line that is being written: its rest follows."""
+    last = b""
+    for _ in range(_MOST_LOOKS):
+        while data := log.read(1 << 20):
+            moved.write(data)
+            last = data[-1:]
+        if last in (b"", b"\n"):
+            return
 
 
 _IGNORING = ("/bin/sh", "-c", """trap "" TERM; exec "$@" """, "sh")
