@@ -21,8 +21,10 @@ from cutaway.contract.results import ModelName
 MOST_DEATHS = 3
 """The deaths after which a model counts as one that does not load."""
 
+FAILED, LOADED = ".failed", ".loaded"
+"""What may be noted of a model: why it cannot be loaded; its size, and what fits."""
+
 _SUFFIX = ".loading"
-_FAILED = ".failed"
 _MOST_WORDS = 600  # characters of the last words
 _TAIL_BYTES = 16 << 10
 _STATUS = "cutaway: "
@@ -57,15 +59,15 @@ def recorded(directory: Path, name: ModelName) -> Iterator[None]:
                 os.write(2, data)
 
 
-def note_failure(directory: Path, name: ModelName, why: str) -> None:
-    """Notes why a model cannot be loaded."""
-    (directory / f"{name.model}={name.version}{_FAILED}").write_text(why)
+def note(directory: Path, name: ModelName, what: str, words: str) -> None:
+    """Notes of a model ``what``, `FAILED` or `LOADED`, in words."""
+    (directory / f"{name.model}={name.version}{what}").write_text(words)
 
 
-def failure(directory: Path, name: ModelName) -> str:
-    """Returns why a model cannot be loaded; the empty string if nobody has noted it."""
+def noted(directory: Path, name: ModelName, what: str) -> str:
+    """Returns the words of `note`; the empty string if there are none."""
     with suppress(OSError):
-        return (directory / f"{name.model}={name.version}{_FAILED}").read_text()
+        return (directory / f"{name.model}={name.version}{what}").read_text()
     return ""
 
 
@@ -101,8 +103,8 @@ def last_words(directory: Path, name: ModelName) -> str:
 
 
 def forget(directory: Path) -> None:
-    """Deletes the records of processes that have ended, and what `note_failure` has noted."""
-    for path in directory.glob(f"*{_FAILED}"):
+    """Deletes the records of processes that have ended, and what `note` has noted."""
+    for path in [path for what in (FAILED, LOADED) for path in directory.glob(f"*{what}")]:
         path.unlink(missing_ok=True)
     for path in directory.glob(f"*{_SUFFIX}"):
         if not _lives(path):

@@ -46,11 +46,6 @@ async def _describe(worker: RemoteWorker) -> str:
     return str(grpc_status.from_failure(reply.failure)) if reply.HasField("failure") else ""
 
 
-def _told(log: str, mark: str) -> str:
-    """Returns what a worker has logged after ``mark``, or the empty string."""
-    return next((line.partition(mark)[2] for line in log.splitlines() if mark in line), "")
-
-
 _POLL_S = 0.1
 _POLLS_PER_ROTATION = 50
 _RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
@@ -155,7 +150,7 @@ class ReplicaSet:
         """
         try:
             why = await within(self._settings.start_timeout_s, self._answer(engine, name, restarting))
-            if fits := _told(engine.log_tail(), f"cutaway has loaded {name.model} {name.version}: "):
+            if fits := load_records.noted(self.pool.path, name, load_records.LOADED):
                 log.info(f"{name.model} {name.version}: {fits}")
             return why
         except asyncio.TimeoutError:
@@ -169,7 +164,7 @@ class ReplicaSet:
         while True:
             if (restarting or not self._supervision) and engine.poll() is not None:
                 raise error(Reason.BACKEND_UNAVAILABLE, f"{engine.name} ended while it started:\n{engine.log_tail()}")
-            if why := load_records.failure(self.pool.path, name):
+            if why := load_records.noted(self.pool.path, name, load_records.FAILED):
                 return why
             # Rarely, because a look at all records takes a while.
             deaths = load_records.deaths(self.pool.path, name) if polls % _POLLS_PER_LOOK == 0 else []

@@ -228,8 +228,8 @@ def _note_failures(plan: RayPlan) -> None:
         status = applications.get(_application(plan, model))
         for deployment in status.deployments.values() if status else ():
             why = _load_failure(status.status, deployment.message)
-            if why and why != load_records.failure(plan.sockets, model.name):
-                load_records.note_failure(plan.sockets, model.name, why)
+            if why and why != load_records.noted(plan.sockets, model.name, load_records.FAILED):
+                load_records.note(plan.sockets, model.name, load_records.FAILED, why)
                 print(f"cutaway cannot load {model.name.model} {model.name.version}: {why}", flush=True)
 
 

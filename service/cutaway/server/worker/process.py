@@ -54,7 +54,7 @@ class WorkerProcess:
                     words = load_records.last_words(Path(sockets), name)
                     if words and isinstance(failure.__cause__, SystemExit):  # argparse prints what is wrong
                         why += f"; it printed: {words}"
-                    load_records.note_failure(Path(sockets), name, why)
+                    load_records.note(Path(sockets), name, load_records.FAILED, why)
                 print(f"cutaway cannot load {name.model} {name.version}: {why}", file=sys.stderr)
                 if isinstance(failure, CutawayError):
                     raise SystemExit(1) from None
@@ -72,7 +72,7 @@ class WorkerProcess:
 
 
 def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
-    """Loads the model of an unpacked archive, and limits the memory of its requests; logs in one line what fits.
+    """Loads the model of an unpacked archive, and limits the memory of its requests; says what fits.
 
     Args:
         directory: the archive.
@@ -84,12 +84,20 @@ def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
     worker = Worker.load(directory, device=device)
     if worker.memory is not None:
         worker.memory = RequestMemory(worker.memory.own, _pool())
-        print(f"cutaway has loaded {worker.name.model} {worker.name.version}: {worker.fits()}", file=sys.stderr)
+        _note_size(worker.name, worker.fits())
         return_memory()
         worker.memory.enforce()
     gc.collect()
     gc.freeze()  # these objects stay; every full collection would scan them for a tenth of a second
     return worker
+
+
+def _note_size(name: ModelName, what_fits: str) -> None:
+    """Tells the gateway what fits, or the log of a process that has no gateway beside it."""
+    if directory := os.environ.get(WORKERS):
+        load_records.note(Path(directory), name, load_records.LOADED, what_fits)
+    else:
+        print(f"{name.model} {name.version}: {what_fits}", file=sys.stderr)
 
 
 def _pool() -> MemoryPool | None:
