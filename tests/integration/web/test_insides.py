@@ -260,6 +260,19 @@ def test_methods_are_asked_as_they_are_added_and_mended_where_they_fail(answered
     until(lambda: len(answered.texts(".explanation > .tools .verdict")) == 7)
 
 
+def test_a_click_outlasts_an_answer_that_comes_with_it(answered: Inspector) -> None:
+    """The address has the new view at once, the page learns of it by an event after the answer."""
+    answered.ask()
+    answered.page.evaluate(
+        """() => {
+            const view = [...document.querySelectorAll("nav a")].find((each) => each.textContent === "Explanations");
+            location.hash = view.hash;
+            document.querySelector(".history li:last-child button").click();
+        }"""
+    )
+    answered.page.wait_for_selector("nav a[aria-current=page]:text-is('Explanations')")
+
+
 class Hidden(nn.Module):
     """A functional ReLU, which DeepLIFT does not know: Captum's numbers are not DeepLIFT's."""
 

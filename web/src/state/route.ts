@@ -37,7 +37,9 @@ export function follow(onLink: (question: string) => void): void {
     if (model.value === undefined) return;
     const { inputs, ...given } = draft.peek();
     const question = asked.value?.question ?? (inputs ? { model: given.model } : given);
-    place.value = { ...place.peek(), question: linkText(question) };
+    const address = readFragment(location.hash); // has the view that was clicked before its event comes
+    if (address.question !== place.peek().question) return; // a link that is opened: its event comes
+    place.value = { ...address, question: linkText(question) };
     history.replaceState(null, "", writeFragment(place.peek()));
   });
 }
