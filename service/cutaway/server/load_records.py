@@ -33,10 +33,9 @@ _STATUS = "cutaway: "
 @contextmanager
 def recorded(directory: Path, name: ModelName) -> Iterator[None]:
     """Records what this process prints while the block runs; prints it at the end, and deletes the record."""
-    path = directory / f"{os.getpid()}{_SUFFIX}"
+    path = directory / f"{os.getpid()}={name.model}={name.version}{_SUFFIX}"
     _forget_old(directory, name)
     with path.open("wb+", buffering=0) as record:
-        record.write(_head(name))
         _flush()
         standard = os.dup(1), os.dup(2)
         noted = faulthandler.is_enabled()
@@ -54,7 +53,7 @@ def recorded(directory: Path, name: ModelName) -> Iterator[None]:
             if noted:
                 faulthandler.enable()
             path.unlink(missing_ok=True)
-            record.seek(len(_head(name)))
+            record.seek(0)
             while data := record.read(1 << 16):
                 os.write(2, data)
 
@@ -76,11 +75,11 @@ def note_end(directory: Path, pid: int, status: int) -> str:
 
     ``status`` is the exit status; a negative one is that of a signal.
     """
-    path = directory / f"{pid}{_SUFFIX}"
-    with suppress(OSError), path.open("rb+") as record:
-        printed = record.read().partition(b"\n")[2].decode(errors="replace")
-        record.write(f"\n{_STATUS}{_described(status)}\n".encode())
-        return printed
+    for path in directory.glob(f"{pid}=*{_SUFFIX}"):
+        with suppress(OSError), path.open("rb+") as record:
+            printed = record.read().decode(errors="replace")
+            record.write(f"\n{_STATUS}{_described(status)}\n".encode())
+            return printed
     return ""
 
 
@@ -119,14 +118,11 @@ def _forget_old(directory: Path, name: ModelName) -> None:
 
 
 def _records(directory: Path, name: ModelName) -> Iterator[Path]:
-    for path in directory.glob(f"*{_SUFFIX}"):
-        with suppress(OSError), path.open("rb") as record:
-            if record.read(len(_head(name))) == _head(name):
-                yield path
+    return directory.glob(f"*={name.model}={name.version}{_SUFFIX}")  # these are letters, digits, _, . and -
 
 
 def _lives(path: Path) -> bool:
-    return psutil.pid_exists(int(path.stem))
+    return psutil.pid_exists(int(path.name.partition("=")[0]))
 
 
 def _words(path: Path) -> str:
@@ -138,9 +134,7 @@ def _words(path: Path) -> str:
 def _printed(path: Path) -> tuple[str, str]:
     """Returns the status in a record, and the last words before it."""
     with suppress(OSError), path.open("rb") as record:
-        record.readline()
-        begin, end = record.tell(), record.seek(0, os.SEEK_END)
-        record.seek(max(begin, end - _TAIL_BYTES))
+        record.seek(max(0, record.seek(0, os.SEEK_END) - _TAIL_BYTES))
         lines = [line.strip() for line in record.read().decode(errors="replace").splitlines() if line.strip()]
         status = lines.pop().removeprefix(_STATUS) if lines and lines[-1].startswith(_STATUS) else ""
         for number, line in enumerate(lines):
@@ -148,10 +142,6 @@ def _printed(path: Path) -> tuple[str, str]:
                 return status, " / ".join(lines[max(0, number - 3) :])[:_MOST_WORDS]
         return status, " / ".join(lines)[-_MOST_WORDS:]
     return "", ""
-
-
-def _head(name: ModelName) -> bytes:
-    return f"{name.model} {name.version}\n".encode()
 
 
 def _flush() -> None:

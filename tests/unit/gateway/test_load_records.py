@@ -63,12 +63,13 @@ def test_a_death_is_told(tmp_path: Path, code: str, words: str) -> None:
     done = loading(tmp_path, f"sys.stdout.flush(); {code}")
     (record,) = tmp_path.iterdir()
     (unknown,) = load_records.deaths(tmp_path, NAME)
-    assert "one of C" in load_records.note_end(tmp_path, int(record.stem), done.returncode)
+    assert "one of C" in load_records.note_end(tmp_path, int(record.name.partition("=")[0]), done.returncode)
     (told,) = load_records.deaths(tmp_path, NAME)
     assert words in told
     assert "one of C" in told
     assert told != unknown
-    assert load_records.deaths(tmp_path, ModelName("tiny", "1.1")) == []
+    for other in (ModelName("tiny", "1.1"), ModelName("a-tiny", "1.0"), ModelName("tiny", "1.0.0")):
+        assert load_records.deaths(tmp_path, other) == []
     load_records.forget(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -76,6 +77,6 @@ def test_a_death_is_told(tmp_path: Path, code: str, words: str) -> None:
 def test_records_do_not_pile_up(tmp_path: Path) -> None:
     """A model may die for a year."""
     for pid in range(1, 6):
-        (tmp_path / f"{1_000_000_000 + pid}.loading").write_text("tiny 1.0\n")
+        (tmp_path / f"{1_000_000_000 + pid}=tiny=1.0.loading").touch()
     loading(tmp_path, "os._exit(1)")
     assert len(load_records.deaths(tmp_path, NAME)) == load_records.MOST_DEATHS + 1
