@@ -11,13 +11,12 @@ import pytest
 import cutaway as ca
 from cutaway.server.processes import process_group
 from cutaway.server.processes.process_group import RunLog
+from tests.support.waiting import until
 
 _WRITER = """
-import os, time
-for number in range(200_000):
+import os
+for number in range(10_000_000):
     os.write(1, f"{number}\\n".encode())
-time.sleep(0.5)  # what is written amid a move may be lost
-os.write(1, b"200000\\n")
 """
 
 
@@ -25,15 +24,23 @@ def test_a_large_log_is_moved_while_processes_write_to_it(tmp_path: Path, monkey
     """Their lines go on in the same file, three older files are kept, and no line stands twice or in parts."""
     monkeypatch.setattr(process_group, "_LARGEST_BYTES", 100_000)
     log = RunLog(tmp_path / "workers.log")
-    with log.path.open("ab") as output, subprocess.Popen([sys.executable, "-c", _WRITER], stdout=output) as writer:
-        while writer.poll() is None:
-            log.rotate()
     older = [tmp_path / f"workers.log.{number}" for number in (3, 2, 1)]
+
+    def moved() -> bool:
+        log.rotate()
+        return older[0].exists()
+
+    with log.path.open("ab") as output:
+        with subprocess.Popen([sys.executable, "-c", _WRITER], stdout=output) as writer:
+            until(moved, every_s=0.0)
+            writer.kill()
+        output.write(b"10000000\n")
     assert sorted(tmp_path.iterdir()) == sorted([*older, log.path])
     kept = [int(line) for path in older for line in path.read_text().splitlines()]
     kept += [int(line) for line in log.path.read_text().splitlines()]
     assert kept == sorted(set(kept))
-    assert kept[-1] == 200_000
+    assert kept[-1] == 10_000_000
+    log.path.write_bytes(b"line\n" * 100_000)
     log.rotate()
     assert log.path.stat().st_size < 100_000
 
