@@ -191,11 +191,6 @@ class ReplicaSet:
             each.cancel()
         await asyncio.gather(*self._supervision, return_exceptions=True)
 
-    @property
-    def serving(self) -> set[ModelName]:
-        """The models that have a worker that does not hang."""
-        return {worker.name for worker in self.pool.workers if worker.late_s < self._settings.hang_s / 2}
-
     async def _end_hanging_workers(self) -> None:
         for poll in itertools.count():
             await asyncio.sleep(_POLL_S)
