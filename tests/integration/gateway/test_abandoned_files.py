@@ -20,10 +20,12 @@ X = {"x": np.ones((1, 3), np.float32)}
 
 
 @pytest.fixture
-def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the servers of a test have their temporary files; short enough for sockets."""
+def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Where the servers of a test have their temporary files; short enough for sockets. PyTorch's cache, which every
+    process that imports ``torch._dynamo`` makes and none deletes, is elsewhere."""
     directory = Path(tempfile.mkdtemp(dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(directory))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     yield directory
     shutil.rmtree(directory)
 
