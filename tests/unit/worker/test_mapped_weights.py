@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import cutaway as ca
 from cutaway.adapters import Adapter, TensorAdapter
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InputSpec
+from cutaway.contract.values import changed
 from cutaway.server.archive import builder, reader
 from cutaway.server.worker.process import load_once
 from cutaway.server.worker.worker import Worker
+from tests.support.state_snapshot import State
 
 pytestmark = pytest.mark.skipif(not psutil.LINUX, reason="other systems show no mappings")
 
@@ -100,6 +103,76 @@ class Changed(NetAdapter):
         net = Net()
         net.load_state_dict(tensors)
         tensors["upper.weight"].zero_()
+        return net
+
+
+class Writes(NetAdapter):
+    """A forward pass that writes to parameters: in place, through ``data``, and through an array of NumPy."""
+
+    def build(self) -> nn.Module:
+        class Writing(Net):
+            def forward(self, x: Tensor) -> Tensor:
+                with torch.no_grad():
+                    self.upper.weight[0].add_(1)
+                    self.lower.weight.data.mul_(1.5)
+                    self.kernel.detach().numpy().fill(0)
+                return super().forward(x)
+
+        return Writing()
+
+
+class Trains(NetAdapter):
+    """A batch norm that is in training mode in every pass, whatever the server sets."""
+
+    def build(self) -> nn.Module:
+        class Training(Net):
+            def forward(self, x: Tensor) -> Tensor:
+                self.norm.training = True
+                return super().forward(x)
+
+        return Training()
+
+
+class Renormalised(NetAdapter):
+    """An embedding that renormalises the rows that it looks up."""
+
+    def build(self) -> nn.Module:
+        class Table(Net):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table = nn.Embedding(WIDTH, WIDTH, max_norm=0.5)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x + self.table(torch.arange(len(x))))
+
+        return Table()
+
+
+class Hooked(NetAdapter):
+    """Hooks of loading, before and after, of which each writes to what was loaded."""
+
+    def build(self) -> nn.Module:
+        net = Net()
+
+        def before(_: nn.Module, tensors: dict[str, Tensor], prefix: str, *__: Any) -> None:
+            tensors["upper.weight"].neg_()
+
+        def after(_: nn.Module, __: Any) -> None:
+            with torch.no_grad():
+                net.lower.weight.neg_()
+
+        net.register_load_state_dict_pre_hook(before)
+        net.register_load_state_dict_post_hook(after)
+        return net
+
+
+class Normed(NetAdapter):
+    """Weights that are computed from parameters of the file."""
+
+    def build(self) -> nn.Module:
+        net = Net()
+        nn.utils.parametrizations.weight_norm(net.lower)
+        nn.utils.parametrizations.spectral_norm(net.upper)
         return net
 
 
@@ -192,6 +265,38 @@ def test_a_mapped_model_is_a_loaded_one(load: Loaded, kind: type[Adapter]) -> No
         for parameter in mapped.parameters():
             parameter.add_(1)
     assert path.read_bytes() == before
+
+
+REQUESTS = (
+    InspectRequest("net", input_gradients=("x",), attributions=(ca.IntegratedGradients(n_steps=2),)),
+    InspectRequest("net", edits=(ca.Scale("lower", factor=0.0), ca.Scale("upper", factor=2.0)), compare=True),
+    InspectRequest("net", attributions=(ca.LayerGradCam(layer="lower"), ca.LRP())),
+)
+
+
+@pytest.mark.parametrize("kind", [NetAdapter, Writes, Trains, Renormalised, Hooked, Normed])
+def test_nobody_else_sees_what_a_model_writes(load: Loaded, kind: type[Adapter]) -> None:
+    """Whoever writes to the weights, a request, a forward pass, a hook of loading: the file stays, and so does another
+    worker of the same file, which answers as one that has its weights for itself. Requests leave the model as it was,
+    unless its own forward pass changes it."""
+    net = kind().build() if kind in (Normed, Renormalised) else trained()
+    x = {"x": np.random.default_rng(0).standard_normal((3, WIDTH)).astype(np.float32)}
+    first, path = load(kind, net)
+    before = path.read_bytes()
+    second = Worker.load(path.parent, device="cpu")
+    loaded = {name: tensor.clone() for name, tensor in second._model.module.state_dict().items()}
+    state = State.of(first._model.module)
+    for request in REQUESTS:
+        with suppress(ca.CutawayError):
+            first.inspect(changed(request, tensors=x))
+    assert path.read_bytes() == before
+    assert kibibytes(path, "Rss") > WIDTH * WIDTH * 4 >> 10
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in second._model.module.state_dict().items())
+    if kind is not Writes:
+        assert State.of(first._model.module) == state
+        asked = InspectRequest("net", tensors=x)
+        plain = Worker.of(kind().load(path), "net").inspect(asked)
+        assert np.array_equal(second.inspect(asked).predictions["output"], plain.predictions["output"])
 
 
 def test_answers_are_those_of_plain_weights(load: Loaded) -> None:
