@@ -25,6 +25,7 @@ from tests.support.serving import package
 from tests.support.waiting import PATIENCE_S
 
 ADAPTER = '''
+import os
 import threading
 import torch
 from torch import nn
@@ -45,7 +46,7 @@ class Net(Adapter):
     inputs = (InputSpec("x", "float32", (-1, 4)),)
 
     def build(self):
-        torch.manual_seed(SEED)
+        torch.manual_seed(int(os.environ["NET_SEED"]))
         self.ran = 0
         return nn.Sequential(nn.Linear(4, 8), Step(), nn.Linear(8, 8), Step(), nn.Linear(8, 3))
 
@@ -69,7 +70,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
     def load(proofs: Path = tmp_path / "proofs", seed: int = 0, more: str = "") -> Worker:
         adapter = tmp_path / "net_adapter.py"
-        adapter.write_text(ADAPTER.replace("SEED", str(seed)) + more)
+        adapter.write_text(ADAPTER + more)
+        monkeypatch.setenv("NET_SEED", str(seed))
         archive, directory = package(tmp_path, "net", f"{adapter}:Net"), tmp_path / "unpacked"
         reader.unpack(archive, directory)
         return Worker.load(directory, device="cpu", proofs_dir=proofs)
@@ -135,6 +137,27 @@ def test_proofs_are_about_one_model(load: Load, tmp_path: Path, other: dict[str,
     assert ask(changed).timings.proof_ms > 0
     rest(changed)
     assert len(kept(tmp_path / "proofs")) == 2
+
+
+def test_proofs_are_about_what_is_imported(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another line in a module beside the archive, or another release of a package, and none of them is read."""
+    sources, packages = tmp_path / "sources", tmp_path / "packages"
+    for directory in (sources, packages):
+        directory.mkdir()
+        monkeypatch.syspath_prepend(directory)
+    (sources / "of_net.py").touch()
+    (packages / "net_tools-1.0.dist-info").mkdir()
+
+    def digest() -> str:
+        loaded: Any = load(more="\nimport of_net")
+        return str(loaded.idle._file._digest)
+
+    first = digest()
+    assert digest() == first
+    (sources / "of_net.py").write_text("SCALE = 2\n")
+    second = digest()
+    (packages / "net_tools-1.0.dist-info").rename(packages / "net_tools-1.1.dist-info")
+    assert len({first, second, digest()}) == 3
 
 
 @pytest.mark.parametrize(
