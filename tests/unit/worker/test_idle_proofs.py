@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+from torch.nn.modules.module import _global_forward_hooks
 
 import cutaway as ca
 from cutaway.contract.results import Verdict
@@ -237,24 +238,24 @@ def test_what_ended_a_worker_is_not_tried_again(load: Load, tmp_path: Path, monk
 
 
 def test_a_caller_waits_for_no_test(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that runs ends behind the module that it is in, and again for each caller; the worker counts as late only
-    if it does not. Afterwards the tests go on to their end."""
+    """A test that runs ends behind the module that it is in, and again for each caller, and leaves no hook; the worker
+    counts as late only if it does not. Afterwards the tests go on to their end."""
     monkeypatch.setattr(calls, "_QUIET_S", 0.0)
     worker = load()
     steps: list[Any] = [worker._model.module.get_submodule(name) for name in ("1", "3")]
-    ended: list[tuple[int, float]] = []
+    ended: list[tuple[int, float, int]] = []
     steps[0].waits = True
     thread = ModelThread("net", worker.idle)
     for _ in range(2):
         assert steps[0].begun.wait(PATIENCE_S)
         before = steps[1].runs
-        answer = thread.submit(lambda: (steps[1].runs, worker.busy_until))
+        answer = thread.submit(lambda: (steps[1].runs, worker.busy_until, len(_global_forward_hooks)))
         steps[0].begun.clear()
         steps[0].go.set()
-        runs, late = answer.result(PATIENCE_S)
-        ended.append((runs - before, late))
+        runs, late, hooks = answer.result(PATIENCE_S)
+        ended.append((runs - before, late, hooks))
         steps[0].go.clear()
-    assert ended == [(0, 0.0)] * 2
+    assert ended == [(0, 0.0, 0)] * 2
     steps[0].waits = False
     steps[0].go.set()
     thread.close(PATIENCE_S)
