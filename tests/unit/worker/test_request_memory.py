@@ -12,10 +12,16 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.client.transport import read_piece
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import Verdict
+from cutaway.contract.torchserve_messages import decode_worker_reply
+from cutaway.contract.wire.chunks import ReplyAssembler, as_message
 from cutaway.server.memory import MemoryPool, RequestMemory
+from cutaway.server.worker.call import Call
 from cutaway.server.worker.worker import Worker
+from cutaway.v1.inspection_service_pb2 import InspectStreamResponse
+from tests.support.worker_calls import message
 
 OWN, POOL = 1 << 26, 1 << 28
 
@@ -72,6 +78,25 @@ def test_what_runs_out_runs_again_with_the_pool(worker: Worker, in_place: bool) 
     LIMITS.clear()
     assert ask(worker).predictions
     assert set(LIMITS) == {OWN}
+
+
+def test_what_runs_again_sends_no_part_again(worker: Worker) -> None:
+    """The prediction is out when the explanation runs out of memory: its rest follows."""
+    request = InspectRequest("m", tensors={"x": np.ones((1, 3), np.float32)}, attributions=(ca.Saliency(),))
+    call = Call.of_message(message(request, parts=True), lambda: False, lambda _: None)
+    (reply,) = worker.answer([call])
+    pieces = [
+        read_piece(as_message(piece).joined()) for piece in worker.pieces.take(decode_worker_reply(reply).pieces) or ()
+    ]
+    kinds = [InspectStreamResponse.FromString(piece).piece.WhichOneof("kind") for piece in pieces]
+    assert LIMITS[-1] == OWN + POOL
+    assert [kind for kind in kinds if kind != "progress"] == [
+        *("header", "chunk", "header", "chunk", "header", "trailer")
+    ]
+    assembler = ReplyAssembler(in_parts=True)
+    for piece in pieces:
+        assembler.add(piece)
+    assert assembler.result().attributions[0].verdict is Verdict.AGREES
 
 
 def test_what_the_pool_has_no_room_for_fails_in_its_place(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
