@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -27,15 +27,15 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.torchserve_messages import decode_worker_reply
 from cutaway.contract.wire import chunks
 from cutaway.contract.wire.chunks import Piece, ReplyAssembler, as_message
-from cutaway.server.backends.backend import Backend
+from cutaway.server.backends.backend import Backend, Turns
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
-from cutaway.server.batching import NotBegun
+from cutaway.server.batching import NotBegun, Replied
 from cutaway.server.model_store import Catalog
 from cutaway.server.settings import Settings
 from cutaway.server.worker import call as worker_call
 from cutaway.server.worker import server as worker_server
 from cutaway.server.worker.call import PieceQueue, WaitingPieces
-from cutaway.server.worker.calls import ModelThread
+from cutaway.server.worker.calls import Calls, ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
@@ -202,16 +202,23 @@ async def test_a_reader_that_takes_nothing_is_given_up(remote: RemoteWorker, mon
     assert caught.value.reason == Reason.WORKER_DIED
 
 
-async def test_a_cancelled_call_is_not_begun(remote: RemoteWorker, wide: Wide) -> None:
+async def test_a_cancelled_call_is_not_begun(remote: RemoteWorker, wide: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another one runs; a cancellation of what nobody has is nothing."""
     wide.entered.clear()
     wide.let_go.clear()
-    waiting = call(1)
+    waiting, known, cancel = call(1), threading.Event(), Calls.cancel
+
+    def cancelled_now(calls: Calls, number: int) -> None:
+        cancel(calls, number)
+        if number == waiting.number:
+            known.set()
+
+    monkeypatch.setattr(Calls, "cancel", cancelled_now)
     turns = [asyncio.ensure_future(replies(remote, each)) for each in (call(-1), waiting)]
     await asyncio.to_thread(wide.entered.wait, PATIENCE_S)
     remote.cancel(10**9)
     remote.cancel(waiting.number)
-    await asyncio.sleep(0.2)  # until the worker has read it; the model waits meanwhile
+    await asyncio.to_thread(known.wait, PATIENCE_S)  # the model waits meanwhile
     wide.let_go.set()
     (answered,), (cancelled,) = await asyncio.gather(*turns)
     assert decode_worker_reply(answered).response
@@ -229,6 +236,60 @@ async def test_calls_of_a_gateway_that_ends_are_cancelled(served: Path, remote: 
             turn.cancel()
     wide.let_go.set()
     assert await replies(remote, call(1))
+
+
+class Endless:
+    """A worker whose streamed replies begin with the number of their call, and have no end."""
+
+    name, late_s = NAME, 0.0
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.turn: list[int] = []
+        self.cancelled: list[int] = []
+
+    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
+        self.turn += [each.number for each in calls]
+        for position, number in enumerate(self.turn):
+            replied(position, worker_pb2.WorkerReply(pieces=number).SerializeToString())
+        await asyncio.Event().wait()
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+    async def pieces(self, number: int, until: float) -> AsyncGenerator[bytes, None]:
+        yield str(number).encode()
+        await asyncio.Event().wait()
+
+
+class Later:
+    """No workers, until there is one."""
+
+    available, sends_ahead = True, False
+
+    def __init__(self) -> None:
+        self.workers: list[Endless] = []
+        self.changed: Callable[[], None] = lambda: None
+
+    def of(self, name: ModelName) -> list[Endless]:
+        return self.workers
+
+
+async def test_a_caller_who_leaves_cancels_his_own_call() -> None:
+    """Whatever other calls its turn has."""
+    workers, worker = Later(), Endless()
+    backend = Backend(workers, Catalog([NAME]), Settings())
+    streams = [backend.stream(NAME, b"", PATIENCE_S) for _ in range(3)]
+    first = [asyncio.ensure_future(anext(each)) for each in streams]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert backend.batchers[NAME].queue_length == len(streams)
+    workers.workers.append(worker)
+    workers.changed()
+    begun = [int(each) for each in await asyncio.gather(*first)]
+    assert sorted(begun) == sorted(worker.turn)
+    await streams[1].aclose()
+    assert worker.cancelled == [begun[1]]
 
 
 async def test_a_refusal_is_a_reply(remote: RemoteWorker) -> None:
