@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -141,24 +142,27 @@ def test_proofs_are_about_one_model(load: Load, tmp_path: Path, other: dict[str,
 
 
 def test_proofs_are_about_what_is_imported(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another line in a module beside the archive, or another release of a package, and none of them is read."""
-    sources, packages = tmp_path / "sources", tmp_path / "packages"
-    for directory in (sources, packages):
-        directory.mkdir()
-        monkeypatch.syspath_prepend(directory)
+    """Another line in a module that is imported from its sources, another release of a package, or the same release
+    with other files, and none of them is read."""
+    sources, package = tmp_path / "sources", tmp_path / "packages" / "net_tools-1.0.dist-info"
+    (sources / "of_net.egg-info").mkdir(parents=True)  # as an installation for development leaves
+    package.mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(sources), str(package.parent), *sys.path])
     (sources / "of_net.py").touch()
-    (packages / "net_tools-1.0.dist-info").mkdir()
 
     def digest() -> str:
         loaded: Any = load(more="\nimport of_net")
         return str(loaded.idle._file._digest)
 
-    first = digest()
-    assert digest() == first
+    found = [digest()]
+    assert digest() == found[0]
     (sources / "of_net.py").write_text("SCALE = 2\n")
-    second = digest()
-    (packages / "net_tools-1.0.dist-info").rename(packages / "net_tools-1.1.dist-info")
-    assert len({first, second, digest()}) == 3
+    found.append(digest())
+    (package / "RECORD").write_text("net_tools.py,sha256=0,1\n")
+    found.append(digest())
+    package.rename(package.with_name("net_tools-1.1.dist-info"))
+    found.append(digest())
+    assert len({*found}) == len(found)
 
 
 @pytest.mark.parametrize(

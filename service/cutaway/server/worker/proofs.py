@@ -122,24 +122,19 @@ def proof_file(
     return None
 
 
-_PACKAGES = (".dist-info", ".egg-info")
-
-
 def _digest(model: InspectedModel, manifest: ArchiveManifest, unpacked: Path) -> str:
     """Returns a digest of what a proof depends on: weights, archive, packages, sources outside of them, machine."""
     paths = [path for path in map(Path, sys.path) if path.is_dir()]
-    packages = {path: sorted(name for name in os.listdir(path) if name.endswith(_PACKAGES)) for path in paths}
-    versions = [name for names in packages.values() for name in names]
+    packages = [each for path in paths for each in path.glob("*-info") if each.suffix in (".dist-info", ".egg-info")]
+    versions = [f"{each.name} {_sha256(each / 'RECORD')}" for each in packages]
     parts = [model.weights_sha256, model.device.type, sys.version, platform.machine(), *sorted({*versions})]
     parts += [torch.__version__, torch.backends.cpu.get_cpu_capability()]
-    left_out = {
-        manifest.weights,
-        MODEL_CONFIG,
-        TORCHSERVE_MANIFEST,
-    }  # the digest is there; others are not about the model
+    left_out = {manifest.weights, MODEL_CONFIG, TORCHSERVE_MANIFEST}  # known by its digest; not about the model
     files = {str(path.relative_to(unpacked)): path for path in unpacked.rglob("*") if "__pycache__" not in path.parts}
     parts += [f"{name} {_sha256(path)}" for name, path in sorted(files.items()) if name not in left_out]
-    known = [*(str(path) for path in packages if packages[path]), *map(sysconfig.get_path, ("stdlib", "platstdlib"))]
+    # Sources that are installed for development have .egg-info beside them, and change without a new version.
+    installed = {str(each.parent) for each in packages if each.suffix == ".dist-info"}
+    known = [*installed, *map(sysconfig.get_path, ("stdlib", "platstdlib"))]
     parts += sorted(map(_sha256, _sources_outside((*known, str(unpacked)))))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
