@@ -175,6 +175,23 @@ async def test_parts_come_while_the_model_runs(remote: RemoteWorker, wide: Wide)
     assert decode_worker_reply(await arrived.get()).pieces  # that of the end
 
 
+async def test_parts_go_to_their_own_callers(remote: RemoteWorker) -> None:
+    """Of two calls of one turn: both are told where their parts are when these begin, and again at the end."""
+    asked = [build_request("wide", {"x": np.full((1, 1), x, np.float32)}, attributions=["saliency"]) for x in (3, 5)]
+    told: dict[int, list[int]] = {0: [], 1: []}
+    await remote.run(
+        [message(each, parts=True) for each in asked],
+        lambda position, reply: told[position].append(decode_worker_reply(reply).pieces),
+    )
+    for position, output in ((0, 10.0), (1, 12.0)):
+        number, again = told[position]
+        assert again == number
+        assembler = ReplyAssembler(in_parts=True)
+        async for piece in remote.pieces(number, time.time() + PATIENCE_S):
+            assembler.add(read_piece(piece))
+        assert assembler.result().predictions["output"].tolist() == [[output]]
+
+
 async def test_pieces_are_fetched_once(remote: RemoteWorker) -> None:
     """There is no second reader, and none of a number that nobody has."""
     number = await streamed(remote, 1)

@@ -275,9 +275,7 @@ class Worker:
         finally:
             self.busy_until = IDLE
 
-    def stream(
-        self, call: Call, run: Callable[[Callable[[], None]], object] = lambda job: job()
-    ) -> Iterator[chunks.Piece]:
+    def stream(self, call: Call, run: Callable[[Callable[[], None]], object]) -> Iterator[chunks.Piece]:
         """Runs a call of the kind ``stream`` for a transport that may buffer the whole reply, which is then limited to
         the size of one message. Never raises: an error is the last piece.
 
