@@ -191,12 +191,22 @@ def test_instances_of_sequence_first_models(site: Site) -> None:
 
 @pytest.mark.parametrize("path", [
     "classes:predict?target=1&target=2", "classes:predict?captrues=0", "classes:explain?method=salency",
-    "classes:inspect?target=1", "classes:program?method=saliency", "classes:predict?captures=0"])  # fmt: skip
+    "classes:inspect?target=1", "classes:program?method=saliency", "classes:predict?captures=0",
+    "classes:predict?request={%22captures%22:[]}", "/v2/models/classes/infer?target=1"])  # fmt: skip
 def test_no_parameter_of_a_url_is_ignored(site: Site, path: str) -> None:
     """It is a field of the request, once, or refused."""
     body = {"captures": ["0"]} if "captures" in path else {}
-    status, _, reply = site.post(f"/v1/models/{path}", {**body, "instances": X.tolist()})
+    status, _, reply = site.post(path if path[0] == "/" else f"/v1/models/{path}", {**body, "instances": X.tolist()})
     assert (status, reply["reason"]) == (400, "INVALID_VALUE")
+
+
+@pytest.mark.parametrize("path", [
+    "/v1/models?page_size=1", "/v1/models/classes?operatos", "/v1/models/classes?operators=false",
+    "/v1/models/classes?example=0", "/v2?x", "/v2/models/classes?example", "/v2/models/classes/ready?x="])  # fmt: skip
+def test_no_parameter_of_a_description_is_ignored(site: Site, path: str) -> None:
+    """Nor is ``false`` taken for true."""
+    status, _, reply = post(f"{site.url}{path}", None, {})
+    assert (status, json.loads(reply)["reason"]) == (400, "INVALID_VALUE")
 
 
 def test_all_that_a_request_may_ask_for(site: Site) -> None:
@@ -227,6 +237,56 @@ def test_examples_that_the_model_decodes(site: Site) -> None:
     body, kind = _form([("instances", "one.txt", "text/plain", line.encode()) for line in lines], captures='["0"]')
     status, _, reply = site.post("/v1/models/classes:predict", body, content_type=kind)
     assert (status, reply["predictions"], list(reply["captures"])) == (200, expected, ["0"])
+
+
+TWICE: dict[str, tuple[list[tuple[str, str]], str, str]] = {
+    "a field": ([("target", "1"), ("target", "2")], "", "target"),
+    "a field and request": ([("request", '{"target": 1}'), ("target", "2")], "", "target"),
+    "request and a field": ([("target", "2"), ("request", '{"target": 1}')], "", "target"),
+    "request": ([("request", '{"target": 1}'), ("request", '{"target": 2}')], "", "target"),
+    "the URL and a field": ([("target", "1")], "?target=1", "target"),
+    "the URL's request": ([("target", "1")], "?request={%22target%22:1}", "target"),
+    "the method": ([("method", "saliency"), ("options", '{"method": "deconvolution"}')], "", "options.method"),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_nothing_in_a_form_replaces_something_else(site: Site, name: str) -> None:
+    """Neither the first nor the last value is taken of what comes twice."""
+    given, query, field = TWICE[name]
+    body, kind = _form([("instances", "a.txt", "text/plain", b"1 2 3 4")], *given)
+    status, _, reply = site.post(f"/v1/models/classes:explain{query}", body, content_type=kind)
+    assert (status, reply["reason"], reply["field"]) == (400, "INVALID_VALUE", field)
+
+
+def test_an_input_comes_once_in_a_form(site: Site) -> None:
+    file = ("input", "x.npy", "", _npy(X))
+    body, kind = _form([file, file])
+    status, _, reply = site.post("/v1/models/classes:predict", body, content_type=kind)
+    assert (status, reply["reason"], reply["field"]) == (400, "INVALID_VALUE", "input")
+
+
+def test_a_file_says_what_failed(site: Site) -> None:
+    """What has no place in files of numpy is an error; each row's verdict has one."""
+    asked: dict[str, Any] = {"instances": X.tolist(), "target": 1, "attribution_errors_in_place": True}
+    wrong = {"method": "layer_activation", "layer": "nope"}
+    npy, npz = "application/x-npy", "application/x-npz"
+    for more, accept, reason in (
+        ({"attributions": ["saliency", wrong]}, npz, "MODULE_NOT_FOUND"),
+        ({"attributions": [wrong]}, npy, "INVALID_VALUE"),
+        ({"dry_run": True}, npz, "INVALID_VALUE"),
+        ({"dry_run": True}, npy, "INVALID_VALUE"),
+    ):
+        status, _, reply = site.post("/v1/models/classes:predict", {**asked, **more}, accept=accept)
+        assert (status, reply["reason"]) == (400, reason)
+        assert "accept application/" in reply["detail"]
+    methods = ["saliency", {"method": "integrated_gradients", "n_steps": 2}, "saliency"]
+    _, _, file = site.post("/v1/models/classes:predict", {**asked, "attributions": methods}, accept=npz)
+    _, _, whole = site.post("/v1/models/classes:predict", {**asked, "attributions": methods})
+    arrays = np.load(io.BytesIO(file))
+    for number, name in enumerate(("saliency", "integrated_gradients", "saliency#1")):
+        verdicts = [explanations[number]["verdict"] for explanations in whole["explanations"]]
+        assert arrays[f"verdict:{name}"].tolist() == verdicts
 
 
 def test_files_of_numpy(site: Site) -> None:
@@ -466,7 +526,7 @@ def _npy(array: Any) -> bytes:
     return file.getvalue()
 
 
-def _form(files: list[tuple[str, str, str, bytes]], **fields: str) -> tuple[bytes, str]:
+def _form(files: list[tuple[str, str, str, bytes]], *given: tuple[str, str], **fields: str) -> tuple[bytes, str]:
     """A form's body, and its content type."""
     boundary = uuid4().hex
     parts = [
@@ -477,6 +537,6 @@ def _form(files: list[tuple[str, str, str, bytes]], **fields: str) -> tuple[byte
     ]
     parts += [
         f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode()
-        for name, value in fields.items()
+        for name, value in (*given, *fields.items())
     ]
     return b"\r\n".join([*parts, f"--{boundary}--\r\n".encode()]), f"multipart/form-data; boundary={boundary}"

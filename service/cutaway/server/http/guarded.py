@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
@@ -80,9 +80,21 @@ T = TypeVar("T")
 
 
 def guarded(
-    servicer: Servicer, name: str, handler: Handler, media_type: str = MEDIA_TYPE
+    servicer: Servicer,
+    name: str,
+    handler: Handler,
+    media_type: str = MEDIA_TYPE,
+    flags: Collection[str] | None = (),
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Returns ``handler`` for callers who may call the method ``name``; errors have the ``media_type``."""
+    """Returns ``handler`` for callers who may call the method ``name``.
+
+    Args:
+        servicer: knows the callers, and reports the calls.
+        name: the method of the service.
+        handler: answers.
+        media_type: that of errors.
+        flags: the parameters that a URL may have, without a value or as true; None leaves them to ``handler``.
+    """
 
     async def answer(request: Request) -> Response:
         call = TranslatedCall(request.headers.items(), f"http:{_peer(request)}")
@@ -90,6 +102,8 @@ def guarded(
             async with servicer.reporting(name, call):
                 call.limit(_timeout(request))
                 servicer.admit(call.invocation_metadata(), call.peer())
+                if flags is not None:
+                    _check_flags(request, flags)
                 with servicer.arriving() as held:
                     body = RequestBody(request.scope, request.receive, servicer.settings, held)
                     try:
@@ -221,6 +235,15 @@ async def unless_gone(request: Request, call: Awaitable[T]) -> T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _check_flags(request: Request, flags: Collection[str]) -> None:
+    for name, text in request.query_params.multi_items():
+        if name not in flags:
+            known = f"; there are {', '.join(flags)}" if flags else ""
+            raise error(Reason.INVALID_VALUE, f"is no parameter of this URL{known}", f"{name:.60}")
+        if text not in ("", "true"):
+            raise error(Reason.INVALID_VALUE, "is true, or left out", name)
 
 
 def _timeout(request: Request) -> float | None:

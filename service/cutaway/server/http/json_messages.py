@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from cutaway.contract.errors import Reason, error
+from cutaway.contract.errors import Reason, error, from_wire
 from cutaway.contract.json_text import MAX_DEPTH, read_json
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.arrays import by_name, entries, examples_first, npy, tensors, write_npz
+from cutaway.contract.results.arrays import (
+    ArrayField,
+    Entry,
+    by_name,
+    entries,
+    examples_first,
+    npy,
+    tensors,
+    write_npz,
+)
 from cutaway.contract.results.document import document, numbers
 from cutaway.contract.results.explanations import AttributionResult, outcome_of_row
 from cutaway.contract.tensors import Array
@@ -264,18 +273,39 @@ def _verdicts(attribution: AttributionResult) -> dict[str, Any]:
 
 
 def as_npz(result: InspectResult) -> bytes:
-    """Returns the arrays of ``result`` as an NPZ file."""
+    """Returns the arrays of ``result`` as an NPZ file, and the verdicts by row as texts.
+
+    Raises:
+        CutawayError: that of an attribution, as a file has no place for it; ``INVALID_VALUE`` for an estimate.
+    """
+    if result.estimate is not None:
+        raise error(Reason.INVALID_VALUE, f"an estimate has no arrays: {_ACCEPT_JSON}", "accept")
+    for each in result.attributions:
+        if (own := each.error) is not None:
+            raise from_wire(own.code, own.reason, f"{own.message}; {_ACCEPT_JSON} for what did not fail", own.field)
+    arrays = entries(result)
     file = io.BytesIO()
-    write_npz(file, by_name(entries(result)))
+    write_npz(file, by_name([*arrays, *_verdicts_by_row(result, arrays)]))
     return file.getvalue()
+
+
+_ACCEPT_JSON = "accept application/json"
+
+
+def _verdicts_by_row(result: InspectResult, arrays: Sequence[Entry]) -> Iterator[Entry]:
+    rows = range(_row_count(examples_first(result)))
+    for owner in {entry.attribution.number: entry.attribution for entry in arrays if entry.attribution}.values():
+        if checks := owner.result.checks:
+            verdicts = np.array([outcome_of_row(checks, row).verdict.value for row in rows])
+            yield Entry(verdicts, ArrayField("verdict", number=np.str_), attribution=owner)
 
 
 def as_npy(result: InspectResult) -> bytes:
     """Returns the only prediction of ``result`` as an NPY file.
 
     Raises:
-        InvalidArgument: ``INVALID_VALUE`` if there are several.
+        InvalidArgument: ``INVALID_VALUE`` if there is more than one array, or none.
     """
-    if len(result.predictions) != 1 or len(tensors(result)) != 1:
-        raise error(Reason.INVALID_VALUE, "the reply has several arrays: accept application/x-npz", "accept")
+    if len(result.predictions) != 1 or len(tensors(result)) != 1 or result.attributions:
+        raise error(Reason.INVALID_VALUE, "the reply is not one array: accept application/x-npz", "accept")
     return npy(next(iter(result.predictions.values())))

@@ -164,11 +164,11 @@ def _form_of(content_type: str, max_bytes: int, data: bytes) -> tuple[dict[str, 
     tensors: dict[str, Any] = {}
     for part in _parts(content_type, data):
         if not part.is_file:
-            fields |= _fields(part.name, part.data)
+            _add(fields, _fields(part.name, part.data))
         elif part.name == "instances":
             examples.append(Raw(part.data, part.media_type))
         else:
-            tensors |= {part.name: _arrays_in(part.data, NPY, max_bytes)[""]}
+            _add(tensors, {part.name: _arrays_in(part.data, NPY, max_bytes)[""]})
     if examples and tensors:
         raise error(Reason.INVALID_VALUE, f"the form has examples and tensors; {_RIGHT_FORM}", "instances")
     if not (examples or tensors):
@@ -226,8 +226,14 @@ def _fields(name: str, text: bytes) -> dict[str, Any]:
         return {name: text.decode(errors="replace")}
 
 
-JSON, FORM, BINARY = "application/json", "multipart/form-data", "application/proto"
+def _add(values: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Adds ``more`` to ``values`` from another place of a request; no name may have two values."""
+    if twice := values.keys() & more.keys():
+        raise error(Reason.INVALID_VALUE, "is given twice", f"{min(twice):.60}")
+    values |= more
 
+
+JSON, FORM, BINARY = "application/json", "multipart/form-data", "application/proto"
 _DEFAULT_METHOD = "integrated_gradients"
 
 
@@ -306,7 +312,10 @@ def _request(verb: str, model: str, fields: Mapping[str, Any], inputs: Mapping[s
         options = fields.pop("options", {})
         if not isinstance(options, Mapping):
             raise error(Reason.INVALID_VALUE, "are the method's fields by name", "options")
-        fields["attributions"] = [{"method": fields.pop("method", _DEFAULT_METHOD), **options}]
+        attribution = {"method": fields.pop("method", _DEFAULT_METHOD)}
+        with at("options"):
+            _add(attribution, options)
+        fields["attributions"] = [attribution]
     return replace(read_request(fields), model=model, **inputs)
 
 
@@ -331,6 +340,7 @@ _KNOWN_S = 10.0
 """Seconds for which the types of a model's inputs are remembered; its archive may be replaced."""
 
 _MOST_MODELS = 10_000
+_DETAILS = ("operators", "example")
 
 
 class Rest:
@@ -348,10 +358,11 @@ class Rest:
 
     def routes(self) -> list[BaseRoute]:
         """Returns the routes."""
+        guard = partial(guarded, self._servicer)
         return [
-            Route("/v1/models", guarded(self._servicer, "ListModels", self._models), methods=["GET"]),
-            Route("/v1/models/{model:path}", guarded(self._servicer, "GetModel", self._model), methods=["GET"]),
-            Route("/v1/models/{model:path}", guarded(self._servicer, "Inspect", self._verb), methods=["POST"]),
+            Route("/v1/models", guard("ListModels", self._models), methods=["GET"]),
+            Route("/v1/models/{model:path}", guard("GetModel", self._model, flags=_DETAILS), methods=["GET"]),
+            Route("/v1/models/{model:path}", guard("Inspect", self._verb, flags=None), methods=["POST"]),
         ]
 
     async def _models(self, _: Request, call: TranslatedCall, __: RequestBody) -> Response:
@@ -359,7 +370,7 @@ class Rest:
         return JSONResponse({"models": list(dict.fromkeys(name.model for name in names))})
 
     async def _model(self, request: Request, call: TranslatedCall, _: RequestBody) -> Response:
-        more = {name: name in request.query_params for name in ("operators", "example")}
+        more = {name: name in request.query_params for name in _DETAILS}
         data = wire_models.encode_model_request(request.path_params["model"], **more)
         reply = await self._servicer.call("GetModel", data, call) or b""
         name = wire_models.decode_name(inspection_service_pb2.GetModelResponse.FromString(reply).model.model)
@@ -447,7 +458,6 @@ _FIELDS_OF_VERB = {
 }
 """The fields that a request has by its verb: whoever may not set them is refused before it is read."""
 
-
 _QUERY = {"inspect": (), "program": ("language", "address")}
 """The parameters in the URL by verb; for the other verbs they are fields of the request, as in a form."""
 
@@ -460,10 +470,9 @@ def _query(verb: str, parameters: Sequence[tuple[str, str]]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name, text in parameters:
-        if name in found or name not in _QUERY.get(verb, (name,)):
-            which = "comes twice" if name in found else f"is none of :{verb}"
-            raise error(Reason.INVALID_VALUE, f"the parameter {name!r:.60} of the URL {which}", f"{name:.60}")
-        found[name] = text
+        if name not in _QUERY.get(verb, (name,)):
+            raise error(Reason.INVALID_VALUE, f"is no parameter of :{verb}", f"{name:.60}")
+        _add(found, {name: text})
     return found
 
 
@@ -479,9 +488,7 @@ def _serialized(
     fields, inputs = read(data)
     del data
     for name, text in query.items():
-        if name in fields:
-            raise error(Reason.INVALID_VALUE, "is in the URL and in the body", f"{name:.60}")
-        fields |= _fields(name, text.encode())
+        _add(fields, _fields(name, text.encode()))
     if "tensors" in inputs and data_types:
         inputs["tensors"] = _of_types(inputs["tensors"], data_types)
     return wire_requests.serialize(_request(verb, model, fields, inputs))
