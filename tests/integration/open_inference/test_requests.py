@@ -106,6 +106,10 @@ JSON_ERRORS: dict[str, tuple[Any, str]] = {
     "no bytes": (_one(parameters={"binary_data_size": 4}), "4 bytes do not follow"),
     "another model": ({"model_name": "classes", "inputs": []}, "model_name: is not 'same'"),
     "unknown": ({"inputs": [], "colour": 1}, "colour: the protocol has no such field"),
+    **{
+        f"{name} as {value!r}": ({"parameters": {name: value}, "inputs": []}, f"parameters.{name}: is ")
+        for name, value in (("cutaway", 3), ("cutaway", True), ("binary_data_output", "true"), ("timeout", "5"))
+    },
     "deep": ({"parameters": {"cutaway": {}}, "inputs": []}, "parameters.cutaway: is true, false, a whole number"),
 }
 

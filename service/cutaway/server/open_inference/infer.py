@@ -34,11 +34,13 @@ CUTAWAY = "cutaway"
 BINARY_OUTPUTS, BINARY_OUTPUT = "binary_data_output", "binary_data"
 """The parameters of a request and of an output that ask for bytes; by gRPC, outputs are bytes anyway."""
 
-_KNOWN = (CUTAWAY, "timeout", BINARY_OUTPUTS)
 SIZE = "binary_data_size"
 """The parameter of an input by HTTP with the number of its bytes; KServe's client sends it by gRPC too."""
 
-_KNOWN_OF_INPUT = {BYTES: ("content_type", SIZE)}
+_TEXT, _FLAG, _NUMBER = ("string_param",), ("bool_param",), ("int64_param", "uint64_param")
+_KNOWN = {CUTAWAY: _TEXT, "timeout": _NUMBER, BINARY_OUTPUTS: _FLAG}
+_KNOWN_OF_INPUT = {SIZE: _NUMBER}
+_KNOWN_OF_BYTES = {"content_type": _TEXT, SIZE: _NUMBER}
 
 
 class Sent(NamedTuple):
@@ -98,7 +100,7 @@ def _outputs(message: Any, *, as_bytes: bool) -> dict[str, bool]:
     outputs: dict[str, bool] = {}
     for number, output in enumerate(message.outputs):
         with at(f"outputs[{number}]"):
-            _check_parameters(output.parameters, (BINARY_OUTPUT,))
+            _check_parameters(output.parameters, {BINARY_OUTPUT: _FLAG})
             if output.name in outputs:  # its bytes would be sent again
                 raise error(Reason.INVALID_VALUE, f"{output.name!r:.80} is there already", "name")
         own = output.parameters[BINARY_OUTPUT].bool_param if BINARY_OUTPUT in output.parameters else as_bytes
@@ -176,17 +178,20 @@ def check_input(tensor: Any) -> None:
     Raises:
         CutawayError: ``NOT_IMPLEMENTED`` for shared memory, ``UNKNOWN_FIELD`` for others.
     """
-    _check_parameters(tensor.parameters, _KNOWN_OF_INPUT.get(tensor.datatype, (SIZE,)))
+    _check_parameters(tensor.parameters, _KNOWN_OF_BYTES if tensor.datatype == BYTES else _KNOWN_OF_INPUT)
 
 
-def _check_parameters(parameters: Any, known: tuple[str, ...]) -> None:
-    """Refuses unknown parameters, which would otherwise have no effect."""
+def _check_parameters(parameters: Any, known: Mapping[str, Sequence[str]]) -> None:
+    """Refuses parameters that are unknown or of another type, which would otherwise have no effect."""
     for name in sorted(parameters):
         if name.startswith("shared_memory"):
             raise error(Reason.NOT_IMPLEMENTED, "shared memory is not served: send the bytes", f"parameters.{name}")
         if name not in known:
             served = f"; these are: {', '.join(known)}" if known else ""
             raise error(Reason.UNKNOWN_FIELD, f"is not served{served}", f"parameters.{name:.80}")
+        if (kind := parameters[name].WhichOneof("parameter_choice")) not in known[name]:
+            what = f"is {kind or 'empty'}, and must be {' or '.join(known[name])}"
+            raise error(Reason.INVALID_VALUE, what, f"parameters.{name}")
 
 
 def _timeout_s(parameters: Any) -> float | None:
