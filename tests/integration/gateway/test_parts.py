@@ -15,6 +15,7 @@ import pytest
 import cutaway as ca
 from cutaway.client.request_builder import build_request
 from cutaway.contract.errors import Reason
+from cutaway.contract.results.arrays import by_name, tensors
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.message_walk import tensors_in
 from cutaway.engine.execution import progress
@@ -209,6 +210,17 @@ def test_a_part_has_nothing_of_the_parts_before(served: Served) -> None:
         for tensor in tensors_in(message):
             tensor.data = b""
     assert merged == whole
+
+
+def test_tensors_of_parts_have_the_names_of_the_whole(client: ca.Client) -> None:
+    """Also where two parts have a tensor of the same name."""
+    asked: dict[str, Any] = {"captures": "fc", "attributions": ["saliency", "saliency"]}
+    whole = by_name(tensors(client.inspect("doored", X, **asked)))
+    arrived = dict(client.inspect_stream("doored", X, **asked))
+    assert list(arrived) == list(whole)
+    assert "attribution:saliency#1:x" in arrived
+    for name, array in arrived.items():
+        assert np.array_equal(array, whole[name].array)
 
 
 def test_each_explanation_says_how_long_it_took(client: ca.Client) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +100,24 @@ def ask(address: str, way: Way, **more: Any) -> InspectResult:
     return asyncio.run(awaited())
 
 
+def by_part(address: str, way: Way) -> list[str]:
+    """Ask, and take part by part; the predictions of the first, until something is raised."""
+    places: list[str] = []
+
+    async def awaited() -> None:
+        async with ca.AsyncClient(address) as client, client.inspect_stream("net", X, captures=["**"]) as stream:
+            async for part in stream.parts():
+                places.extend(part.predictions)
+
+    if way == "awaited":
+        asyncio.run(awaited())
+        return places
+    with ca.Client(address) as client, client.inspect_stream("net", X, captures=["**"]) as stream:
+        for part in stream.parts():
+            places.extend(part.predictions)
+    return places
+
+
 def iterate(address: str, way: Way) -> list[str]:
     """Ask, and take tensor by tensor; their places, until something is raised."""
     places: list[str] = []
@@ -151,12 +169,21 @@ def test_it_is_asked_for_once_more_and_no_third_time(way: Way) -> None:
 
 
 @WAYS
-def test_what_has_been_handed_on_is_not_taken_back(way: Way) -> None:
-    """Once a caller has a tensor of an answer, its loss is an error."""
+@pytest.mark.parametrize("take", [iterate, by_part])
+def test_what_has_been_handed_on_is_not_taken_back(way: Way, take: Callable[[str, Way], list[str]]) -> None:
+    """Once a caller has a tensor or a part of an answer, its loss is an error."""
     with losing((3, DIED), (0, None)) as (address, server):
         with pytest.raises(ca.Unavailable):
-            iterate(address, way)
+            take(address, way)
         assert server.asked == 1
+
+
+@WAYS
+def test_a_part_that_is_lost_amid_is_asked_for_once_more(way: Way) -> None:
+    """Nobody has it: it comes whole, and once."""
+    with losing((2, DIED_SOON_BACK), (0, None)) as (address, server):
+        assert by_part(address, way) == ["output"]
+        assert server.asked == 2
 
 
 @WAYS
@@ -188,6 +215,10 @@ def test_a_server_that_knows_no_parts_is_asked_for_the_whole(way: Way) -> None:
     with losing((0, older)) as (address, server), pytest.raises(ca.InvalidArgument):
         iterate(address, way)
     assert server.asked == 2
+    of_the_request = error(Reason.UNKNOWN_FIELD, "no such field", "captures[0]")
+    with losing((0, of_the_request), (0, None)) as (address, server), pytest.raises(ca.InvalidArgument):
+        iterate(address, way)
+    assert server.asked == 1
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -28,13 +28,13 @@ import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.client import base_client
 from cutaway.client.request_builder import build_request
-from cutaway.client.transport import ReplyStream, read_piece
+from cutaway.client.transport import AsyncReplyStream, ReplyStream, read_piece
 from cutaway.contract.errors import Reason
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import Timings, arrays
 from cutaway.contract.tensors import Array
 from cutaway.contract.torchserve_messages import decode_stream_opening
-from cutaway.contract.wire import grpc_status
+from cutaway.contract.wire import chunks, grpc_status
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.chunks import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, as_message
 from cutaway.engine.model.session import Cancellation
@@ -331,7 +331,9 @@ def spoiled() -> Iterator[tuple[str, list[bytes], str]]:
     yield "broken off", sound[:3], "it stopped at tensor 0 of 3"
     yield "nothing", [], "it has no header"
     yield "two headers", [header, *sound], "it has two headers"
+    yield "a part before the last is whole", [*sound[:-2], header, last, trailer], "it has two headers"
     yield "two trailers", [*sound, trailer], "a piece follows its end"
+    yield "a part behind the end", [*sound, header], "a piece follows its end"
     yield "empty piece", [header, b""], "a piece of it is empty"
     yield "cut piece", [header, first[:-1]], "cannot be read"
     yield "garbage", [b"\xff\xff"], "cannot be read"
@@ -347,14 +349,48 @@ def spoiled() -> Iterator[tuple[str, list[bytes], str]]:
 SPOILED = {name: (messages, said) for name, messages, said in spoiled()}
 
 
+async def _all(values: AsyncIterator[Any]) -> None:
+    async for _ in values:
+        pass
+
+
+READERS: dict[str, Callable[[ReplyStream], Any]] = {
+    "whole": ReplyStream.result,
+    "by tensor": list,
+    "by part": lambda stream: list(stream.parts()),
+}
+AWAITING: dict[str, Callable[[AsyncReplyStream], Coroutine[Any, Any, Any]]] = {
+    "whole": AsyncReplyStream.result,
+    "by tensor": lambda stream: _all(stream.__aiter__()),
+    "by part": lambda stream: _all(stream.parts()),
+}
+
+
+@pytest.mark.parametrize("way", READERS)
 @pytest.mark.parametrize("case", SPOILED)
-def test_damage_is_seen(case: str) -> None:
+def test_damage_is_seen(case: str, way: str) -> None:
     """A piece that is changed, missing, repeated, out of order or too much: never a wrong answer, always an error that
-    says what is wrong."""
+    says what is wrong, however the reply is read."""
     messages, said = SPOILED[case]
+
+    async def awaited() -> AsyncGenerator[bytes, None]:
+        for message in messages:
+            yield message
+
     with pytest.raises(ca.CutawayError, match=said) as caught:
-        ReplyStream(lambda *_: (message for message in messages), 60, InspectRequest("")).result()
-    assert caught.value.reason == Reason.INTERNAL
+        READERS[way](ReplyStream(lambda *_: (message for message in messages), 60, InspectRequest("")))
+    with pytest.raises(ca.CutawayError, match=said) as other:
+        asyncio.run(AWAITING[way](AsyncReplyStream(lambda *_: awaited(), 60, InspectRequest(""))))
+    assert caught.value.reason == other.value.reason == Reason.INTERNAL
+
+
+def test_parts_are_too_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory that a client gives to a reply is that of all its parts."""
+    monkeypatch.setattr(chunks, "MAX_REPLY_BYTES", 5_000)
+    *part, _ = (read_piece(as_message(piece).joined()) for piece in pieces_of(ca.InspectResult({"a": np.ones(500)})))
+    with pytest.raises(ca.ResourceExhausted) as caught:
+        ReplyStream(lambda *_: (message for message in (*part, *part)), 60, InspectRequest("")).result()
+    assert (caught.value.reason, caught.value.field) == (Reason.REPLY_TOO_LARGE, "max_reply_bytes")
 
 
 def test_a_large_reply_needs_no_word_of_the_caller(client: ca.Client) -> None:
