@@ -92,6 +92,12 @@ class Members(nn.Module):
         return {"constructor": self.fc(x), "__proto__": self.fc(x) * 2}
 
 
+def photo() -> nn.Module:
+    """A network for pictures of the usual size."""
+    layers = nn.Conv2d(3, 8, 7, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+    return nn.Sequential(*layers)
+
+
 @pytest.fixture(scope="module")
 def site() -> Iterator[Served]:
     """All of them, in place of the models of other tests."""
@@ -102,6 +108,7 @@ def site() -> Iterator[Served]:
         "two": Small(Two(), *(InputSpec(name, "float32", (-1, 3)) for name in ("x", "more"))),
         "members": Small(Members()),
         "one": Small(nn.Linear(3, 2), InputSpec("input", "float32", (-1, 3))),
+        "photo": Small(photo(), InputSpec("input", "float32", (-1, 3, 224, 224))),
     }
     with serve(models, settings=Settings(http_address="127.0.0.1:0")) as server:
         yield server
@@ -196,3 +203,27 @@ def test_the_address_names_what_is_shown(inspector: Inspector) -> None:
     inspector.open_question("both", captures=[{"module": "head"}])
     inspector.page.reload()
     inspector.page.wait_for_selector(".chips bdi:text-is('head')")
+
+
+WIDER = """() => [...document.querySelectorAll("main *")].filter((each) => {
+    const around = each.parentElement, [own, room] = [each, around].map((it) => it.getBoundingClientRect());
+    const styles = [each, around].map((it) => getComputedStyle(it));
+    return own.width > 0 && own.right > room.right + 1 && styles[0].position !== "absolute"
+        && styles[1].overflowX === "visible" && !each.closest("svg");
+}).map((each) => `${each.tagName} ${each.className}`)"""
+"""Script that returns what is drawn beyond the element that holds it."""
+
+
+def test_nothing_of_a_photo_is_wider_than_what_holds_it(inspector: Inspector) -> None:
+    """On a telephone, on a desk, and between."""
+    methods = [{"saliency": {}}, {"layerGradCam": {"layer": "0"}}]
+    inspector.open_question("photo", attributions=methods, captures=[{"module": "0"}])
+    inspector.page.click(".example")
+    inspector.ask()
+    for view, drawn in (("Explanations", ".frame canvas"), ("Activations", "canvas"), ("Edits", ".slider")):
+        inspector.go(view)
+        inspector.page.wait_for_selector(f"main {drawn}")
+        for width in (360, 390, 768, 1280, 1440, 1920, 2560):
+            inspector.page.set_viewport_size({"width": width, "height": 900})
+            assert inspector.page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+            assert inspector.page.evaluate(WIDER) == [], (view, width)
