@@ -51,6 +51,9 @@ _FEWEST_ROWS = 4
 _MOST_DOUBLINGS = 10
 """The most sizes of a larger batch that a rehearsal tests."""
 
+_MANY_STEPS = 16
+"""The fewest steps of a path beside which a test of its first caller's inputs takes little."""
+
 _LOOKS = 6
 """How many runs must move a random number generator: other threads may, now and then, use the same ones."""
 
@@ -93,7 +96,9 @@ def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None
     """
     if problem.edits_gradients:
         return None  # an edit of a gradient is meant to make it another one
-    suspicion = _cached(whole or problem, _suspicion, *differentiated(problem))
+    steps = problem.request.n_steps if isinstance(problem.request, requests.PathAttribution) else 0
+    first = _suspicion_here if steps >= _MANY_STEPS else None
+    suspicion = _cached(whole or problem, _suspicion, *differentiated(problem), first=first)
     if not suspicion:
         return None
     if suspicion is _Suspicion.UNTESTABLE and problem.target.positions is not None:
@@ -109,10 +114,15 @@ class _Suspicion(Enum):
     UNTESTABLE = "untestable"
 
 
-def _cached(problem: AttributionProblem, test: Callable[[AttributionProblem], T | None], *more: Hashable) -> T | None:
+def _cached(
+    problem: AttributionProblem,
+    test: Callable[[AttributionProblem], T | None],
+    *more: Hashable,
+    first: Callable[[AttributionProblem], T | None] | None = None,
+) -> T | None:
     scope = (problem.target.source, problem.target.is_neuron)
     hooks = _foreign_hooks(problem)  # whose numbers another process gives to other hooks
-    result: T | None = retested(problem, test, *more, *scope, *hooks, lasts=not hooks)
+    result: T | None = retested(problem, test, *more, *scope, *hooks, lasts=not hooks, first=first)
     return result
 
 
@@ -303,6 +313,15 @@ def _elements_read(problem: AttributionProblem, before: Outputs, after: Outputs)
 
 def _same_row(one: Tensor, other: Tensor, row: int, tolerances: Tolerances) -> bool:
     return close_unmasked(one[row : row + 1], other[row : row + 1], tolerances)
+
+
+@_unrecorded_test
+def _suspicion_here(problem: AttributionProblem) -> _Suspicion | None:
+    """Looks at the inputs themselves, of a model that has no fault at others."""
+    try:
+        return _Suspicion.WRONG if any_mismatch(problem) else None
+    except ForwardModeRefused:
+        return _Suspicion.UNTESTABLE
 
 
 @_unrecorded_test

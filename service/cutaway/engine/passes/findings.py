@@ -46,10 +46,11 @@ def is_repeated_at(use: int) -> bool:
 
 @dataclass
 class _Tested:
-    """The latest result of a test, and the number of its uses."""
+    """The latest result of a test, the number of its uses, and whether it is of a caller's inputs."""
 
     result: Any
     uses: int = 0
+    of_caller: bool = True
 
     def is_due(self) -> bool:
         """Counts a use, and returns whether the test is to run again."""
@@ -58,7 +59,11 @@ class _Tested:
 
 
 def retested(
-    problem: AttributionProblem, test: Callable[[AttributionProblem], T], *key: Hashable, lasts: bool = False
+    problem: AttributionProblem,
+    test: Callable[[AttributionProblem], T],
+    *key: Hashable,
+    lasts: bool = False,
+    first: Callable[[AttributionProblem], T] | None = None,
 ) -> T:
     """Returns what ``test`` found on the inputs of ``problem`` or on earlier ones of their kind.
 
@@ -67,31 +72,41 @@ def retested(
         test: returns what is false if nothing is wrong.
         key: what else the result depends on.
         lasts: whether a result of None holds for other processes too: see `Proofs`.
+        first: a quicker test of the inputs of ``problem``, where no caller's inputs were tested in this process.
     """
     whole = (test, _kind_of_batch(problem), *map(_edited, problem.edits), *key)
     if whole not in problem.cache:
-        problem.cache[whole] = _result(problem, test, whole, lasts)
+        problem.cache[whole] = _result(problem, test, whole, lasts, first)
     return cast(T, problem.cache[whole])
 
 
 def _result(
-    problem: AttributionProblem, test: Callable[[AttributionProblem], T], whole: Hashable, lasts: bool
+    problem: AttributionProblem,
+    test: Callable[[AttributionProblem], T],
+    whole: Hashable,
+    lasts: bool,
+    first: Callable[[AttributionProblem], T] | None,
 ) -> T | None:
     model, proofs, key = problem.model, problem.model.proofs, whole if lasts else None
 
-    def found() -> tuple[T, bool]:
-        result, is_whole = proofs.run(lambda: test(problem), key)
+    def found(by: Callable[[AttributionProblem], T]) -> tuple[T, bool]:
+        result, is_whole = proofs.run(lambda: by(problem), key)
         model.cancellation.raise_if_cancelled()  # a test may take its end for a fault of the model
         return result, is_whole
 
     if whole not in model.properties and not proofs.is_sound(key):
-        result, is_whole = found()
+        result, is_whole = found(test)
         if proofs.rehearses and (result or not is_whole):
             return result
-        model.remembered(whole, lambda: _Tested(result))
-    tested: _Tested = model.remembered(whole, lambda: _Tested(None))
-    if not proofs.rehearses and tested.is_due():
-        tested.result, _ = found()
+        model.remembered(whole, lambda: _Tested(result, of_caller=not proofs.rehearses))
+    tested: _Tested = model.remembered(whole, lambda: _Tested(None, of_caller=False))
+    if proofs.rehearses:
+        return cast(T, tested.result)
+    if tested.is_due():
+        tested.result, _ = found(test)
+    elif not tested.of_caller and first is not None:
+        tested.result, _ = found(first)
+        tested.of_caller = True
     return cast(T, tested.result)
 
 
