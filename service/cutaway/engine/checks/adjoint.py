@@ -258,7 +258,8 @@ class _AdjointTest:
             made: Tensor = forward_ad.make_dual(moved(primal).clone().requires_grad_(), next(waiting))
             return made
 
-        with torch.enable_grad(), tangents_pass(list(self.problem.model.tree.modules.values())) as left:
+        model = self.problem.model
+        with torch.enable_grad(), model.undivided(), tangents_pass(list(model.tree.modules.values())) as left:
             output = self.run(dual)
             is_whole = not left  # what the target does with the output is ours
             tangent = forward_ad.unpack_dual(self.scalars(output)).tangent

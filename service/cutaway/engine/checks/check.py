@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from traceback import walk_tb
 from typing import NamedTuple, TypeAlias
@@ -27,6 +26,7 @@ from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, RowRange, Values
 from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation, Reference
 from cutaway.engine.planning.attribution_setup import moves_integers
+from cutaway.engine.runtime.cached_properties import cached_property
 from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
 
 _LOG = logging.getLogger(__name__)

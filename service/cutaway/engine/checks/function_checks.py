@@ -94,7 +94,7 @@ def _calls(problem: AttributionProblem, run: Run) -> list[_Call]:
         return outputs
 
     with torch.enable_grad():
-        with calling_functions(record):
+        with problem.model.undivided(), calling_functions(record):
             read = run(leaf)
         scalars = problem.target.scalars(read)
         if leaves and scalars.requires_grad:

@@ -6,7 +6,6 @@ Captum's own passes are compared here with those that the method consists of: po
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare,
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
 from cutaway.engine.references.observation import target_values
 from cutaway.engine.runtime import numerics
+from cutaway.engine.runtime.cached_properties import cached_property
 from cutaway.engine.runtime.numerics import Path
 
 _MANY = 8

@@ -288,6 +288,8 @@ def _run_backward(mains: Sequence[MainPass], roots: Values, recording: Recording
     with timed(timings, "backward_ms"):
         passes = list(zip(*([target.scalars(source) for target in targets] for targets, source in sources)))
         for number, scalars in enumerate(passes):
+            if number:
+                mains[0].plan.model.give_way(in_graph=True)
             scalar = scalars[0] if len(scalars) == 1 else torch.cat(scalars)
             at_edges = gradients(scalar, edges, again=number + 1 < len(passes))
             arrived.append({name: gradient for name, gradient in zip(roots, at_edges) if gradient is not None})

@@ -227,13 +227,13 @@ class CancelledPasses:
         self._handle: RemovableHandle | None = None
         self._lock = threading.Lock()
         self._watcher = threading.Thread()
-        self._runs_in = 0
+        self._threads: set[int] = set()
         model.after_slow_forward = self._watch_backward
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Ends passes of the block, in its thread, whose callers no longer wait."""
-        self._runs_in = threading.get_ident()
+        self._threads.add(threading.get_ident())
         if not self._watcher.is_alive():  # nor in a process that was forked
             watched = (weakref.ref(self),)
             self._watcher = threading.Thread(target=_watch, args=watched, name="cutaway-cancelled-passes", daemon=True)
@@ -241,6 +241,7 @@ class CancelledPasses:
         try:
             yield
         finally:
+            self._threads.discard(threading.get_ident())
             self.update()
 
     def update(self) -> None:
@@ -254,7 +255,7 @@ class CancelledPasses:
                 self._handle = None
 
     def _after_module(self, *_: Any) -> None:
-        if threading.get_ident() == self._runs_in:  # other threads may run other models
+        if threading.get_ident() in self._threads:  # others may run other models
             self._model.cancellation.raise_if_cancelled()
 
     def _watch_backward(self, outputs: Outputs, seconds: float) -> None:

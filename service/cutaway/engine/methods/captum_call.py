@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +84,8 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
 
     with (
         _translated_errors(problem, latest),
+        # Captum keeps state of its own on modules that it hooks.
+        problem.model.undivided() if method.applies_to_modules else nullcontext(),
         method.model_context(problem),
         quicker_captum(),
         _draws(problem),

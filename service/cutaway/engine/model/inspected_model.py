@@ -21,10 +21,18 @@ from cutaway.contract.requests import Argument
 from cutaway.contract.results import InputSpec
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.model.proofs import Proofs
-from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, ProcessSetting, StateGuard, is_out_of_memory
+from cutaway.engine.model.session import (
+    NEVER_CANCELLED,
+    Cancellation,
+    ProcessSetting,
+    StateGuard,
+    Turns,
+    is_out_of_memory,
+    wait_for_turn,
+)
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
 from cutaway.engine.runtime.numerics import leaves
-from cutaway.engine.runtime.rng import fingerprint, kept_rng_state, own_generators, seed_generators, seeded
+from cutaway.engine.runtime.rng import fingerprint, kept_rng_state, new_seed, own_generators, seed_generators, seeded
 
 # The fast path of PyTorch's transformer layers hides modules from hooks and turns padded batches into nested tensors.
 # PyTorch takes it where no gradient is computed and no hook is registered.
@@ -157,7 +165,7 @@ class InspectedModel:
         cancellation: of the call under way; safe to read from any thread.
         after_slow_forward: called with the outputs of forward passes that took long, and the seconds that they took.
         request_bytes: the memory that a request may take on a CPU; None for no limit.
-        has_more_memory: whether a request that runs out of it is run once more, with more.
+        turns: tells when other requests run between two passes.
     """
 
     def __init__(
@@ -181,7 +189,9 @@ class InspectedModel:
         self.proofs = Proofs()
         self.recent_sites: dict[Hashable, Any] = {}
         self.request_bytes: int | None = None
-        self.has_more_memory = False
+        self.turns = Turns()
+        self._has_more_memory = False
+        self._is_divisible = True
         self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in self.tree.modules.values())
         self._pass_context: Callable[[], AbstractContextManager[None]] = nullcontext
         self.cancellation = NEVER_CANCELLED
@@ -198,6 +208,7 @@ class InspectedModel:
             DeadlineExceeded: the caller no longer waits.
         """
         self.cancellation.raise_if_cancelled()
+        self.give_way()
         self.guard.reset()
         self.passes.forwards += 1
 
@@ -215,6 +226,54 @@ class InspectedModel:
         if (seconds := time.perf_counter() - start) > _SLOW_S:
             self.after_slow_forward(outputs, seconds)
         return outputs
+
+    def give_way(self, *, in_graph: bool = False) -> None:
+        """Lets other requests run before the next pass, if their turn has come.
+
+        They find the model as before this request: its hooks, edits, flags, settings and random numbers are put back
+        when it goes on.
+
+        Args:
+            in_graph: whether the next pass is a backward pass; it needs a graph, which may refer to the model's state.
+
+        Raises:
+            DeadlineExceeded: the caller no longer waits.
+        """
+        if not (self.turns.are_over and self._is_divisible) or (in_graph and not self.guard.is_untouched()):
+            return
+        none_under_way = self._temporarily(
+            passes=PassCounter(),
+            cancellation=NEVER_CANCELLED,
+            request_bytes=self.request_bytes,
+            _has_more_memory=self._has_more_memory,
+            _arguments={},
+            _seed=None,
+            _is_beside_draws=False,
+            _pass_context=nullcontext,
+        )
+        with (
+            self.kept_rng_state(),
+            self.guard.set_aside(),
+            self.tree.without_stand_ins(),
+            self.proofs.set_aside(),
+            none_under_way,
+        ):
+            seed_generators(new_seed(), self.device, self._generators)  # others draw no numbers of this request
+            wait_for_turn(self.turns)
+        self.cancellation.raise_if_cancelled()
+
+    def undivided(self) -> AbstractContextManager[None]:
+        """Lets no others run between the passes of the block, which keeps state elsewhere than `give_way` knows of."""
+        return self._temporarily(_is_divisible=False)
+
+    @property
+    def has_more_memory(self) -> bool:
+        """Whether a request that runs out of memory is run once more, with more."""
+        return self._has_more_memory or self.turns.are_shared
+
+    @has_more_memory.setter
+    def has_more_memory(self, has_more: bool) -> None:
+        self._has_more_memory = has_more
 
     def kept_rng_state(self) -> AbstractContextManager[None]:
         """Returns a context after which all generators, the model's own too, continue as before it."""

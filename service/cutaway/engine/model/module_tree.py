@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 from torch import nn
@@ -23,6 +25,7 @@ class ModuleTree:
 
     def __init__(self, root: nn.Module) -> None:
         self.modules: dict[str, nn.Module] = dict(root.named_modules())
+        self._of_model = dict(self.modules)
         own = {module: name for name, module in self.modules.items()}
         self._own_name: dict[str, str] = {
             name: own[module] for name, module in root.named_modules(remove_duplicate=False)
@@ -30,6 +33,16 @@ class ModuleTree:
 
     def __getitem__(self, name: str) -> nn.Module:
         return self.modules[self.resolve(name)]
+
+    @contextmanager
+    def without_stand_ins(self) -> Iterator[None]:
+        """Shows the model's own modules while the block runs, also where others stand for them."""
+        shown = dict(self.modules)
+        self.modules.update(self._of_model)
+        try:
+            yield
+        finally:
+            self.modules.update(shown)
 
     def resolve(self, name: str) -> str:
         """Returns the own name of the module ``name``.

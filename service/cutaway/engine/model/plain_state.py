@@ -131,6 +131,11 @@ class PlainState:
                 self._records[number] = self._record(record.module, record.tensors)
         self._is_same = _comparison(self._records)
 
+    @property
+    def is_same(self) -> bool:
+        """Whether everything is as it was before the last pass."""
+        return self._is_same()
+
     def restore(self, added: frozenset[str] = frozenset()) -> None:
         """Puts back all state as it was before a pass; attributes that others ``added`` to modules stay.
 
@@ -185,7 +190,7 @@ class PlainState:
         tables = ("_modules", "_parameters", "_buffers")
         registered = (sum(len(getattr(module, table)) for table in tables) for module in self._modules)
         hooks = (
-            sum(not _is_of_a_pass(hook) for name, table in vars(module).items() if name.endswith("hooks") and table
+            sum(not is_of_a_pass(hook) for name, table in vars(module).items() if name.endswith("hooks") and table
                 for hook in table.values())
             for parent in self._modules for module in (parent, *parent.children())
         )  # fmt: skip
@@ -261,7 +266,8 @@ def _is_of_captum(value: Any) -> bool:
     return by_device or type(value).__module__.startswith("captum.")
 
 
-def _is_of_a_pass(hook: Any) -> bool:
+def is_of_a_pass(hook: Any) -> bool:
+    """Returns whether a hook of a module is ours or Captum's, and not one of the model or of its owner."""
     function = hook.func if isinstance(hook, partial) else hook
     return str(getattr(function, "__module__", "")).startswith(("cutaway.", "captum."))
 

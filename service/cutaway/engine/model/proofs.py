@@ -5,12 +5,12 @@ A test that found a fault is not kept: it is made again. So what is kept never m
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from cutaway.contract.results import Timings
+from cutaway.engine.model.session import own_seconds
 
 T = TypeVar("T")
 
@@ -80,13 +80,23 @@ class Proofs:
             timings.check_ms -= took_ms
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Adds the time of the block to `seconds`: once for a test that runs another one."""
-        start, before = time.perf_counter(), self.seconds
+    def set_aside(self) -> Iterator[None]:
+        """Keeps what belongs to the request under way while others run."""
+        own = self.rehearses, self.seconds, self._hollow
+        self.rehearses = False
         try:
             yield
         finally:
-            self.seconds = before + time.perf_counter() - start
+            self.rehearses, self.seconds, self._hollow = own
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Adds the time of the block to `seconds`: once for a test that runs another one."""
+        start, before = own_seconds(), self.seconds
+        try:
+            yield
+        finally:
+            self.seconds = before + own_seconds() - start
 
 
 def text_of(key: Hashable) -> str:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import InspectResult, Progress, Timings
-from cutaway.engine.model.plain_state import PlainState
+from cutaway.engine.model.plain_state import PlainState, is_of_a_pass
 from cutaway.engine.runtime.layouts import is_array
 
 # Deadline and cancellation of a call: no further pass begins for a caller that no longer waits. Running passes are
@@ -70,6 +70,44 @@ def latest(cancellations: Sequence[Cancellation]) -> Cancellation:
     return Cancellation(deadline, lambda: all(cancellation.is_cancelled for cancellation in cancellations))
 
 
+class Turns:
+    """Decides when a request lets others run between two of its passes; this one has the model for itself."""
+
+    @property
+    def are_over(self) -> bool:
+        """Whether another request shall run before the next pass."""
+        return False
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether other requests have begun, and hold memory."""
+        return False
+
+    def wait(self) -> None:
+        """Lets others run; returns when this request may go on."""
+
+
+class _Waited(threading.local):
+    """The seconds for which the requests of this thread have waited between passes."""
+
+    seconds = 0.0
+
+
+_waited = _Waited()
+
+
+def own_seconds() -> float:
+    """Returns the time of a clock that stands still while others run between the passes of this thread's request."""
+    return time.perf_counter() - _waited.seconds
+
+
+def wait_for_turn(turns: Turns) -> None:
+    """Lets others run as `Turns.wait`; the time is in no timing of the request."""
+    start = time.perf_counter()
+    turns.wait()
+    _waited.seconds += time.perf_counter() - start
+
+
 def is_out_of_memory(failure: BaseException) -> bool:
     """Returns whether ``failure`` reports too little memory, on the host or on a device."""
     # PyTorch's allocator for the host and oneDNN have no exception class of their own for that.
@@ -93,12 +131,13 @@ def ran_out_of_memory(failure: BaseException) -> bool:
 
 @contextmanager
 def timed(timings: Timings, stage: str) -> Iterator[None]:
-    """Adds the wall-clock time of the block, in milliseconds, to the field ``stage`` of ``timings``."""
-    start = time.perf_counter()
+    """Adds the wall-clock time of the block, in milliseconds, to the field ``stage`` of ``timings``, without the time
+    in which others ran."""
+    start = own_seconds()
     try:
         yield
     finally:
-        setattr(timings, stage, getattr(timings, stage) + (time.perf_counter() - start) * 1000)
+        setattr(timings, stage, getattr(timings, stage) + (own_seconds() - start) * 1000)
 
 
 # Settings of the whole process, which blocks in several threads may change at once.
@@ -134,6 +173,9 @@ class ProcessSetting(Generic[T]):
                     self._write(self._saved)
 
 
+_CALLED = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Those of them that hold functions; the others say how these are called, by the same numbers."""
+
 _HOOK_TABLES = [name for name in vars(nn.Module()) if name.startswith(("_forward_", "_backward_"))]
 """The attributes of a module that hold its hooks of the forward and of the backward pass."""
 
@@ -164,26 +206,24 @@ class StateGuard:
         self._others = [pair for pair in pristine if not is_array(pair[0])]
         self._plain = PlainState(self._modules)
         self._depth = 0
+        self._flags: list[tuple[bool, Tensor | None]] = []
         self._added: frozenset[str] = frozenset()
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
         """Restores the model after a request, however it ends."""
         training = [module.training for module in self._modules]
-        flags = [(parameter.requires_grad, parameter.grad) for parameter in self._parameters]
+        flags = self._flags_of_parameters()
 
         def restore() -> None:
-            for parameter, (requires_grad, gradient) in zip(self._parameters, flags):
-                if parameter.grad is not gradient:
-                    parameter.grad = gradient
-                if parameter.requires_grad is not requires_grad:
-                    parameter.requires_grad = requires_grad
+            self._set_flags(flags)
             for module, was_training in zip(self._modules, training):
                 if module.training is not was_training:
                     module.training = was_training
 
         if not self._depth:
             self._plain.accept()
+            self._flags = flags
         self._depth += 1
         with ExitStack() as ends:
             ends.callback(restore)
@@ -192,6 +232,56 @@ class StateGuard:
                 yield
             finally:
                 self._depth -= 1
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Leaves the model plain while the block runs, as before the request between two of whose passes this is; puts
+        its hooks and flags back afterwards, whatever the model or others have added meanwhile."""
+        self.reset()
+        request, flags = (self._depth, self._added, self._known_hooks, self._flags), self._flags_of_parameters()
+        if self._depth:
+            self._set_flags(self._flags)
+        tables = [(table, list(table.items())) for table in self._tables_of_passes()]
+        for table, hooks in tables:
+            for number, hook in hooks:
+                if is_of_a_pass(hook):
+                    del table[number]
+        self._depth, self._added = 0, frozenset()
+        try:
+            yield
+        finally:
+            self._depth, self._added, self._known_hooks, self._flags = request
+            self._set_flags(flags)
+            for table, hooks in tables:
+                now = dict(table)
+                table.clear()
+                table.update((number, hook) for number, hook in hooks if number in now or is_of_a_pass(hook))
+                table.update(now)
+
+    def is_untouched(self) -> bool:
+        """Returns whether no pass has written to what `reset` restores: a graph may refer to it."""
+        bound = all(owner._buffers[name] is tensor for owner, name, tensor in self._bindings)
+        pairs = [*zip(*self._arrays), *self._others]
+        return bound and self._plain.is_same and all(
+            tensor.grad_fn is None and torch.equal(tensor, values) for tensor, values in pairs
+        )  # fmt: skip
+
+    def _tables_of_passes(self) -> Iterator[dict[int, Any]]:
+        """Yields the tables of hooks in which some are ours or Captum's."""
+        for module in self._modules:
+            for table in (getattr(module, name) for name in _CALLED):
+                if table and any(map(is_of_a_pass, table.values())):
+                    yield table
+
+    def _flags_of_parameters(self) -> list[tuple[bool, Tensor | None]]:
+        return [(parameter.requires_grad, parameter.grad) for parameter in self._parameters]
+
+    def _set_flags(self, flags: Sequence[tuple[bool, Tensor | None]]) -> None:
+        for parameter, (requires_grad, gradient) in zip(self._parameters, flags):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+            if parameter.requires_grad is not requires_grad:
+                parameter.requires_grad = requires_grad
 
     @contextmanager
     def removing_new_hooks(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from cutaway.contract.requests import Point, Quadrature
 from cutaway.contract.tensors import Array
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, RowRange, Values
+from cutaway.engine.runtime.cached_properties import cached_property
 from cutaway.engine.runtime.numerics import SUM, cosine, largest_magnitude, leaves
 
 

@@ -1,0 +1,173 @@
+"""Between two passes of a request others run: none of them notices, and every number is the one it has alone."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import cutaway as ca
+from cutaway.engine.model.session import Turns
+from cutaway.server.worker.worker import Worker
+from cutaway.v1.inspection_pb2 import InspectResponse
+from cutaway.v1.worker_pb2 import WorkerReply
+from tests.support.state_snapshot import untouched
+from tests.support.worker_calls import row, worker
+
+X = {"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(1))}
+POINTS = tuple(ca.Point)
+
+
+class Moody(nn.Module):
+    """Draws random numbers, counts its calls in a buffer, remembers what it saw, and has a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.a, self.relu, self.b = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)
+        self.a.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = F.dropout(self.relu(self.a(x)), 0.25, training=True)
+        h = h + sum(each.mean() for each in self.seen) * self.calls
+        self.seen.append(h.detach())
+        output: Tensor = self.b(h)
+        return output
+
+
+class Sequenced(nn.Module):
+    """Takes its rows along axis 1 inside, as LSTMs do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.lstm, self.a, self.relu, self.b = nn.LSTM(2, 6), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(self.lstm(x.reshape(len(x), 2, 2).transpose(0, 1))[0])
+        output: Tensor = self.b(self.relu(h)[-1])
+        return output
+
+
+EDITED: dict[str, Any] = {
+    "edits": [ca.Scale("a", factor=2.0), ca.Add("b", at="grad_output", addend=1.0), ca.Zero(op=":add#0", rows=(1,))],
+    "captures": [ca.Capture("**", at=POINTS), ca.Capture(op="**:*#*"), ca.Capture(parameter="a.weight")],
+}
+
+SMALL: dict[str, dict[str, Any]] = {
+    "captures and gradients": {"captures": [ca.Capture("**", at=POINTS)], "input_gradients": True, "seed": 1},
+    "edits": {**EDITED, "seed": 2, "compare": True},
+    "operators": {"captures": [ca.Capture(op="**:*#*")], "seed": 3},
+    "a gradient of a parameter": {"captures": [ca.Capture(parameter="b.weight")], "seed": 4},
+    "an explanation": {"attributions": [ca.IntegratedGradients(n_steps=3)], "seed": 5},
+    "modules with hooks of Captum": {"attributions": [ca.DeepLift(), ca.GuidedBackprop()], "seed": 6},
+    "rules of Captum": {"attributions": [ca.LRP()], "seed": 7, "check": "off"},
+    "a failure": {"edits": [ca.Add("a", addend=np.ones(7, np.float32))], "seed": 8},
+}
+
+HEAVY: dict[str, dict[str, Any]] = {
+    "perturbations": {"attributions": [ca.FeatureAblation(), ca.ShapleyValueSampling(n_samples=2)]},
+    "paths": {
+        "attributions": [ca.IntegratedGradients(n_steps=4), ca.LayerIntegratedGradients(layer="relu", n_steps=3)]
+    },
+    "units of a layer": {"attributions": [ca.LayerFeatureAblation(layer="relu")]},
+    "draws": {
+        "attributions": [
+            ca.KernelShap(n_samples=9),
+            ca.GradientShap(n_samples=3, baselines={"x": np.zeros((2, 4), np.float32)}),
+        ]
+    },
+    "noise": {"attributions": [ca.Saliency(noise=ca.NoiseTunnel(n_samples=3)), ca.InputXGradient()]},
+    "metrics": {"attributions": [ca.Saliency(metrics=(ca.Infidelity(n_samples=3), ca.SensitivityMax(n_samples=2)))]},
+    "backward passes": {"target": ca.TopK(3), "input_gradients": True, "captures": [ca.Capture("**", at=POINTS)]},
+    "modules": {"attributions": [ca.GuidedBackprop(), ca.DeepLift(), ca.LayerGradCam(layer="relu")]},
+    "rules": {"attributions": [ca.LRP()]},
+    "neurons": {"attributions": [ca.NeuronIntegratedGradients(neuron=ca.Neuron("b", (1,)), n_steps=3)]},
+    "classes": {
+        "target": ca.TopK(2),
+        "attributions": [ca.IntegratedGradients(n_steps=3), ca.LayerActivation(layer="a")],
+    },
+}
+
+
+class EveryPass(Turns):
+    """Lets another request run before each pass of a request that was begun in this thread."""
+
+    def __init__(self, served: Worker, model: nn.Module) -> None:
+        self.answers: list[tuple[str, str]] = []
+        self._served, self._model = served, model
+        self._thread = threading.get_ident()
+        self._names = itertools.cycle(SMALL)
+        self._passes = 0
+
+    @property
+    def are_over(self) -> bool:
+        """At the first passes, and then now and then."""
+        self._passes += threading.get_ident() == self._thread
+        few = self._passes < len(SMALL) or self._passes % 7 == 0
+        return few and threading.get_ident() == self._thread
+
+    def wait(self) -> None:
+        """Asks the next small question, in a thread of its own."""
+        asking = threading.Thread(target=self._ask, args=(next(self._names),))
+        asking.start()
+        asking.join()
+
+    def _ask(self, name: str) -> None:
+        with untouched(self._model):
+            self.answers.append((name, answered(self._served, SMALL[name])))
+
+
+def answered(served: Worker, asked: dict[str, Any]) -> str:
+    """The whole reply, but for timings: every number, verdict and warning, or the failure."""
+    (answer,) = served.answer([row(X, **asked)])
+    reply = WorkerReply.FromString(answer)
+    response = InspectResponse.FromString(reply.response)
+    response.ClearField("provenance")  # some passes test the model, now and then
+    return str(response) if reply.response else reply.failure.message
+
+
+LONE: dict[tuple[type[nn.Module], str], str] = {}
+
+
+def alone(model: type[nn.Module], name: str, asked: dict[str, Any]) -> str:
+    """The answer of a new model that nobody else asks."""
+    if (model, name) not in LONE:
+        served = worker(model())
+        answered(served, asked)  # tests that run once for a model
+        LONE[model, name] = answered(served, asked)
+    return LONE[model, name]
+
+
+@pytest.mark.parametrize(
+    ("heavy", "edited", "model"),
+    [*itertools.product(HEAVY, [False, True], [Moody]), ("paths", False, Sequenced), ("classes", True, Sequenced)],
+)
+def test_requests_between_passes_change_nothing(heavy: str, edited: bool, model: type[nn.Module]) -> None:
+    """Hooks, edits, captures, seeds, flags, buffers and what a model remembers: each request finds the model as it was,
+    and answers to the bit what it answers alone."""
+    asked = {**HEAVY[heavy], "seed": 11, **({"edits": EDITED["edits"][:1]} if edited else {})}
+    name = f"{heavy} edited" if edited else heavy
+    module = model()
+    served = worker(module)
+    for each in (*SMALL.values(), asked):  # tests of the model run once
+        answered(served, each)
+    served._model.turns = turns = EveryPass(served, module)
+    with untouched(module):
+        found = answered(served, asked)
+    assert turns.answers
+    for small, answer in turns.answers:
+        assert answer == alone(model, small, SMALL[small]), small
+    assert found == alone(model, name, asked)
