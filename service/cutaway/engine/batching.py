@@ -195,6 +195,8 @@ Larger rows run alone: where few rows fit, joining saves no time.
 Outcome: TypeAlias = InspectResult | BaseException
 """The result of a request, or why there is none."""
 
+Tell: TypeAlias = Callable[[int, Outcome], None]
+
 Group: TypeAlias = dict[int, RequestPlan]
 """Requests that may share a pass, by their number in the batch."""
 
@@ -206,13 +208,38 @@ def inspect_batch(plans: Sequence[RequestPlan]) -> list[Outcome]:
         One outcome for each plan, in order. Never raises: a failure is the outcome of its own request.
     """
     outcomes: dict[int, Outcome] = {}
+    answer_batch(plans, outcomes.__setitem__)
+    return [outcomes[number] for number in range(len(plans))]
+
+
+def answer_batch(plans: Sequence[RequestPlan], tell: Tell) -> None:
+    """Answers requests as `inspect_batch`; ``tell`` gets the number of each plan and its outcome as soon as that is
+    there, and does not raise."""
+    told: set[int] = set()
+
+    def note(number: int, outcome: Outcome) -> None:
+        told.add(number)
+        tell(number, outcome)
+
     if len(plans) > 1:
         proofs = plans[0].model.proofs
         before = proofs.seconds
         for group in _groups(plans):
-            outcomes |= _run_together(group, proof_ms=(proofs.seconds - before) * 1000)
+            _run_together(group, note, proof_ms=(proofs.seconds - before) * 1000)
             before = proofs.seconds
-    return [outcomes[number] if number in outcomes else _run_alone(plan) for number, plan in enumerate(plans)]
+    for number, plan in enumerate(plans):
+        if number not in told:
+            tell(number, _run_alone(plan))
+
+
+def alike(plans: Mapping[int, RequestPlan]) -> Iterator[Group]:
+    """Splits ``plans`` into those that are answered as one, where rows are independent; others are by themselves."""
+    same: dict[Hashable, Group] = {}
+    for number, plan in plans.items():
+        joins = may_share(plan.request) and _may_join(plan)
+        same.setdefault((_stacking(plan), _question(plan)) if joins else number, {})[number] = plan
+    for group in same.values():
+        yield from _parts(group, _elements, MAX_ELEMENTS)
 
 
 def _run_alone(plan: RequestPlan) -> Outcome:
@@ -230,12 +257,20 @@ def _groups(plans: Sequence[RequestPlan]) -> Iterator[Group]:
     stacking: dict[Hashable, Group] = {}
     for number, plan in enumerate(plans):
         if not plan.cancellation.is_cancelled and may_share(plan.request) and not untested_names(plan):
-            tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
-            stacking.setdefault((tensors, arguments_kind(plan.request.arguments)), {})[number] = plan
+            stacking.setdefault(_stacking(plan), {})[number] = plan
     for group in (group for group in stacking.values() if len(group) > 1):
         for same_output in _by_output(_independent(group)):
-            parts = _parts(same_output, lambda plan: sum(map(Tensor.numel, plan.inputs.values())), MAX_ELEMENTS)
-            yield from (part for part in parts if len(part) > 1)
+            yield from (part for part in _parts(same_output, _elements, MAX_ELEMENTS) if len(part) > 1)
+
+
+def _stacking(plan: RequestPlan) -> Hashable:
+    """Returns what the inputs of requests that share a pass have in common."""
+    tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
+    return tensors, arguments_kind(plan.request.arguments)
+
+
+def _elements(plan: RequestPlan) -> int:
+    return sum(map(Tensor.numel, plan.inputs.values()))
 
 
 def _independent(group: Group) -> Group:
@@ -306,12 +341,12 @@ def _bundles(group: Group) -> Iterator[Group]:
         yield from _parts(bundle, lambda plan, row=row: plan.rows * row, MAX_KEPT)  # type: ignore[misc]
 
 
-def _run_together(group: Group, proof_ms: float) -> dict[int, Outcome]:
-    """Returns the outcomes of those requests of ``group`` that could share; the others run alone.
+def _run_together(group: Group, tell: Tell, proof_ms: float) -> None:
+    """Tells the outcomes of those requests of ``group`` that could share, first of those without attributions; the
+    others run alone.
 
     ``proof_ms``: how long it took to find out that they may.
     """
-    outcomes: dict[int, Outcome] = {}
     companions, (first, *_) = len(group) - 1, group.values()
     cancellation = latest([plan.cancellation for plan in group.values()])
     first.model.passes.reset()
@@ -324,9 +359,9 @@ def _run_together(group: Group, proof_ms: float) -> dict[int, Outcome]:
             mains[0].timings.proof_ms += proof_ms  # which all have in common
             for part, main in zip(parts, mains):
                 _tell_main_pass(part, main)
-            for part, main in zip(parts, mains):
-                outcomes |= _finished(part, main, companions)
-    return outcomes
+            for part, main in sorted(zip(parts, mains), key=lambda each: bool(each[1].plan.attributions)):
+                for number, outcome in _finished(part, main, companions).items():
+                    tell(number, outcome)
 
 
 def _tell_main_pass(part: Group, main: MainPass) -> None:

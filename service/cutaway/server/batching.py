@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar, cast
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.server.memory import return_memory
@@ -227,10 +227,46 @@ def _overloaded(held: int, most: int) -> CutawayError:
 _MAX_WORKER_DEATHS = 2
 """The number of dead workers after which a request counts as the cause."""
 
+
 Replied: TypeAlias = Callable[[int, T], None]
 """A function that takes the position of a call in its batch, and its reply."""
 
-Send: TypeAlias = Callable[[Sequence[worker_pb2.WorkerCall], Replied[T]], Awaitable[None]]
+SetAside: TypeAlias = Callable[[int], None]
+"""A function that takes the position of a call that takes long: from now on it keeps no other batch from running."""
+
+
+class Answers(Generic[T]):
+    """Takes what becomes of the calls of a batch: each call's position and its reply, or that it was set aside.
+
+    Args:
+        replies: where replies go.
+        alone: whether nothing else may run meanwhile.
+        let_go: called when no call keeps other batches from running any more.
+
+    Attributes:
+        alone: the argument.
+    """
+
+    def __init__(self, replies: Sequence[asyncio.Future[T]], let_go: Callable[[], None], *, alone: bool) -> None:
+        self.alone = alone
+        self._replies, self._let_go = replies, let_go
+        self._occupying = set(range(len(replies)))
+
+    def __call__(self, position: int, reply: T) -> None:
+        """Takes the position of a call, and its reply."""
+        if not self._replies[position].done():
+            self._replies[position].set_result(reply)
+        if any(not each.done() for each in self._replies):
+            self.set_aside(position)
+
+    def set_aside(self, position: int) -> None:
+        """Takes the position of a call that takes long."""
+        self._occupying.discard(position)
+        if not (self._occupying or self.alone):
+            self._let_go()
+
+
+Send: TypeAlias = Callable[[Sequence[worker_pb2.WorkerCall], Answers[T]], Awaitable[None]]
 """A function that sends a batch to a worker, and returns when all its calls are answered."""
 
 
@@ -264,7 +300,8 @@ class Batcher(Generic[T]):
     Attributes:
         send: sends a batch.
         workers: returns how many batches may run at once.
-        sends_ahead: whether each worker may get a batch while it runs another.
+        sends_ahead: whether each worker may get a batch while it runs another; it may in any case beside calls that
+            were set aside, and then goes on without a pause.
         max_calls: the largest number of calls in a batch.
         max_bytes: the largest size of a batch, unless one call alone is larger.
         max_pending: the largest number of calls without a reply; further calls are refused.
@@ -284,6 +321,7 @@ class Batcher(Generic[T]):
     _pending: set[_PendingCall[T]] = field(init=False, default_factory=set)
     _queue: FairQueue[_PendingCall[T]] = field(init=False, default_factory=FairQueue)
     _running: dict[asyncio.Task[None], int] = field(init=False, default_factory=dict)
+    _aside: set[asyncio.Task[None]] = field(init=False, default_factory=set)
 
     @property
     def queue_length(self) -> int:
@@ -324,13 +362,23 @@ class Batcher(Generic[T]):
             batch.add_done_callback(self._batch_done)
 
     def _batch_done(self, batch: asyncio.Task[None]) -> None:
-        del self._running[batch]
+        self._running.pop(batch, None)
+        self._aside.discard(batch)
+        self.send_batches()
+
+    def _let_go(self, batch: asyncio.Task[None]) -> None:
+        """Sends other batches beside one whose calls were set aside."""
+        if self._running.pop(batch, None):
+            self._aside.add(batch)
         self.send_batches()
 
     def _may_send(self) -> bool:
         """Returns whether a worker is free, or as many calls wait as the running batches have on average."""
         batches, workers = len(self._running), self.workers()
-        if batches < workers or batches >= workers * (1 + self.sends_ahead):
+        if self._queue and self._queue.peek().alone:
+            return batches + len(self._aside) < workers
+        ahead = self.sends_ahead or bool(self._aside)
+        if batches < workers or batches >= workers * (1 + ahead):
             return batches < workers
         return len(self._queue) * batches >= sum(self._running.values())
 
@@ -348,12 +396,11 @@ class Batcher(Generic[T]):
         return batch
 
     async def _run(self, calls: Sequence[_PendingCall[T]]) -> None:
-        def replied(position: int, reply: T) -> None:
-            if not calls[position].reply.done():
-                calls[position].reply.set_result(reply)
-
+        batch = cast("asyncio.Task[None]", asyncio.current_task())
+        replies = [call.reply for call in calls]
+        answers = Answers(replies, lambda: self._let_go(batch), alone=calls[0].alone)
         try:
-            await self.send([call.message for call in calls], replied)
+            await self.send([call.message for call in calls], answers)
         except NotBegun:
             self._queue.put_back([call for call in calls if not call.reply.done()])
         except CutawayError as failure:

@@ -112,9 +112,9 @@ class MemoryPool:
         count = min(len(units), -(-needed // _UNIT))
         taken: list[int] = []
         try:
-            self._until(lambda: self._lock(0), waiting)  # the turn to wait
+            _wait_until(lambda: self._lock(0), waiting)  # the turn to wait
             try:
-                self._until(lambda: len(self._take(units, count, taken)) == count, waiting)
+                _wait_until(lambda: len(self._take(units, count, taken)) == count, waiting)
             finally:
                 self._unlock(0)
             yield count * _UNIT
@@ -125,11 +125,6 @@ class MemoryPool:
     def _take(self, units: range, count: int, taken: list[int]) -> list[int]:
         taken += (unit for unit in units if unit not in taken and len(taken) < count and self._lock(unit))
         return taken
-
-    def _until(self, done: Callable[[], bool], waiting: Callable[[], None]) -> None:
-        while not done():
-            waiting()
-            time.sleep(_POLL_S)
 
     def _lock(self, byte: int) -> bool:
         import fcntl
@@ -144,6 +139,21 @@ class MemoryPool:
         import fcntl
 
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+
+
+def _wait_until(done: Callable[[], bool], waiting: Callable[[], None]) -> None:
+    while not done():
+        waiting()
+        time.sleep(_POLL_S)
+
+
+@contextmanager
+def _taken(lock: threading.Lock, waiting: Callable[[], None]) -> Iterator[None]:
+    _wait_until(lambda: lock.acquire(blocking=False), waiting)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class RequestMemory:
@@ -162,17 +172,20 @@ class RequestMemory:
         self.own, self._pool = own, pool
         self.most = own if pool is None else own + pool.bytes
         self._loaded, self._base = 0, 0
+        self._reserving = threading.Lock()
 
     @contextmanager
     def reserved(self, needed: int, waiting: Callable[[], None]) -> Iterator[int]:
         """Lets requests take ``needed`` bytes while the block runs, as far as there are so many; yields the limit.
+
+        One request of a process at a time has more than its own: the kernel's locks do not tell its threads apart.
 
         ``waiting``: see `MemoryPool.reserved`.
         """
         if needed <= self.own or self._pool is None:
             yield self.own
             return
-        with self._pool.reserved(needed - self.own, waiting) as further:
+        with _taken(self._reserving, waiting), self._pool.reserved(needed - self.own, waiting) as further:
             self._limit(self.own + further)
             try:
                 yield self.own + further
@@ -210,8 +223,15 @@ def _data_bytes() -> int:
 
 def start(thread: threading.Thread) -> None:
     """Starts ``thread``, also when requests have taken all that they may: the stack of a thread counts as well."""
-    if sys.platform != "linux":
+    with unlimited():
         thread.start()
+
+
+@contextmanager
+def unlimited() -> Iterator[None]:
+    """Lets this process allocate what it needs while the block runs."""
+    if sys.platform != "linux":
+        yield
         return
     import resource
 
@@ -219,6 +239,6 @@ def start(thread: threading.Thread) -> None:
         limit, hardest = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hardest, hardest))
         try:
-            thread.start()
+            yield
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hardest))

@@ -33,7 +33,7 @@ class FrameKind(IntEnum):
     HELLO = 2
     """A `cutaway.v1.WorkerHello`."""
     HEARTBEAT = 3
-    """The latest deadline of the calls that the worker runs, in Unix seconds: a double; 0 if it runs none."""
+    """The latest deadline of the calls that the worker runs at this moment, in Unix seconds: a double; 0 for none."""
     TURN = 4
     """A `cutaway.v1.WorkerTurn`."""
     CANCEL = 5
@@ -50,6 +50,8 @@ class FrameKind(IntEnum):
     """No bytes: the worker shall end. The gateway sends no more turns, and closes after the last reply."""
     BEGUN = 11
     """A `cutaway.v1.WorkerReply` with pieces; the number is that of a call, whose `REPLY` follows when it has run."""
+    ASIDE = 12
+    """No bytes; the number is that of a call whose reply may take long. It keeps no other turn from running."""
 
 
 class Frame(NamedTuple):

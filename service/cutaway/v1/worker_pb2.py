@@ -26,7 +26,7 @@ from cutaway.v1 import check_pb2 as cutaway_dot_v1_dot_check__pb2
 from cutaway.v1 import inspection_pb2 as cutaway_dot_v1_dot_inspection__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63utaway/v1/worker.proto\x12\ncutaway.v1\x1a\x16\x63utaway/v1/check.proto\x1a\x1b\x63utaway/v1/inspection.proto\":\n\x0bWorkerHello\x12\x0b\n\x03pid\x18\x01 \x01(\x03\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"D\n\nWorkerTurn\x12%\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x16.cutaway.v1.WorkerCall\x12\x0f\n\x07waiting\x18\x02 \x01(\r\"\x8d\x01\n\nWorkerCall\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\x07inspect\x18\x02 \x01(\x0cH\x00\x12\x12\n\x08\x64\x65scribe\x18\x03 \x01(\x0cH\x00\x12\x10\n\x06stream\x18\x04 \x01(\x0cH\x00\x12\x10\n\x08\x64\x65\x61\x64line\x18\x05 \x01(\x01\x12\x13\n\x0btraceparent\x18\x06 \x01(\tB\t\n\x07requestJ\x04\x08\x07\x10\x08\"\xc9\x01\n\x0bWorkerReply\x12\x12\n\x08response\x18\x01 \x01(\x0cH\x00\x12&\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x13.cutaway.v1.FailureH\x00\x12\x10\n\x06pieces\x18\x05 \x01(\x04H\x00\x12\x11\n\tworker_ms\x18\x03 \x01(\x01\x12$\n\x07timings\x18\x04 \x01(\x0b\x32\x13.cutaway.v1.Timings\x12(\n\x06\x63hecks\x18\x06 \x03(\x0b\x32\x18.cutaway.v1.CheckOutcomeB\t\n\x07outcome\"D\n\x0c\x43heckOutcome\x12\x0e\n\x06method\x18\x01 \x01(\t\x12$\n\x07verdict\x18\x02 \x01(\x0e\x32\x13.cutaway.v1.Verdict\"G\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"\x1e\n\rRoutedRequest\x12\r\n\x05model\x18\x01 \x01(\t\"M\n\x13RoutedStreamRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\x12\x10\n\x08in_parts\x18\x03 \x01(\x08\"f\n\x0bWorkerPiece\x12\x11\n\x07trailer\x18\x03 \x01(\x0cH\x00\x12\x12\n\x08progress\x18\x04 \x01(\x0cH\x00\x12(\n\x05reply\x18\r \x01(\x0b\x32\x17.cutaway.v1.WorkerReplyH\x00\x42\x06\n\x04kind\"\xbb\x01\n\x1cTorchServePredictionsRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x42\n\x05input\x18\x03 \x03(\x0b\x32\x33.cutaway.v1.TorchServePredictionsRequest.InputEntry\x1a,\n\nInputEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"2\n\x1cTorchServePredictionResponse\x12\x12\n\nprediction\x18\x01 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63utaway/v1/worker.proto\x12\ncutaway.v1\x1a\x16\x63utaway/v1/check.proto\x1a\x1b\x63utaway/v1/inspection.proto\":\n\x0bWorkerHello\x12\x0b\n\x03pid\x18\x01 \x01(\x03\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"S\n\nWorkerTurn\x12%\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x16.cutaway.v1.WorkerCall\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\r\n\x05\x61lone\x18\x03 \x01(\x08\"\x9d\x01\n\nWorkerCall\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\x07inspect\x18\x02 \x01(\x0cH\x00\x12\x12\n\x08\x64\x65scribe\x18\x03 \x01(\x0cH\x00\x12\x10\n\x06stream\x18\x04 \x01(\x0cH\x00\x12\x10\n\x08\x64\x65\x61\x64line\x18\x05 \x01(\x01\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x08 \x01(\tB\t\n\x07requestJ\x04\x08\x07\x10\x08\"\xc9\x01\n\x0bWorkerReply\x12\x12\n\x08response\x18\x01 \x01(\x0cH\x00\x12&\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x13.cutaway.v1.FailureH\x00\x12\x10\n\x06pieces\x18\x05 \x01(\x04H\x00\x12\x11\n\tworker_ms\x18\x03 \x01(\x01\x12$\n\x07timings\x18\x04 \x01(\x0b\x32\x13.cutaway.v1.Timings\x12(\n\x06\x63hecks\x18\x06 \x03(\x0b\x32\x18.cutaway.v1.CheckOutcomeB\t\n\x07outcome\"D\n\x0c\x43heckOutcome\x12\x0e\n\x06method\x18\x01 \x01(\t\x12$\n\x07verdict\x18\x02 \x01(\x0e\x32\x13.cutaway.v1.Verdict\"G\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\"\x1e\n\rRoutedRequest\x12\r\n\x05model\x18\x01 \x01(\t\"M\n\x13RoutedStreamRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\x12\x10\n\x08in_parts\x18\x03 \x01(\x08\"f\n\x0bWorkerPiece\x12\x11\n\x07trailer\x18\x03 \x01(\x0cH\x00\x12\x12\n\x08progress\x18\x04 \x01(\x0cH\x00\x12(\n\x05reply\x18\r \x01(\x0b\x32\x17.cutaway.v1.WorkerReplyH\x00\x42\x06\n\x04kind\"\xbb\x01\n\x1cTorchServePredictionsRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x42\n\x05input\x18\x03 \x03(\x0b\x32\x33.cutaway.v1.TorchServePredictionsRequest.InputEntry\x1a,\n\nInputEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"2\n\x1cTorchServePredictionResponse\x12\x12\n\nprediction\x18\x01 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,25 +38,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERHELLO']._serialized_start=92
   _globals['_WORKERHELLO']._serialized_end=150
   _globals['_WORKERTURN']._serialized_start=152
-  _globals['_WORKERTURN']._serialized_end=220
-  _globals['_WORKERCALL']._serialized_start=223
-  _globals['_WORKERCALL']._serialized_end=364
-  _globals['_WORKERREPLY']._serialized_start=367
-  _globals['_WORKERREPLY']._serialized_end=568
-  _globals['_CHECKOUTCOME']._serialized_start=570
-  _globals['_CHECKOUTCOME']._serialized_end=638
-  _globals['_FAILURE']._serialized_start=640
-  _globals['_FAILURE']._serialized_end=711
-  _globals['_ROUTEDREQUEST']._serialized_start=713
-  _globals['_ROUTEDREQUEST']._serialized_end=743
-  _globals['_ROUTEDSTREAMREQUEST']._serialized_start=745
-  _globals['_ROUTEDSTREAMREQUEST']._serialized_end=822
-  _globals['_WORKERPIECE']._serialized_start=824
-  _globals['_WORKERPIECE']._serialized_end=926
-  _globals['_TORCHSERVEPREDICTIONSREQUEST']._serialized_start=929
-  _globals['_TORCHSERVEPREDICTIONSREQUEST']._serialized_end=1116
-  _globals['_TORCHSERVEPREDICTIONSREQUEST_INPUTENTRY']._serialized_start=1072
-  _globals['_TORCHSERVEPREDICTIONSREQUEST_INPUTENTRY']._serialized_end=1116
-  _globals['_TORCHSERVEPREDICTIONRESPONSE']._serialized_start=1118
-  _globals['_TORCHSERVEPREDICTIONRESPONSE']._serialized_end=1168
+  _globals['_WORKERTURN']._serialized_end=235
+  _globals['_WORKERCALL']._serialized_start=238
+  _globals['_WORKERCALL']._serialized_end=395
+  _globals['_WORKERREPLY']._serialized_start=398
+  _globals['_WORKERREPLY']._serialized_end=599
+  _globals['_CHECKOUTCOME']._serialized_start=601
+  _globals['_CHECKOUTCOME']._serialized_end=669
+  _globals['_FAILURE']._serialized_start=671
+  _globals['_FAILURE']._serialized_end=742
+  _globals['_ROUTEDREQUEST']._serialized_start=744
+  _globals['_ROUTEDREQUEST']._serialized_end=774
+  _globals['_ROUTEDSTREAMREQUEST']._serialized_start=776
+  _globals['_ROUTEDSTREAMREQUEST']._serialized_end=853
+  _globals['_WORKERPIECE']._serialized_start=855
+  _globals['_WORKERPIECE']._serialized_end=957
+  _globals['_TORCHSERVEPREDICTIONSREQUEST']._serialized_start=960
+  _globals['_TORCHSERVEPREDICTIONSREQUEST']._serialized_end=1147
+  _globals['_TORCHSERVEPREDICTIONSREQUEST_INPUTENTRY']._serialized_start=1103
+  _globals['_TORCHSERVEPREDICTIONSREQUEST_INPUTENTRY']._serialized_end=1147
+  _globals['_TORCHSERVEPREDICTIONRESPONSE']._serialized_start=1149
+  _globals['_TORCHSERVEPREDICTIONRESPONSE']._serialized_end=1199
 # @@protoc_insertion_point(module_scope)

@@ -55,14 +55,17 @@ Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
 
 @_typing.final
 class WorkerTurn(_message.Message):
-    """Calls that the worker runs together. It runs one turn after the other."""
+    """Calls that were sent together. Turns take turns between the passes of the model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALLS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
     waiting: _builtins.int
     """The number of other calls of the model that waited for a worker when this turn was sent."""
+    alone: _builtins.bool
+    """Whether no other turn may begin before this one has ended: one of its calls may have ended a worker."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerCall]:
         """The calls, in order."""
@@ -72,10 +75,11 @@ class WorkerTurn(_message.Message):
         *,
         calls: _abc.Iterable[Global___WorkerCall] | None = ...,
         waiting: _builtins.int = ...,
+        alone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "calls", b"calls", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -93,6 +97,7 @@ class WorkerCall(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its number, with which the reply comes, and a cancellation. No other call of the connection has it."""
     inspect: _builtins.bytes
@@ -107,6 +112,8 @@ class WorkerCall(_message.Message):
     """
     traceparent: _builtins.str
     """The span of the call, in W3C Trace Context format; empty for none."""
+    caller: _builtins.str
+    """Whose call it is; callers share the time of the model."""
     def __init__(
         self,
         *,
@@ -116,10 +123,11 @@ class WorkerCall(_message.Message):
         stream: _builtins.bytes = ...,
         deadline: _builtins.float = ...,
         traceparent: _builtins.str = ...,
+        caller: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["describe", b"describe", "inspect", b"inspect", "request", b"request", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "describe", b"describe", "inspect", b"inspect", "number", b"number", "request", b"request", "stream", b"stream", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "deadline", b"deadline", "describe", b"describe", "inspect", b"inspect", "number", b"number", "request", b"request", "stream", b"stream", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["inspect", "describe", "stream"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015

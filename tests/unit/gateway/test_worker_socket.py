@@ -35,7 +35,7 @@ from cutaway.server.settings import Settings
 from cutaway.server.worker import call as worker_call
 from cutaway.server.worker import server as worker_server
 from cutaway.server.worker.call import PieceQueue, WaitingPieces
-from cutaway.server.worker.calls import Calls, ModelThread
+from cutaway.server.worker.calls import Calls
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
@@ -75,7 +75,7 @@ def served(wide: Wide) -> Iterator[Path]:
     """The socket of a worker; no reply of more than 64 MiB in one message."""
     with ScratchDirectory() as directory:
         path = Path(directory) / str(os.getpid())
-        WorkerServer(Worker.of(wide, "wide", Settings(max_message_bytes=64 * MEBIBYTE)), ModelThread("wide"), path)
+        WorkerServer(Worker.of(wide, "wide", Settings(max_message_bytes=64 * MEBIBYTE)), path)
         yield path
 
 
@@ -400,7 +400,7 @@ async def test_a_pool_finds_workers_and_forgets_dead_ones(wide: Wide) -> None:
     pool.changed = note
     (pool.path / "7").touch()  # what a worker that was killed leaves behind
     pool.open()
-    WorkerServer(Worker.of(wide, "wide"), ModelThread("wide"), pool.path / str(os.getpid()))
+    WorkerServer(Worker.of(wide, "wide"), pool.path / str(os.getpid()))
     await changed.wait()
     (worker,) = pool.of(NAME)
     assert not pool.of(ModelName("wide", "2.0"))
@@ -418,15 +418,14 @@ async def test_a_call_waits_for_the_next_worker(wide: Wide) -> None:
     pool = WorkerPool()
     backend = Backend(pool, Catalog([NAME]), Settings())
     pool.open()
-    thread = ModelThread("wide")
-    WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "1")
+    WorkerServer(Worker.of(wide, "wide"), pool.path / "1")
     await pool.updated.wait()
     (worker,) = pool.of(NAME)
     asked = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
     worker.close()  # the call begins before the connection is lost, and its turn is sent afterwards
     await asyncio.wait([asked], timeout=0.2)
     assert not asked.done()
-    WorkerServer(Worker.of(wide, "wide"), thread, pool.path / "2")
+    WorkerServer(Worker.of(wide, "wide"), pool.path / "2")
     assert decode_worker_reply(await asked).response
     pool.of(NAME)[0].close()
     waiting = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
@@ -465,7 +464,7 @@ def test_another_user_is_turned_away(wide: Wide) -> None:
     """Also where the directory lets it in: the kernel says who has connected."""
     with ScratchDirectory() as directory, socket.socket(socket.AF_UNIX) as nobody:
         path = Path(directory) / "1"
-        WorkerServer(Worker.of(wide, "wide"), ModelThread("wide"), path)
+        WorkerServer(Worker.of(wide, "wide"), path)
         os.chmod(directory, 0o777)
         os.chmod(path, 0o777)
         os.seteuid(65534)

@@ -14,7 +14,7 @@ from cutaway.adapters import TensorAdapter
 from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
 from cutaway.server.settings import Settings
-from cutaway.server.worker.calls import Calls, ModelThread
+from cutaway.server.worker.calls import Calls
 from tests.support.waiting import PATIENCE_S
 from tests.support.worker_calls import message, read, worker
 
@@ -102,11 +102,10 @@ def test_a_worker_that_memory_has_broken_is_replaced(values: list[float], ends: 
         replies[number] = data
         assert not ended.is_set()
 
-    thread = ModelThread("breaking")
-    calls = Calls(served, thread, reply, ended.set)
+    calls = Calls(served, reply, unsound=ended.set)
     for value in values:
         calls.run([message(ca.InspectRequest("model", tensors={"input": np.full((1, 2), value, np.float32)}))])
-    thread.put(replied.set)
+    served.threads.submit(replied.set)
     assert replied.wait(PATIENCE_S)
     assert ended.is_set() == ends
     assert len(replies) == len(values)

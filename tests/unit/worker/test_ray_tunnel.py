@@ -28,7 +28,6 @@ from cutaway.server.ray.plan import CALLS, WAITING, PlannedModel, RayPlan, worke
 from cutaway.server.ray.replica import ReplicaPort
 from cutaway.server.ray.tunnel import Address, Identity, MutualTls, new_identity
 from cutaway.server.settings import Settings
-from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
@@ -77,7 +76,7 @@ async def tunnel() -> AsyncIterator[Ends]:
     pool, model, wanted = WorkerPool(), Gated(), threading.Event()
     wanted.set()
     with ScratchDirectory() as files:
-        server = WorkerServer(Worker.of(model, "gated"), ModelThread("gated"), Path(files) / "0")
+        server = WorkerServer(Worker.of(model, "gated"), Path(files) / "0")
         entrances = Entrances(pool.path, MutualTls(keepers, replicas.certificate))
         keeper = await entrances.open(HOST)
         before = listening()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError
 from cutaway.server.worker.call import Call
-from cutaway.server.worker.calls import Calls, ModelThread, TurnCost
+from cutaway.server.worker.calls import Calls, TurnCost
+from cutaway.server.worker.model_threads import Job
 from cutaway.server.worker.worker import Worker
 from cutaway.v1 import worker_pb2
 from tests.support.waiting import PATIENCE_S
@@ -86,25 +88,24 @@ def test_the_first_part_is_answered_before_the_next_has_run() -> None:
     def reply(number: int, data: bytes) -> None:
         replied[number] = model.rows, data
 
-    thread = ModelThread("counts")
     served = worker(model)
     read(*served.answer([row({"x": torch.zeros(1, 2)})]))  # the first finds out where rows are
-    calls = Calls(served, thread, reply)
+    calls = Calls(served, reply)
     calls._cost = cost_of(0.0, 1.0)
     model.rows = 0
     calls.run([message(number) for number in (1, 2, 3)])
-    thread.submit(lambda: None).result()
+    served.threads.submit(lambda: None).result()
     assert [rows for rows, _ in replied.values()] == [1, 2, 3]
     assert [float(read(replied[number][1]).predictions["output"][0, 0]) for number in (1, 2, 3)] == [2, 4, 6]
 
 
 def test_the_worker_measures_its_turns() -> None:
     """What each turn took is known, by its number of calls."""
-    thread = ModelThread("counts")
-    calls = Calls(worker(Counts()), thread, lambda *_: None)
+    served = worker(Counts())
+    calls = Calls(served, lambda *_: None)
     calls.run([message(number) for number in (1, 2, 3)])
     calls.run([message(4)])
-    thread.submit(lambda: None).result()
+    served.threads.submit(lambda: None).result()
     assert [size for size, seconds in calls._cost._measured if seconds > 0] == [3, 1]
 
 
@@ -112,25 +113,24 @@ def test_a_fault_of_the_worker_is_a_reply(monkeypatch: pytest.MonkeyPatch) -> No
     """Each call of the turn is answered, and the thread goes on."""
     asked = worker(Counts())
     replied: dict[int, bytes] = {}
-    thread = ModelThread("counts")
-    calls = Calls(asked, thread, replied.__setitem__)
+    calls = Calls(asked, replied.__setitem__)
 
-    def broken(turn: Sequence[Call]) -> Iterator[bytes]:
-        yield from Worker.answer(asked, turn[:1])
+    def broken(turn: Sequence[Call], reply: Callable[[int, bytes], None], later: Any) -> None:
+        Worker.run(asked, turn[:1], reply, later)
         raise RuntimeError("a fault")
 
     with monkeypatch.context() as patch:
-        patch.setattr(asked, "answer", broken)
+        patch.setattr(asked, "run", broken)
         calls.run([message(number) for number in (1, 2, 3)])
-        thread.submit(lambda: None).result()
+        asked.threads.submit(lambda: None).result()
     assert float(read(replied[1]).predictions["output"][0, 0]) == 2
     for number in (2, 3):
         with pytest.raises(CutawayError, match="a fault") as caught:
             read(replied[number])
         assert caught.value.reason == "INTERNAL"
     calls.run([message(4)])
-    thread.put(lambda: 1 / 0)
-    thread.submit(lambda: None).result(PATIENCE_S)
+    asked.threads.put(Job(lambda: 1 / 0))
+    asked.threads.submit(lambda: None).result(PATIENCE_S)
     assert float(read(replied[4]).predictions["output"][0, 0]) == 8
     assert len(calls) == 0
 

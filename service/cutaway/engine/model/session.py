@@ -241,21 +241,20 @@ class StateGuard:
         request, flags = (self._depth, self._added, self._known_hooks, self._flags), self._flags_of_parameters()
         if self._depth:
             self._set_flags(self._flags)
-        tables = [(table, list(table.items())) for table in self._tables_of_passes()]
-        for table, hooks in tables:
-            for number, hook in hooks:
-                if is_of_a_pass(hook):
-                    del table[number]
+        tables = [(table, list(table.items()), own) for table, own in self._tables_of_passes()]
+        for table, _, own in tables:
+            for number in own & set(table):
+                del table[number]
         self._depth, self._added = 0, frozenset()
         try:
             yield
         finally:
             self._depth, self._added, self._known_hooks, self._flags = request
             self._set_flags(flags)
-            for table, hooks in tables:
+            for table, hooks, own in tables:
                 now = dict(table)
                 table.clear()
-                table.update((number, hook) for number, hook in hooks if number in now or is_of_a_pass(hook))
+                table.update((number, hook) for number, hook in hooks if number in now or number in own)
                 table.update(now)
 
     def is_untouched(self) -> bool:
@@ -266,12 +265,13 @@ class StateGuard:
             tensor.grad_fn is None and torch.equal(tensor, values) for tensor, values in pairs
         )  # fmt: skip
 
-    def _tables_of_passes(self) -> Iterator[dict[int, Any]]:
-        """Yields the tables of hooks in which some are ours or Captum's."""
+    def _tables_of_passes(self) -> Iterator[tuple[dict[int, Any], set[int]]]:
+        """Yields the tables of hooks of modules where some are ours or Captum's, with the numbers of these."""
         for module in self._modules:
-            for table in (getattr(module, name) for name in _CALLED):
-                if table and any(map(is_of_a_pass, table.values())):
-                    yield table
+            called = [getattr(module, name) for name in _CALLED]
+            own = {number for table in called for number, hook in table.items() if is_of_a_pass(hook)}
+            if own:
+                yield from ((getattr(module, name), own) for name in _HOOK_TABLES)
 
     def _flags_of_parameters(self) -> list[tuple[bool, Tensor | None]]:
         return [(parameter.requires_grad, parameter.grad) for parameter in self._parameters]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.contract.torchserve_messages import decode_worker_reply
-from cutaway.server.batching import Batcher, FairSlots, NotBegun, Replied
+from cutaway.server.batching import Answers, Batcher, FairSlots, NotBegun, Replied, SetAside, caller_id
 from cutaway.server.model_store import Catalog
 from cutaway.server.observability.call_watch import current_call
 from cutaway.server.settings import Settings
@@ -35,13 +35,23 @@ class WorkerLink(Protocol):
     def late_s(self) -> float:
         """The seconds without progress since all its calls should have been done."""
 
-    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
+    async def run(
+        self,
+        calls: Sequence[worker_pb2.WorkerCall],
+        replied: Replied[bytes],
+        *,
+        set_aside: SetAside = lambda _: None,
+        alone: bool = False,
+        waiting: int = 0,
+    ) -> None:
         """Runs a turn; returns when all replies were passed to ``replied``.
 
         Args:
             calls: the turn.
             replied: gets the position of each call, and its reply; of a streamed reply that begins while its model
                 runs, twice.
+            set_aside: gets the position of each call that takes long, and keeps no other turn from running.
+            alone: whether no other turn begins before this one has ended.
             waiting: how many other calls of the model wait for a worker.
 
         Raises:
@@ -66,11 +76,14 @@ class WorkerLink(Protocol):
 
 @dataclass(eq=False)
 class _Turn:
-    """Calls that were sent together: their positions by number, and the future of the whole turn."""
+    """Calls that were sent together: their positions by number, those of them that keep other turns from running, and
+    the future of the whole turn."""
 
     waiting: dict[int, int]
+    occupying: set[int]
     deadline: float
     replied: Replied[bytes]
+    set_aside: SetAside
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -93,10 +106,17 @@ class Turns:
         """The latest deadline of their calls, in Unix seconds; 0 without any."""
         return max((turn.deadline for turn in self._turns), default=0.0)
 
-    async def add(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes]) -> None:
+    @property
+    def occupying(self) -> int:
+        """The number of turns that keep others from running."""
+        return sum(bool(turn.occupying) for turn in self._turns)
+
+    async def add(
+        self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], set_aside: SetAside = lambda _: None
+    ) -> None:
         """Adds a turn, and returns when all its replies have arrived; raises as `WorkerLink.run`."""
         numbers = {call.number: position for position, call in enumerate(calls)}
-        turn = _Turn(numbers, max(call.deadline for call in calls), replied)
+        turn = _Turn(numbers, {*numbers}, max(call.deadline for call in calls), replied, set_aside)
         self._turns.append(turn)
         self.last_added = asyncio.get_running_loop().time()
         await turn.done
@@ -109,16 +129,26 @@ class Turns:
     def arrived(self, number: int, reply: bytes) -> None:
         """Passes on the reply to a call."""
         turn = next(turn for turn in self._turns if number in turn.waiting)
+        turn.occupying.discard(number)
         turn.replied(turn.waiting.pop(number), reply)
         if not turn.waiting:
             self._turns.remove(turn)
             _set(turn.done)
 
+    def set_aside(self, number: int) -> None:
+        """Notes that a call may take long, and keeps no other turn from running."""
+        for turn in self._turns:
+            if number in turn.occupying:
+                turn.occupying.discard(number)
+                turn.set_aside(turn.waiting[number])
+
     def lost(self) -> None:
-        """Fails all turns after the worker has died: only the first turn can be the cause."""
+        """Fails all turns after the worker has died. The cause is one that was set aside, or the first of the others:
+        the rest had not begun."""
         turns, self._turns = self._turns, []
-        for number, turn in enumerate(turns):
-            _set(turn.done, NotBegun() if number else worker_died())
+        first = next((turn for turn in turns if turn.occupying), None)
+        for turn in turns:
+            _set(turn.done, worker_died() if turn is first or not turn.occupying else NotBegun())
 
 
 def worker_died() -> CutawayError:
@@ -247,6 +277,7 @@ class Backend:
         message = worker_pb2.WorkerCall(
             number=next(self._numbers),
             deadline=time.time() + timeout_s,
+            caller=caller_id.get(),
             traceparent=current_call().traceparent,
             **{kind: payload},
         )
@@ -270,7 +301,7 @@ class Backend:
             )
         return self.batchers[name]
 
-    async def _send(self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[_Answer]) -> None:
+    async def _send(self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[_Answer]) -> None:
         """Sends a batch to the worker that has the fewest; of several, to the one that has waited longest."""
         worker = min(self._workers.of(name), key=_preference, default=None)
         if worker is None:  # it ended at this moment
@@ -278,9 +309,9 @@ class Backend:
         waiting = self._batcher(name).queue_length
 
         def answered(position: int, reply: bytes) -> None:
-            replied(position, _Answer(reply, worker, calls[position].number))
+            answers(position, _Answer(reply, worker, calls[position].number))
 
-        await worker.run(calls, answered, waiting)
+        await worker.run(calls, answered, set_aside=answers.set_aside, alone=answers.alone, waiting=waiting)
 
     def _unavailable(self, name: ModelName) -> CutawayError | None:
         """Returns why calls of a model cannot wait for a worker; None if they can, or if there is one."""
@@ -297,5 +328,5 @@ class Backend:
             batcher.send_batches()
 
 
-def _preference(worker: WorkerLink) -> tuple[bool, int, float]:
-    return worker.late_s > 0, len(worker.turns), worker.turns.last_added
+def _preference(worker: WorkerLink) -> tuple[bool, int, int, float]:
+    return worker.late_s > 0, worker.turns.occupying, len(worker.turns), worker.turns.last_added

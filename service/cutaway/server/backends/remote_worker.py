@@ -15,7 +15,7 @@ import psutil
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.backends.backend import Turns, worker_died
-from cutaway.server.batching import Replied
+from cutaway.server.batching import Replied, SetAside
 from cutaway.server.worker_protocol import (
     DEADLINE,
     HEAD,
@@ -94,17 +94,25 @@ class RemoteWorker(asyncio.Protocol):
             self._owed = max(self._until, self.turns.latest_deadline)
         return min(silent_s, _since(self._owed))
 
-    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
+    async def run(
+        self,
+        calls: Sequence[worker_pb2.WorkerCall],
+        replied: Replied[bytes],
+        *,
+        set_aside: SetAside = lambda _: None,
+        alone: bool = False,
+        waiting: int = 0,
+    ) -> None:
         """Sends a turn, and returns when it is answered; raises as `WorkerLink.run`."""
         if not self.is_open:
             raise worker_died()
-        turn = worker_pb2.WorkerTurn(calls=calls, waiting=waiting).SerializeToString()
+        turn = worker_pb2.WorkerTurn(calls=calls, waiting=waiting, alone=alone).SerializeToString()
         if len(turn) < _SMALL_BYTES:
             self._transport.write(frame(FrameKind.TURN, turn))
         else:  # a frame would be one more copy
             self._transport.write(HEAD.pack(FrameKind.TURN, 0, len(turn)))
             self._transport.write(turn)
-        await self.turns.add(calls, replied)
+        await self.turns.add(calls, replied, set_aside)
 
     def cancel(self, number: int) -> None:
         """Cancels a call, if this worker has it."""
@@ -149,6 +157,8 @@ class RemoteWorker(asyncio.Protocol):
                 self.turns.arrived(number, content)
             elif kind == FrameKind.BEGUN:
                 self.turns.begun(number, content)
+            elif kind == FrameKind.ASIDE:
+                self.turns.set_aside(number)
             elif kind == FrameKind.HEARTBEAT:
                 (self._until,) = DEADLINE.unpack(content)
                 self._late_s = _since(self._until) if self._until else 0.0

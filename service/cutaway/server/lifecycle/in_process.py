@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty
+from typing import Any
 
 import structlog
 
@@ -16,12 +17,13 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import as_message
 from cutaway.server.archive import reader
 from cutaway.server.backends.backend import Backend, SetServing, Supervise, Turns, worker_died
-from cutaway.server.batching import Replied
+from cutaway.server.batching import Replied, SetAside
 from cutaway.server.memory import RequestMemory, share_of_worker
 from cutaway.server.model_store import ModelStore
 from cutaway.server.settings import Settings
 from cutaway.server.time_limit import within
-from cutaway.server.worker.calls import Calls, ModelThread
+from cutaway.server.worker.calls import Calls
+from cutaway.server.worker.model_threads import ModelThreads
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import ScratchDirectory
 from cutaway.v1 import worker_pb2
@@ -39,20 +41,30 @@ class LocalWorker:
         self.turns = Turns()
         self.name = worker.name
         self._worker = worker
-        self._thread = ModelThread(worker.name.model, worker.idle)
-        replied, begun = partial(self._tell, self.turns.arrived), partial(self._tell, self.turns.begun)
-        self._calls = Calls(worker, self._thread, replied, begun=begun)
         self._loop = asyncio.get_running_loop()
+        replied, aside, begun = (
+            partial(self._soon, told) for told in (self.turns.arrived, self.turns.set_aside, self.turns.begun)
+        )
+        self._calls = Calls(worker, replied, aside, begun=begun)
+        worker.begin_idle_tests()
 
     @property
     def late_s(self) -> float:
         """The seconds since all its calls should have been done; its thread cannot be ended."""
         return self._worker.late_s
 
-    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
+    async def run(
+        self,
+        calls: Sequence[worker_pb2.WorkerCall],
+        replied: Replied[bytes],
+        *,
+        set_aside: SetAside = lambda _: None,
+        alone: bool = False,
+        waiting: int = 0,
+    ) -> None:
         """Runs a turn, and returns when it is answered."""
-        self._calls.run(calls)
-        await self.turns.add(calls, replied)
+        self._calls.run(calls, alone=alone)
+        await self.turns.add(calls, replied, set_aside)
 
     def cancel(self, number: int) -> None:
         """Cancels a call, if this worker has it."""
@@ -64,7 +76,7 @@ class LocalWorker:
         if pieces is None:  # nobody fetched them in time
             raise worker_died()
         arrived = asyncio.Event()
-        pieces.notify(partial(self._call_in_loop, arrived.set))
+        pieces.notify(partial(self._soon, arrived.set))
         while True:
             arrived.clear()
             try:
@@ -79,14 +91,11 @@ class LocalWorker:
 
     async def close(self, grace_s: float) -> None:
         """Ends the thread when its work is done; after ``grace_s`` seconds, abandons it."""
-        await asyncio.to_thread(self._thread.close, grace_s)
+        await asyncio.to_thread(self._worker.threads.close, grace_s)
 
-    def _tell(self, told: Callable[[int, bytes], None], number: int, reply: bytes) -> None:
-        self._call_in_loop(partial(told, number, reply))
-
-    def _call_in_loop(self, function: Callable[[], object]) -> None:
+    def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(function)
+            self._loop.call_soon_threadsafe(function, *arguments)
 
 
 log = structlog.get_logger(__name__)
@@ -142,7 +151,7 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
             proofs = settings.proofs_beside(path.parent)
             try:
                 reader.unpack(path, directory)
-                thread = ModelThread(name.model)
+                thread = ModelThreads(name.model)
                 loading = thread.submit(partial(Worker.load, directory, device="cpu", proofs_dir=proofs))
                 thread.close(0.0)  # when it has loaded; nothing ends it before
                 workers.append(await within(settings.start_timeout_s, asyncio.wrap_future(loading)))

@@ -128,7 +128,6 @@ class Replica:
 
     def __init__(self, name: ModelName, application: str, assignment: Assignment, archive: Sequence[Any]) -> None:
         from cutaway.server.worker import process, server  # the keeper imports this file, and needs no torch
-        from cutaway.server.worker.calls import ModelThread
 
         self._application = application
         self._settings = settings = assignment.settings
@@ -144,7 +143,8 @@ class Replica:
             self._worker = process.load(directory, workers=1, gpu=0 if settings.ray_gpus else None)
         except Exception as failure:
             raise RuntimeError(f"{CANNOT_LOAD}{process.load_failure(failure)}") from None
-        self._server = server.WorkerServer(self._worker, ModelThread(name.model, self._worker.idle), files / "0")
+        self._server = server.WorkerServer(self._worker, files / "0")
+        self._worker.begin_idle_tests()
         self._port = ReplicaPort(
             files / "0",
             ray.util.get_node_ip_address(),

@@ -1,104 +1,21 @@
-"""The calls of one gateway to a worker: its turns, which run in the model's thread, and its cancellations."""
+"""The calls of one gateway to a worker: its turns, which are jobs of the model's threads, and its cancellations."""
 
 from __future__ import annotations
 
-import itertools
-import logging
 import math
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from queue import Empty, SimpleQueue
 from statistics import StatisticsError, linear_regression
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cutaway.server.worker.call import Call, as_failure
-from cutaway.server.worker.proofs import IdleProofs
+from cutaway.server.worker.model_threads import Job
 from cutaway.server.worker.worker import Worker
 from cutaway.v1 import worker_pb2
 
-# The thread that runs a model: hooks are state of the model, so only one turn runs at a time.
-
-
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
-
-
-_QUIET_S = 1.0
-"""The seconds without a job after which a worker is idle."""
-
-
-class ModelThread:
-    """A thread that runs jobs one after the other.
-
-    It is a daemon: a model that never returns must not keep the process alive.
-
-    Args:
-        name: of the model.
-        idle: tests that run while there is no job.
-    """
-
-    def __init__(self, name: str, idle: IdleProofs | None = None) -> None:
-        self._idle = idle
-        self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"cutaway-{name}", daemon=True)
-        self._thread.start()
-
-    def put(self, job: Callable[[], Any]) -> None:
-        """Runs ``job`` after those before it; an exception is only logged."""
-        self._jobs.put(job)
-        if self._idle is not None:
-            self._idle.give_way()
-
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Runs ``job`` after those before it, and returns its future result."""
-        future: Future[T] = Future()
-        self.put(partial(_complete, future, job))
-        return future
-
-    def close(self, grace_s: float) -> None:
-        """Ends the thread when its jobs are done; after ``grace_s`` seconds, abandons it."""
-        self._jobs.put(None)
-        self._thread.join(grace_s)
-
-    def _run(self) -> None:
-        while self._run_next():
-            pass
-
-    def _run_next(self) -> bool:
-        """Runs a job, and keeps nothing of it; returns whether there may be another."""
-        job = self._next()
-        if job is None:
-            return False
-        try:
-            job()
-        except Exception:
-            log.exception("unexpected exception in the thread of a model")
-        return True
-
-    def _next(self) -> Callable[[], Any] | None:
-        """Returns the next job; until it comes, tests run."""
-        pause_s: float | None = _QUIET_S
-        while self._idle is not None and pause_s is not None:
-            with suppress(Empty):
-                return self._jobs.get(timeout=pause_s)
-            pause_s = self._idle.run(lambda: not self._jobs.empty())
-        return self._jobs.get()
-
-
-def _complete(future: Future[T], job: Callable[[], T]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(job())
-    except BaseException as failure:
-        future.set_exception(failure)
-
 
 # A slow turn is split into parts: the calls of one part are answered before the next part runs. But the calls of a part
 # share the fixed cost of a pass, so a turn is split only if its parts take little more time than the whole turn.
@@ -128,11 +45,11 @@ class TurnCost:
             yield calls[start : start + size]
 
     @contextmanager
-    def measuring(self, calls: int) -> Iterator[None]:
-        """Measures the time of the block, which runs a part of ``calls`` calls."""
-        start = time.perf_counter()
+    def measuring(self, calls: int, clock: Callable[[], float]) -> Iterator[None]:
+        """Measures the time of the block by ``clock``; it runs a part of ``calls`` calls."""
+        start = clock()
         yield
-        self.took(calls, time.perf_counter() - start)
+        self.took(calls, clock() - start)
 
     def took(self, calls: int, seconds: float) -> None:
         """Notes that a part of ``calls`` calls took ``seconds``."""
@@ -159,8 +76,8 @@ class Calls:
 
     Args:
         worker: runs them.
-        thread: the thread of its model.
         reply: sends a serialised `cutaway.v1.WorkerReply`, with the number of its call.
+        set_aside: gets the number of a call that no longer keeps other turns from running.
         unsound: called where the worker no longer passes its example after it ran out of memory.
         begun: sends that of a call whose streamed reply begins while its model runs; another one follows at its end.
 
@@ -171,16 +88,16 @@ class Calls:
     def __init__(
         self,
         worker: Worker,
-        thread: ModelThread,
         reply: Callable[[int, bytes], None],
+        set_aside: Callable[[int], None] = lambda _: None,
         unsound: Callable[[], None] = lambda: None,
         begun: Callable[[int, bytes], None] = lambda number, reply: None,
     ) -> None:
         self._worker = worker
         self._unsound = unsound
-        self._thread = thread
         self._reply = reply
         self._begun = begun
+        self._set_aside = set_aside
         self.waiting = 0
         self._cost = TurnCost()
         self._under_way: set[int] = set()
@@ -189,10 +106,10 @@ class Calls:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def run(self, turn: Sequence[worker_pb2.WorkerCall]) -> None:
-        """Queues the calls of a turn."""
+    def run(self, turn: Sequence[worker_pb2.WorkerCall], *, alone: bool = False) -> None:
+        """Queues the calls of a turn; ``alone``: no other turn begins before it has ended."""
         self._under_way.update(message.number for message in turn)
-        self._thread.put(partial(self._run, turn))
+        self._put(partial(self._run, turn, alone), turn, is_divisible=not alone)
 
     def cancel(self, number: int) -> None:
         """Cancels the call ``number``: no further pass begins for it."""
@@ -203,31 +120,67 @@ class Calls:
         """Cancels all calls: the gateway is gone."""
         self._cancelled |= self._under_way
 
-    def _run(self, turn: Sequence[worker_pb2.WorkerCall]) -> None:
+    def _put(self, run: Callable[[], None], messages: Sequence[worker_pb2.WorkerCall], **kind: bool) -> None:
+        cancellations = [self._call(message).cancellation for message in messages]
+        job = Job(
+            run,
+            list(dict.fromkeys(message.caller for message in messages)),
+            deadline=max(cancellation.deadline or math.inf for cancellation in cancellations),
+            is_cancelled=lambda: all(cancellation.is_cancelled for cancellation in cancellations),
+            set_aside=lambda: self._all_set_aside(messages),
+            **kind,
+        )
+        self._worker.threads.put(job)
+
+    def _call(self, message: worker_pb2.WorkerCall) -> Call:
+        number = message.number
+        return Call.of_message(message, partial(self._cancelled.__contains__, number), partial(self._begun, number))
+
+    def _all_set_aside(self, messages: Sequence[worker_pb2.WorkerCall]) -> None:
+        for message in messages:
+            if message.number in self._under_way:
+                self._set_aside(message.number)
+
+    def _run(self, turn: Sequence[worker_pb2.WorkerCall], alone: bool) -> None:
         for part in self._cost.parts(turn):
-            with self._cost.measuring(len(part)):
-                self._run_part(part)
+            with self._cost.measuring(len(part), lambda: self._worker.threads.used_s):
+                self._run_part(part, alone)
 
-    def _run_part(self, part: Sequence[worker_pb2.WorkerCall]) -> None:
+    def _run_part(self, part: Sequence[worker_pb2.WorkerCall], alone: bool) -> None:
         numbers = [message.number for message in part]
-        calls = [
-            Call.of_message(message, partial(self._cancelled.__contains__, number), partial(self._begun, number))
-            for number, message in zip(numbers, part)
-        ]
-        for number, reply in zip(numbers, self._replies(calls)):
-            self._reply(number, reply)
-        self._under_way.difference_update(numbers)
-        self._cancelled.difference_update(numbers)
-        if self._worker.ran_out and not self._worker.is_sound():
-            self._unsound()
+        waiting = set(numbers)
 
-    def _replies(self, calls: Sequence[Call]) -> Iterator[bytes]:
-        """Yields a reply for every call, also if the worker has a fault: callers must not wait for their deadlines."""
-        answered = 0
+        def reply(position: int, data: bytes) -> None:
+            waiting.discard(numbers[position])
+            self._replied(numbers[position], data)
+
+        def later(run: Callable[[], None], positions: Sequence[int]) -> None:
+            if alone:
+                run()
+                return
+            messages = [part[position] for position in positions]
+            own = {message.number for message in messages}
+            waiting.difference_update(own)
+            self._all_set_aside(messages)
+            self._put(partial(self._answer, run, own), messages, is_long=True)
+
+        self._answer(lambda: self._worker.run([self._call(message) for message in part], reply, later), waiting)
+
+    def _answer(self, run: Callable[[], None], waiting: set[int]) -> None:
+        """Runs calls; replies also if the worker has a fault: callers must not wait for their deadlines.
+
+        ``waiting``: the numbers of the calls that have no reply.
+        """
         try:
-            for reply in self._worker.answer(calls):
-                yield reply
-                answered += 1
+            run()
         except Exception as failure:
             reply = worker_pb2.WorkerReply(failure=as_failure(failure)).SerializeToString()
-            yield from itertools.repeat(reply, len(calls) - answered)
+            for number in waiting & self._under_way:
+                self._replied(number, reply)
+        if not self._worker.is_sound():
+            self._unsound()
+
+    def _replied(self, number: int, reply: bytes) -> None:
+        self._reply(number, reply)
+        self._under_way.discard(number)
+        self._cancelled.discard(number)

@@ -18,7 +18,6 @@ from cutaway.server import load_records
 from cutaway.server.archive import reader
 from cutaway.server.memory import MemoryPool, RequestMemory, return_memory
 from cutaway.server.worker.call import Call
-from cutaway.server.worker.calls import ModelThread
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import POOL_BYTES, WORKERS, ScratchDirectory
@@ -33,9 +32,9 @@ class WorkerProcess:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._thread = ModelThread(worker.name.model, worker.idle)
         if directory := os.environ.get(WORKERS):
-            self._server = WorkerServer(worker, self._thread, Path(directory) / str(os.getpid()))
+            self._server = WorkerServer(worker, Path(directory) / str(os.getpid()))
+        worker.begin_idle_tests()
 
     @classmethod
     def start(cls, directory: Path, name: ModelName, *, workers: int, gpu: int | None) -> WorkerProcess:
@@ -64,11 +63,11 @@ class WorkerProcess:
     def answer(self, calls: Sequence[Mapping[str, bytes]]) -> list[bytes]:
         """Runs calls that came as TorchServe's parts; returns their replies, `cutaway.v1.WorkerReply`."""
         parsed = [Call.of_parts(parts) for parts in calls]
-        return self._thread.submit(lambda: list(self._worker.answer(parsed))).result() if parsed else []
+        return self._worker.threads.submit(lambda: list(self._worker.answer(parsed))).result() if parsed else []
 
     def stream(self, parts: Mapping[str, bytes]) -> Iterator[Piece]:
         """Runs a streamed call that came as TorchServe's parts; returns the pieces of its reply, one at least."""
-        return self._worker.stream(Call.of_parts(parts), self._thread.put)
+        return self._worker.stream(Call.of_parts(parts))
 
 
 def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:

@@ -160,9 +160,6 @@ def _sha256(path: Path) -> str:
 
 _PAUSE_S = 1.0
 
-_GIVES_WAY_S = 30.0
-"""How long a pass may take to give way to a caller, before the worker counts as hanging."""
-
 
 class IdleProofs:
     """The tests of one model that run while nobody calls its worker: one request after the other, in the model's
@@ -200,7 +197,7 @@ class IdleProofs:
         """Runs some tests in the model's thread; never raises.
 
         Args:
-            someone_waits: whether a job for the thread has come in the meantime.
+            someone_waits: returns whether a job has come in the meantime.
 
         Returns:
             After how many seconds without a job others run; None for never, before the next job.
@@ -250,26 +247,17 @@ class IdleProofs:
 
     def _ask(self, question: Question, someone_waits: Callable[[], bool]) -> None:
         worker, model = self._worker, self._model
-
-        def gives_way() -> bool:
-            waits = someone_waits()
-            if waits and not worker.busy_until:
-                worker.busy_until = time.time() + _GIVES_WAY_S
-            return waits
-
         if worker.memory is not None:
             model.request_bytes, model.has_more_memory = worker.memory.own, False
         try:
             with self._cancelled_passes.watching():
-                rehearse(model, question, Cancellation(hung_up=gives_way))
+                rehearse(model, question, Cancellation(hung_up=someone_waits))
         except Exception as failure:
             if is_out_of_memory(failure):
                 self._left_s = 0.0
-                if not worker.is_sound() and os.environ.get(WORKERS):
+                if not worker.is_sound(ran_out=True) and os.environ.get(WORKERS):
                     os._exit(1)  # another worker takes its place, and does not ask this again
             raise
-        finally:
-            worker.busy_until = 0.0
 
     @contextmanager
     def _begun(self, number: int) -> Iterator[bool]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from cutaway.contract.wire.chunks import as_message
 from cutaway.server.memory import start
 from cutaway.server.worker.call import PATIENCE_S
-from cutaway.server.worker.calls import Calls, ModelThread
+from cutaway.server.worker.calls import Calls
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import (
     DEADLINE,
@@ -90,14 +90,12 @@ class WorkerServer:
 
     Args:
         worker: the worker.
-        thread: the thread of its model.
         path: the path of the socket, which appears when the server listens. Its name is the number of this process, or
             "0" if the gateway may be on another machine.
     """
 
-    def __init__(self, worker: Worker, thread: ModelThread, path: Path) -> None:
+    def __init__(self, worker: Worker, path: Path) -> None:
         self._worker = worker
-        self._thread = thread
         self._number = int(path.name)
         self._connected: dict[FrameSender, Calls] = {}
         self._user = os.geteuid()
@@ -144,7 +142,7 @@ class WorkerServer:
             time.sleep(HEARTBEAT_INTERVAL_S)
             self._worker.pieces.drop_late()
             for sender in [*self._connected]:
-                sender.send(frame(FrameKind.HEARTBEAT, DEADLINE.pack(self._worker.busy_until)))
+                sender.send(frame(FrameKind.HEARTBEAT, DEADLINE.pack(self._worker.threads.busy_until)))
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
@@ -158,8 +156,8 @@ class WorkerServer:
     def _serve_calls(self, sender: FrameSender, frames: Iterator[Frame]) -> None:
         calls = Calls(
             self._worker,
-            self._thread,
             lambda number, reply: sender.send(frame(FrameKind.REPLY, reply, number)),
+            lambda number: sender.send(frame(FrameKind.ASIDE, number=number)),
             self._end,
             lambda number, reply: sender.send(frame(FrameKind.BEGUN, reply, number)),
         )
@@ -172,7 +170,7 @@ class WorkerServer:
                 if kind == FrameKind.TURN:
                     turn = worker_pb2.WorkerTurn.FromString(data)
                     calls.waiting = turn.waiting
-                    calls.run(turn.calls)
+                    calls.run(turn.calls, alone=turn.alone)
                 elif kind == FrameKind.CANCEL:
                     calls.cancel(number)
         finally:

@@ -1,27 +1,26 @@
 """Decodes requests, runs the model and encodes replies, for TorchServe's handler and the in-process backend.
 
-A worker holds one copy of one model. Hooks are state of that copy, so one batch runs at a time.
+A worker holds one copy of one model. Hooks are state of that copy, so one batch runs at a time; long requests let
+others run between their passes.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
 from cutaway.adapters import Adapter, TensorAdapter, feature_names, load_model, with_texts
 from cutaway.contract.errors import CutawayError, Reason, at
-from cutaway.contract.requests import InspectRequest
+from cutaway.contract.requests import InspectRequest, TopK
 from cutaway.contract.results import (
     InspectResult,
     ModelDetail,
@@ -36,7 +35,7 @@ from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.chunks import apply_reply_options
 from cutaway.contract.wire.message_walk import as_worker_reply
-from cutaway.engine.batching import Outcome, inspect_batch
+from cutaway.engine.batching import Outcome, Tell, alike, answer_batch, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.memory import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs, expected_passes
@@ -65,14 +64,16 @@ from cutaway.server.worker.call import (
 )
 from cutaway.server.worker.capacity import what_fits
 from cutaway.server.worker.loading import load_archived
+from cutaway.server.worker.model_threads import Job, ModelThreads
 from cutaway.server.worker.proofs import IdleProofs, proof_file
 from cutaway.server.worker.streamed_reply import StreamedReply
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 
-IDLE = 0.0
-"""The value of `Worker.busy_until` while no call runs."""
+_MOST_PASSES = 512
+"""The most passes of a row for the attributions of a request that is answered together with others. One of more has a
+turn of its own, and shares a turn with those only that ask the same."""
 
 _OVERHEAD = 2
 """What a request takes at most, by experience, of what is known that it takes at least."""
@@ -82,11 +83,17 @@ _MOST_KINDS = 1024
 
 T = TypeVar("T")
 
+Later: TypeAlias = Callable[[Callable[[], None], Sequence[int]], None]
+"""A function that takes one that runs calls, and the positions of these calls in their turn."""
+
 
 class _Decoded(NamedTuple):
-    """A decoded request, the duration of its decoding, and its reply if that is streamed."""
+    """A decoded request, the passes of each row, the call that it came with, the duration of its decoding, and its
+    reply if that is streamed."""
 
     plan: RequestPlan
+    passes: int
+    call: Call
     decode_ms: float
     streamed: StreamedReply | None = None
 
@@ -101,10 +108,9 @@ class Worker:
         settings: the largest reply, and limits of a request.
 
     Attributes:
-        busy_until: the latest deadline of the calls that run, in Unix seconds; `IDLE` while none runs.
+        threads: run the model.
         memory: what requests may take on a CPU; None for no limit.
         pieces: streamed replies that nobody has fetched yet.
-        ran_out: whether a call of the last turn ran out of memory.
         idle: tests of the model for idle time; None for a model that is not in an archive, or has one caller.
     """
 
@@ -114,12 +120,12 @@ class Worker:
         self._adapter = adapter
         self._settings = settings
         self.name = name
-        self.busy_until = IDLE
+        model.turns = self.threads = ModelThreads(name.model)
         own = settings.request_memory_bytes if model.device.type == "cpu" else None
         self.memory = None if own is None else RequestMemory(own)
         self.pieces = WaitingPieces()
-        self.ran_out = False
         self.idle: IdleProofs | None = None
+        self._ran_out = False
         self._passed_example = False
         self._descriptions: dict[tuple[bool, bool], bytes] = {}
         self._valid_inputs: dict[Hashable, tuple[str, ...]] = {}
@@ -132,7 +138,7 @@ class Worker:
     @property
     def late_s(self) -> float:
         """The seconds since all its calls should have been done; safe to read from any thread."""
-        until = self.busy_until
+        until = self.threads.busy_until
         return max(0.0, time.time() - until) if until else 0.0
 
     @classmethod
@@ -177,15 +183,22 @@ class Worker:
         except Exception as failure:  # in the adapter's example: a request for it gets the same error
             log.warning("%s: its example cannot be run: %s", self.name.model, failure)
 
-    def is_sound(self) -> bool:
-        """Returns whether the model still passes its example; after a call without memory, libraries may be broken."""
+    def is_sound(self, *, ran_out: bool = False) -> bool:
+        """Returns whether the model still passes its example, if it ran out of memory, for a call since this was asked
+        last or otherwise: libraries may then be broken."""
+        ran_out, self._ran_out = ran_out or self._ran_out, False
         try:
-            if self._passed_example:
+            if ran_out and self._passed_example:
                 self.describe()
         except Exception as failure:
             log.warning("%s no longer passes its example: %s", self.name.model, failure)
             return False
         return True
+
+    def begin_idle_tests(self) -> None:
+        """Runs tests of the model from now on, whenever nobody calls it."""
+        if self.idle is not None:
+            self.threads.fill_idle_time(self.idle.run, self.idle.give_way)
 
     def fits(self) -> str:
         """Returns what the weights take, and how large a request memory allows, by an estimate from the example."""
@@ -206,9 +219,10 @@ class Worker:
             CutawayError: the request cannot be run.
         """
         with raising_errors():
-            plan = self._plan(wire_requests.validated(request))
-            (result,) = self._outcomes([plan])
-            return self._complete(result, plan.request)
+            plan, _ = self._plan(wire_requests.validated(request))
+            outcomes: list[Outcome] = []
+            self._answer_plans({0: plan}, lambda _, outcome: outcomes.append(outcome))
+            return self._complete(outcomes[0], plan.request)
 
     def answer(self, calls: Sequence[Call]) -> Iterator[bytes]:
         """Runs a turn of calls. Never raises: an error is a reply.
@@ -216,31 +230,74 @@ class Worker:
         Yields:
             A serialised `cutaway.v1.WorkerReply` for every call, in order. The model has run before the first one.
         """
-        start = time.perf_counter()
-        with self._busy(calls), attached(call.traceparent for call in calls):
-            decoded = deque(_catch(self._decode, call) for call in calls)
-            results = deque(self._outcomes([item.plan for item in decoded if isinstance(item, _Decoded)]))
-        self.ran_out = any(_ran_out(each) for each in (*decoded, *results))
-        while decoded:  # when a reply is out, nothing of its call is left
-            yield self._reply(decoded.popleft(), results, start)
+        replies: dict[int, bytes] = {}
+        later: list[Callable[[], None]] = []
+        self.run(calls, replies.__setitem__, lambda run, _: later.append(run))
+        for run in later:
+            run()
+        yield from map(replies.pop, range(len(calls)))
 
-    def _outcomes(self, plans: Sequence[RequestPlan]) -> list[Outcome]:
-        """Returns the outcome of each plan. Those that need more than this worker's own memory run one by one, when it
-        is free."""
+    def run(self, calls: Sequence[Call], reply: Callable[[int, bytes], None], later: Later) -> None:
+        """Runs a turn of calls. Never raises: an error is a reply.
+
+        Args:
+            calls: the turn.
+            reply: gets the position of each call and its serialised `cutaway.v1.WorkerReply` when that is there.
+            later: gets functions that run the long ones of the calls, and the positions of these.
+        """
+        start = time.perf_counter()
+        short: dict[int, _Decoded] = {}
+        long: dict[int, _Decoded] = {}
+        with self._running(calls):
+            for position, call in enumerate(calls):
+                item = _catch(self._decode, call)
+                if isinstance(item, _Decoded):
+                    (long if item.passes > _MOST_PASSES else short)[position] = item
+                else:
+                    reply(position, self._reply(item, start))
+        for group in alike({position: item.plan for position, item in long.items()}):
+            items = {position: long.pop(position) for position in group}
+            later(partial(self._run_decoded, items, reply, start), list(group))
+        self._run_decoded(short, reply, start)
+
+    def _run_decoded(self, items: dict[int, _Decoded], reply: Callable[[int, bytes], None], start: float) -> None:
+        def tell(position: int, outcome: Outcome) -> None:  # when a reply is out, nothing of its call is left
+            self._ran_out |= _ran_out(outcome)
+            reply(position, self._reply(_catch(self._encode, items.pop(position), outcome), start))
+
+        with self._running([item.call for item in items.values()]):
+            self._answer_plans({position: item.plan for position, item in items.items()}, tell)
+
+    def _answer_plans(self, plans: dict[int, RequestPlan], tell: Tell) -> None:
+        """Tells the outcome of each plan. Those that need more than this worker's own memory run one by one, when it is
+        free; so do those that run out of it beside others."""
         memory, model = self.memory, self._model
-        if memory is None:
-            return inspect_batch(plans)
-        needs = {number: self._needs(plan, memory) for number, plan in enumerate(plans)}
-        small = [number for number, needed in needs.items() if needed <= memory.own]
-        model.request_bytes, model.has_more_memory = memory.own, memory.most > memory.own
-        outcomes = dict(zip(small, inspect_batch([plans[number] for number in small])))
-        for number, outcome in outcomes.items():
-            if model.has_more_memory and _ran_out(outcome):
-                needs[number] = memory.most
-        for number, plan in enumerate(plans):
-            if needs[number] > memory.own:
-                outcomes[number] = _catch(self._run_with_more, plan, needs[number], memory)
-        return [outcomes[number] for number in range(len(plans))]
+        needs = {} if memory is None else {number: self._needs(plan, memory) for number, plan in plans.items()}
+        own = {number: plan for number, plan in plans.items() if memory is None or needs[number] <= memory.own}
+        if memory is not None:
+            model.request_bytes, model.has_more_memory = memory.own, memory.most > memory.own
+        ran_out = self._answer_own(own, tell)
+        if ran_out and self.threads.are_shared:
+            with self.threads.alone():
+                ran_out = self._answer_own(ran_out, tell)
+        for number, plan in plans.items():
+            if memory is not None and (number in ran_out or number not in own):
+                needed = memory.most if number in ran_out else needs[number]
+                tell(number, _catch(self._run_with_more, plan, needed, memory))
+
+    def _answer_own(self, plans: Mapping[int, RequestPlan], tell: Tell) -> dict[int, RequestPlan]:
+        """Answers plans, and returns those that shall run again since they ran out of memory."""
+        again: dict[int, RequestPlan] = {}
+        numbers = list(plans)
+
+        def told(index: int, outcome: Outcome) -> None:
+            if self._model.has_more_memory and _ran_out(outcome):
+                again[numbers[index]] = plans[numbers[index]]
+            else:
+                tell(numbers[index], outcome)
+
+        answer_batch([*plans.values()], told)
+        return again
 
     def _needs(self, plan: RequestPlan, memory: RequestMemory) -> int:
         """Returns the bytes that ``plan`` needs as far as it is known: from its rows, or from one like it before."""
@@ -249,7 +306,9 @@ class Worker:
 
     def _run_with_more(self, plan: RequestPlan, needed: int, memory: RequestMemory) -> Outcome:
         model, is_all = self._model, needed >= memory.most
-        with memory.reserved(needed, plan.cancellation.raise_if_cancelled) as allowed:
+        with ExitStack() as ends:
+            with self.threads.released():
+                allowed = ends.enter_context(memory.reserved(needed, plan.cancellation.raise_if_cancelled))
             model.request_bytes, model.has_more_memory = allowed, not is_all
             (outcome,) = inspect_batch([plan])
         if is_all or not _ran_out(outcome):
@@ -257,31 +316,21 @@ class Worker:
             return outcome
         return self._run_with_more(plan, memory.most, memory)
 
-    def _reply(
-        self, item: _Decoded | worker_pb2.WorkerReply | BaseException, results: deque[Outcome], start: float
-    ) -> bytes:
+    def _reply(self, outcome: worker_pb2.WorkerReply | BaseException, start: float) -> bytes:
         """Returns a serialised reply with the time that the worker had the call; an exception becomes a failure."""
-        outcome = _catch(self._encode, item, results.popleft()) if isinstance(item, _Decoded) else item
+        self._ran_out |= _ran_out(outcome)
         reply = worker_pb2.WorkerReply(failure=as_failure(outcome)) if isinstance(outcome, BaseException) else outcome
         reply.worker_ms = _since(start)
         return reply.SerializeToString()
 
     @contextmanager
-    def _busy(self, calls: Sequence[Call]) -> Iterator[None]:
-        self.busy_until = max((call.cancellation.deadline or math.inf for call in calls), default=IDLE)
-        try:
-            with self._cancelled_passes.watching():
-                yield
-        finally:
-            self.busy_until = IDLE
+    def _running(self, calls: Collection[Call]) -> Iterator[None]:
+        with self._cancelled_passes.watching(), attached(call.traceparent for call in calls):
+            yield
 
-    def stream(self, call: Call, run: Callable[[Callable[[], None]], object]) -> Iterator[chunks.Piece]:
-        """Runs a call of the kind ``stream`` for a transport that may buffer the whole reply, which is then limited to
-        the size of one message. Never raises: an error is the last piece.
-
-        Args:
-            call: the call.
-            run: runs a function in the model's thread, and need not wait for it.
+    def stream(self, call: Call) -> Iterator[chunks.Piece]:
+        """Runs a call of the kind ``stream``, as a job, for a transport that may buffer the whole reply, which is then
+        limited to the size of one message. Never raises: an error is the last piece.
 
         Yields:
             The pieces of the reply, `cutaway.v1.StreamPiece`.
@@ -295,7 +344,7 @@ class Worker:
                 answer = worker_pb2.WorkerReply(failure=as_failure(failure)).SerializeToString()
             replies.put(answer)
 
-        run(job)
+        self.threads.put(Job(job))
         reply = worker_pb2.WorkerReply.FromString(replies.get())
         yield from self.pieces.take(reply.pieces) or [chunks.worker_piece(reply)]
 
@@ -320,15 +369,18 @@ class Worker:
     def _inspect(self, call: Call) -> _Decoded:
         start = time.perf_counter()
         request = wire_requests.decode(call.payload, max_unpacked_bytes=self._settings.max_message_bytes)
-        return _Decoded(self._plan(request, call.cancellation), _since(start))
+        return _Decoded(*self._plan(request, call.cancellation), call, _since(start))
 
-    def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> RequestPlan:
+    def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> tuple[RequestPlan, int]:
+        """Returns the plan, and how many passes of each row it may take besides the first."""
         check_counts(request, self._settings)
         plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation)
         if self.memory is not None:
             check_memory(request, least_bytes(plan, self.memory.most), self.memory.most)
-        check_passes(costs(plan), self._settings.max_passes)
-        return plan
+        passes = [*costs(plan)]
+        check_passes(passes, self._settings.max_passes)
+        classes = request.target.k if isinstance(request.target, TopK) else 0
+        return plan, classes + sum(count for _, count in passes) // max(1, plan.rows)
 
     def _encode(self, decoded: _Decoded, result: InspectResult | BaseException) -> worker_pb2.WorkerReply:
         """Returns the reply; for a streamed one, the number under which its pieces wait."""
