@@ -40,6 +40,12 @@ class Settings(BaseSettings):
         description="The largest request, and reply in one message.",
     )
     default_deadline_s: float = Field(default=60.0, gt=0, description="Deadline of calls without one.")
+    max_deadline_s: float = Field(
+        default=86400.0,
+        gt=0,
+        le=86400,
+        description="The longest that a call may take, whatever its deadline; its error then names this time.",
+    )
     receive_timeout_s: float = Field(
         default=60.0, gt=0, le=86400, description="How long a request may take to arrive, and TLS to be agreed on."
     )

@@ -19,7 +19,7 @@ from cutaway.client.request_builder import build_request
 from cutaway.client.transport import SERVICE, GatewayTransport
 from cutaway.contract.errors import Reason, error
 from cutaway.gateway import serve
-from cutaway.server.batching import Batcher, FairQueue, NotBegun, Replied, caller_id
+from cutaway.server.batching import Answers, Batcher, FairQueue, NotBegun, Replied, caller_id
 from cutaway.server.settings import Settings
 from cutaway.v1.worker_pb2 import WorkerCall
 from tests.support.prometheus import waiting_calls
@@ -168,6 +168,58 @@ def test_a_turn_that_its_worker_never_began_is_sent_again_as_it_was() -> None:
         return model.turns
 
     assert asyncio.run(run()) == [[b"0"], [b"0", b"1"], [b"0", b"1"], [b"0", b"1"]]
+
+
+class SetsAside(Model):
+    """Takes long for questions that say so, and may die while it has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dies = asyncio.Event()
+
+    async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
+        """Answers all others at once."""
+        assert isinstance(replied, Answers)
+        self.turns.append([b"alone", calls[0].inspect] if replied.alone else [call.inspect for call in calls])
+        for position, call in enumerate(calls):
+            if call.inspect.startswith(b"long"):
+                replied.set_aside(position)
+            else:
+                replied(position, call.inspect)
+        if any(call.inspect.startswith(b"long") for call in calls):
+            if not self.dies.is_set():
+                await self.dies.wait()
+                raise error(Reason.WORKER_DIED, "killed")
+            await self.free.wait()
+            for position, call in enumerate(calls):
+                replied(position, call.inspect)
+
+
+def test_a_call_that_was_set_aside_keeps_no_other_from_being_sent() -> None:
+    """If the worker dies, each that had begun is asked again alone: nothing runs beside it, and others follow."""
+
+    async def run() -> list[list[bytes]]:
+        model = SetsAside()
+        queue = turns(model, calls=2)
+        long = asked(queue, "one", b"long 1")
+        await asyncio.sleep(0.01)
+        for question in (b"0", b"1"):
+            assert await asked(queue, "two", question)[0] == question
+        long += asked(queue, "three", b"long 2")
+        await asyncio.sleep(0.01)
+        model.dies.set()
+        await asyncio.sleep(0.01)
+        late = asked(queue, "two", b"2")
+        await asyncio.sleep(0.01)
+        assert not late[0].done()
+        model.free.set()
+        await asyncio.gather(*long, *late)
+        return model.turns
+
+    first, zero, one, second, *again = asyncio.run(run())
+    assert [first, zero, one, second] == [[b"long 1"], [b"0"], [b"1"], [b"long 2"]]
+    assert sorted(again[:2]) == [[b"alone", b"long 1"], [b"alone", b"long 2"]]
+    assert again[2:] == [[b"2"]]
 
 
 class Slow(nn.Module):
@@ -320,7 +372,9 @@ def test_a_turn_behind_a_busy_worker_is_no_smaller_than_the_one_before_it() -> N
 
     async def run() -> None:
         model = OneByOne()
-        queue = Batcher(model.send, workers=lambda: 1, sends_ahead=True, max_calls=8, max_bytes=1 << 20, max_pending=32)
+        queue: Batcher[bytes] = Batcher(
+            model.send, workers=lambda: 1, sends_ahead=True, max_calls=8, max_bytes=1 << 20, max_pending=32
+        )
         await come(queue, 7)
         assert model.turns == [1, 1]
         await model.end(0)
@@ -342,3 +396,15 @@ def test_a_turn_behind_a_busy_worker_is_no_smaller_than_the_one_before_it() -> N
         assert model.turns == [1, 1, 5, 5, 3, 3, 5]
 
     asyncio.run(run())
+
+
+def test_no_call_takes_longer_than_the_operator_allows() -> None:
+    """Whatever deadline it has; and it is told so."""
+    model = Slow()
+    settings = Settings(max_deadline_s=0.2)
+    with serve({"slow": model}, settings=settings) as server, ca.Client(server.address, timeout=PATIENCE_S) as client:
+        try:
+            with pytest.raises(ca.DeadlineExceeded, match=r"a call may take 0\.2 s here"):
+                client.inspect("slow", {"x": np.zeros((1, 2))})
+        finally:
+            model.open.set()

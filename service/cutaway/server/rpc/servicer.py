@@ -59,7 +59,6 @@ _REQUEST = inspection_pb2.InspectRequest
 
 _PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1000
-_MAX_TIMEOUT_S = 24 * 3600.0
 _PATIENCE_S = 10.0
 """Seconds that a message of a streamed reply may take to be sent."""
 
@@ -275,7 +274,7 @@ class Servicer:
         kind = inspection_service_pb2.InspectStreamRequest
         asked = await self._read(kind, chunks.decode_stream_request, data, context)
         name, permissions = await self._read(_REQUEST, partial(self._authorize, caller), asked.request, context)
-        with permissions.redacted_errors():
+        with permissions.redacted_errors(), self._naming_limit(context):
             stream = self._backend.stream(name, data, self._timeout(context))
             async with aclosing(stream) as messages:
                 async for message in messages:
@@ -286,7 +285,8 @@ class Servicer:
                     await _write(context, message)
 
     async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> worker_pb2.WorkerReply:
-        return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
+        with self._naming_limit(context):
+            return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
 
     async def _read(self, kind: type[Message], function: Callable[[bytes], T], data: bytes, context: Context) -> T:
         """Returns what ``function`` reads in a request of the type ``kind``; in a thread, if it has many fields."""
@@ -321,7 +321,20 @@ class Servicer:
 
     def _timeout(self, context: Context) -> float:
         left: float | None = context.time_remaining()  # None without a deadline, unlike in the stubs
-        return self.settings.default_deadline_s if left is None else min(left, _MAX_TIMEOUT_S)
+        return min(self.settings.default_deadline_s if left is None else left, self.settings.max_deadline_s)
+
+    @contextmanager
+    def _naming_limit(self, context: Context) -> Iterator[None]:
+        """Says of a call that the server has ended, before its own deadline, how long it may take."""
+        timeout_s = self._timeout(context)
+        left: float | None = context.time_remaining()
+        try:
+            yield
+        except CutawayError as failure:
+            if failure.reason == Reason.DEADLINE_EXCEEDED and (left is None or left > timeout_s):
+                why = "a call without a deadline" if left is None else "a call"
+                failure.message += f"; {why} may take {timeout_s:g} s here"
+            raise
 
 
 async def _write(context: Context, message: bytes) -> None:
