@@ -192,7 +192,7 @@ class RequestMemory:
             finally:
                 return_memory()
                 if self._loaded:  # free memory between what is in use keeps its addresses, which the limit counts
-                    self._base = max(self._loaded, _data_bytes())
+                    self._base = max(self._loaded, _data_bytes() - _STACKS.bytes)
                 self._limit(self.own)
 
     def enforce(self) -> None:
@@ -202,7 +202,7 @@ class RequestMemory:
         some process.
         """
         if sys.platform == "linux":
-            self._loaded = self._base = _data_bytes()
+            self._loaded = self._base = _data_bytes() - _STACKS.bytes
             self._limit(self.own)
 
     def _limit(self, allowed: int) -> None:
@@ -211,8 +211,16 @@ class RequestMemory:
 
             with _LIMIT:
                 _, hardest = resource.getrlimit(resource.RLIMIT_DATA)
-                resource.setrlimit(resource.RLIMIT_DATA, (self._base + allowed, hardest))
+                resource.setrlimit(resource.RLIMIT_DATA, (self._base + _STACKS.bytes + allowed, hardest))
 
+
+class _Stacks:
+    """The bytes of the stacks of threads that stay, which no request has taken."""
+
+    bytes = 0
+
+
+_STACKS = _Stacks()
 
 _LIMIT = threading.Lock()
 
@@ -223,13 +231,20 @@ def _data_bytes() -> int:
 
 def start(thread: threading.Thread) -> None:
     """Starts ``thread``, also when requests have taken all that they may: the stack of a thread counts as well."""
-    with unlimited():
+    with _unlimited():
         thread.start()
 
 
 @contextmanager
-def unlimited() -> Iterator[None]:
-    """Lets this process allocate what it needs while the block runs."""
+def starting_threads() -> Iterator[None]:
+    """Lets this process start threads that stay, whatever requests have taken; their stacks take nothing from these."""
+    with _unlimited(for_ever=True):
+        yield
+
+
+@contextmanager
+def _unlimited(*, for_ever: bool = False) -> Iterator[None]:
+    """Lets this process allocate what it needs while the block runs; ``for_ever``: in addition to what it may."""
     if sys.platform != "linux":
         yield
         return
@@ -238,7 +253,12 @@ def unlimited() -> Iterator[None]:
     with _LIMIT:
         limit, hardest = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hardest, hardest))
+        before = _data_bytes() if for_ever else 0
         try:
             yield
         finally:
+            more = max(0, _data_bytes() - before) if for_ever else 0
+            _STACKS.bytes += more
+            if limit != resource.RLIM_INFINITY:
+                limit += more if hardest == resource.RLIM_INFINITY else min(more, hardest - limit)
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hardest))

@@ -194,7 +194,9 @@ def test_a_queue_is_counted_while_it_changes() -> None:
             replied(position, b"x")
 
     async def ask(counted: list[int]) -> None:
-        turns = Batcher(answer, workers=lambda: 1, sends_ahead=True, max_calls=3, max_bytes=100, max_pending=100)
+        turns: Batcher[bytes] = Batcher(
+            answer, workers=lambda: 1, sends_ahead=True, max_calls=3, max_bytes=100, max_pending=100
+        )
         ended = threading.Event()
 
         def count() -> None:

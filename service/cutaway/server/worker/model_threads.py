@@ -29,7 +29,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from cutaway.engine.model.session import Turns
-from cutaway.server.memory import start, unlimited
+from cutaway.server.memory import start, starting_threads
 
 T = TypeVar("T")
 
@@ -351,7 +351,7 @@ class ModelThreads(Turns):
         name = f"cutaway-{self._name}"
         thread = threading.Thread(target=self._serve, args=(mailbox, ready), name=name, daemon=True)
         self._threads.append(thread)
-        with unlimited():  # its stack, and those of the threads of its parallel loops, count as memory of requests
+        with starting_threads():  # the stacks of its parallel loops too count as memory of requests
             thread.start()
             ready.wait(_PATIENCE_S)
         return mailbox
