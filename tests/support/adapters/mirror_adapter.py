@@ -157,6 +157,6 @@ def _rows_of_batch() -> int:
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-        if frame.f_code.co_name == "answer" and "calls" in frame.f_locals:
+        if frame.f_code.co_name == "run" and {"calls", "later"} <= frame.f_locals.keys():
             return len(frame.f_locals["calls"])
     return 0
