@@ -175,6 +175,17 @@ def test_each_question_is_answered_as_alone_among_its_likes(name: str) -> None:
     assert_as_alone(subject_of(NET().double()), [Ask(QUESTIONS[name], images(seed, 2)) for seed in range(3)])
 
 
+@pytest.mark.parametrize("name", list(QUESTIONS))
+def test_a_model_that_nobody_has_asked_answers_a_question_behind_another_kind(name: str) -> None:
+    """What is found out about a model once, such as where a layer's channels are, is found for every request."""
+    plain, question = Ask(R(), images(1)), Ask(QUESTIONS[name], images(2))
+    _, found = inspect_all(subject_of(NET().double()), [plain, question])
+    expected = alone(subject_of(NET().double()), question)
+    assert type(found) is type(expected)
+    if isinstance(found, ca.CutawayError):
+        assert str(found) == str(expected)
+
+
 def test_a_path_that_does_not_exist_is_refused_beside_a_capture_of_the_same_module() -> None:
     """Where requests capture different parts of a module, all of it is captured: each still gets its own error."""
     captures = (ca.Capture("c1"), ca.Capture("c1", path="[3]"))

@@ -188,7 +188,7 @@ def run_main_pass(plans: Sequence[RequestPlan]) -> list[MainPass]:
         CutawayError: one of the requests cannot be answered.
     """
     joint, rows, timings = joint_plan(plans), consecutive([plan.rows for plan in plans]), Timings()
-    model, batch = joint.model, batch_of(joint)
+    model, batch = joint.model, batch_of(joint, plans)
     leaves = {name: joint.inputs[name].detach().requires_grad_() for name in joint.gradients_of}  # `run` copies them
     parameters = {name: model.module.get_parameter(name).requires_grad_() for name in joint.parameters}
     rng_state = torch.get_rng_state()
@@ -210,14 +210,18 @@ def run_main_pass(plans: Sequence[RequestPlan]) -> list[MainPass]:
     ]
 
 
-def batch_of(plan: RequestPlan) -> Batch:
-    """Returns the rows of a request, and where they are in outputs, captures and what is edited."""
-    sites = [*plan.hook_sites, *plan.edits]
-    for target in (plan.request.target, *(one.request.target for one in plan.attributions)):
+def batch_of(plan: RequestPlan, joined: Sequence[RequestPlan] = ()) -> Batch:
+    """Returns the rows of a request, or of all that are ``joined`` to it, and where they are in outputs, captures and
+    what is edited."""
+    sites, attributions = (
+        [*plan.hook_sites, *plan.edits],
+        [one for each in joined or [plan] for one in each.attributions],
+    )
+    for target in (plan.request.target, *(one.request.target for one in attributions)):
         with suppress(CutawayError):  # a module that does not exist is refused where the target is resolved
             sites += [plan.model.tree.resolve(target.module)] if isinstance(target, Neuron) else []
     axes = row_axes(plan.model, plan.inputs, sites)
-    for layer, named in filter(None, (one.channels for one in plan.attributions)):
+    for layer, named in filter(None, (one.channels for one in attributions)):
         find_channels(plan.model, plan.inputs, axes, layer, named)
     return Batch(plan.rows, axes)
 
