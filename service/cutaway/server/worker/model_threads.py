@@ -84,7 +84,7 @@ class Job:
     thread: int = field(init=False, default=0)
     has_begun: bool = field(init=False, default=False)
     is_shared: bool = field(init=False, default=False)
-    resumed: threading.Semaphore = field(init=False, default_factory=lambda: threading.Semaphore(0))
+    resumed: threading.Semaphore = field(init=False)
 
 
 _Mailbox: TypeAlias = "SimpleQueue[Job | None]"
@@ -222,6 +222,7 @@ class ModelThreads(Turns):
             return
         if not job.is_long:
             job.set_aside()
+        job.resumed = threading.Semaphore(0)
         with self._lock:
             self._charge()
             if not job.is_long:

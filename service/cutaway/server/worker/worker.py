@@ -255,18 +255,21 @@ class Worker:
                     (long if item.passes > _MOST_PASSES else short)[position] = item
                 else:
                     reply(position, self._reply(item, start))
-        for group in alike({position: item.plan for position, item in long.items()}):
-            items = {position: long.pop(position) for position in group}
-            later(partial(self._run_decoded, items, reply, start), list(group))
-        self._run_decoded(short, reply, start)
+            for group in alike({position: item.plan for position, item in long.items()}):
+                items = {position: long.pop(position) for position in group}
+                later(partial(self._run_long, items, reply, start), list(group))
+            self._answer_decoded(short, reply, start)
 
-    def _run_decoded(self, items: dict[int, _Decoded], reply: Callable[[int, bytes], None], start: float) -> None:
+    def _run_long(self, items: dict[int, _Decoded], reply: Callable[[int, bytes], None], start: float) -> None:
+        with self._running([item.call for item in items.values()]):
+            self._answer_decoded(items, reply, start)
+
+    def _answer_decoded(self, items: dict[int, _Decoded], reply: Callable[[int, bytes], None], start: float) -> None:
         def tell(position: int, outcome: Outcome) -> None:  # when a reply is out, nothing of its call is left
             self._ran_out |= _ran_out(outcome)
             reply(position, self._reply(_catch(self._encode, items.pop(position), outcome), start))
 
-        with self._running([item.call for item in items.values()]):
-            self._answer_plans({position: item.plan for position, item in items.items()}, tell)
+        self._answer_plans({position: item.plan for position, item in items.items()}, tell)
 
     def _answer_plans(self, plans: dict[int, RequestPlan], tell: Tell) -> None:
         """Tells the outcome of each plan. Those that need more than this worker's own memory run one by one, when it is
