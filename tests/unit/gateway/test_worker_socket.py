@@ -265,7 +265,7 @@ class Endless:
         self.turn: list[int] = []
         self.cancelled: list[int] = []
 
-    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], waiting: int = 0) -> None:
+    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], **_: Any) -> None:
         self.turn += [each.number for each in calls]
         for position, number in enumerate(self.turn):
             replied(position, worker_pb2.WorkerReply(pieces=number).SerializeToString())

@@ -6,6 +6,7 @@ import fcntl
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,8 +19,7 @@ import cutaway as ca
 from cutaway.contract.results import Verdict
 from cutaway.engine.model.proofs import Proofs
 from cutaway.server.archive import reader
-from cutaway.server.worker import calls
-from cutaway.server.worker.calls import ModelThread
+from cutaway.server.worker import model_threads
 from cutaway.server.worker.proofs import ProofFile
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import WORKERS
@@ -244,25 +244,27 @@ def test_what_ended_a_worker_is_not_tried_again(load: Load, tmp_path: Path, monk
 def test_a_caller_waits_for_no_test(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that runs ends behind the module that it is in, and again for each caller, and leaves no hook; the worker
     counts as late only if it does not. Afterwards the tests go on to their end."""
-    monkeypatch.setattr(calls, "_QUIET_S", 0.0)
+    monkeypatch.setattr(model_threads, "_QUIET_S", 0.0)
     worker = load()
     steps: list[Any] = [worker._model.module.get_submodule(name) for name in ("1", "3")]
-    ended: list[tuple[int, float, int]] = []
+    ended: list[tuple[int, int]] = []
     steps[0].waits = True
-    thread = ModelThread("net", worker.idle)
+    worker.begin_idle_tests()
     for _ in range(2):
         assert steps[0].begun.wait(PATIENCE_S)
         before = steps[1].runs
-        answer = thread.submit(lambda: (steps[1].runs, worker.busy_until, len(_global_forward_hooks)))
+        assert worker.threads.busy_until == model_threads.IDLE
+        answer = worker.threads.submit(lambda: (steps[1].runs, len(_global_forward_hooks)))
+        assert time.time() < worker.threads.busy_until < time.time() + PATIENCE_S
         steps[0].begun.clear()
         steps[0].go.set()
-        runs, late, hooks = answer.result(PATIENCE_S)
-        ended.append((runs - before, late, hooks))
+        runs, hooks = answer.result(PATIENCE_S)
+        ended.append((runs - before, hooks))
         steps[0].go.clear()
-    assert ended == [(0, 0.0, 0)] * 2
+    assert ended == [(0, 0)] * 2
     steps[0].waits = False
     steps[0].go.set()
-    thread.close(PATIENCE_S)
+    worker.threads.close(PATIENCE_S)
     rest(worker)
     assert ask(worker).timings.proof_ms == 0
 
@@ -305,14 +307,14 @@ def test_jobs_have_no_idle_time(load: Load, tmp_path: Path) -> None:
 
 def test_a_thread_ends_in_the_middle_of_tests(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that stops does not wait for them."""
-    monkeypatch.setattr(calls, "_QUIET_S", 0.0)
+    monkeypatch.setattr(model_threads, "_QUIET_S", 0.0)
     worker = load()
     step: Any = worker._model.module.get_submodule("1")
     step.waits = True
-    thread = ModelThread("net", worker.idle)
+    worker.begin_idle_tests()
     assert step.begun.wait(PATIENCE_S)
-    closing = threading.Thread(target=thread.close, args=(PATIENCE_S,))
+    closing = threading.Thread(target=worker.threads.close, args=(PATIENCE_S,))
     closing.start()
     step.go.set()
     closing.join(PATIENCE_S)
-    assert not thread._thread.is_alive()
+    assert not any(thread.is_alive() for thread in worker.threads._threads)
