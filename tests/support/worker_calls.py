@@ -31,7 +31,7 @@ from cutaway.server.worker.call import Call
 from cutaway.server.worker.worker import Worker
 from cutaway.v1 import inspection_pb2
 from cutaway.v1.inspection_service_pb2 import InspectStreamRequest
-from cutaway.v1.worker_pb2 import RoutedStreamRequest, WorkerCall
+from cutaway.v1.worker_pb2 import RoutedStreamRequest, WorkerCall, WorkerReply
 from tests.support.waiting import PATIENCE_S
 
 REPLY_BYTES = 1 << 26
@@ -47,6 +47,17 @@ def row(inputs: Any, *, deadline_s: float | None = None, **asked: Any) -> Call:
     request = wire_requests.encode(build_request("model", inputs, **asked))
     deadline = None if deadline_s is None else time.time() + deadline_s
     return Call("inspect", request.SerializeToString(), Cancellation(deadline))
+
+
+def said(reply: bytes) -> str:
+    """The whole reply of a worker but for times and passes: every number, verdict and warning, or the failure."""
+    found = WorkerReply.FromString(reply)
+    response = inspection_pb2.InspectResponse.FromString(found.response)
+    response.ClearField("provenance")  # some passes test the model, now and then
+    for attribution in response.attributions:
+        attribution.ClearField("attribution_ms")
+        attribution.ClearField("check_ms")
+    return str(response) if found.response else f"{found.failure.reason} {found.failure.message}"
 
 
 _NUMBERS = count(1)

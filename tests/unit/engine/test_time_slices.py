@@ -15,10 +15,8 @@ from torch.nn import functional as F
 import cutaway as ca
 from cutaway.engine.model.session import Turns
 from cutaway.server.worker.worker import Worker
-from cutaway.v1.inspection_pb2 import InspectResponse
-from cutaway.v1.worker_pb2 import WorkerReply
 from tests.support.state_snapshot import State, untouched
-from tests.support.worker_calls import row, worker
+from tests.support.worker_calls import row, said, worker
 
 X = {"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(1))}
 POINTS = tuple(ca.Point)
@@ -133,15 +131,9 @@ class EveryPass(Turns):
 
 
 def answered(served: Worker, asked: dict[str, Any]) -> str:
-    """The whole reply, but for timings: every number, verdict and warning, or the failure."""
+    """What `said` says of the reply."""
     (answer,) = served.answer([row(X, **asked)])
-    reply = WorkerReply.FromString(answer)
-    response = InspectResponse.FromString(reply.response)
-    response.ClearField("provenance")  # some passes test the model, now and then
-    for attribution in response.attributions:
-        attribution.ClearField("attribution_ms")
-        attribution.ClearField("check_ms")
-    return str(response) if reply.response else reply.failure.message
+    return said(answer)
 
 
 LONE: dict[tuple[type[nn.Module], str], str] = {}

@@ -21,11 +21,10 @@ from cutaway.server.worker import model_threads
 from cutaway.server.worker.calls import Calls
 from cutaway.server.worker.model_threads import IDLE, Job, ModelThreads
 from cutaway.server.worker.worker import Worker
-from cutaway.v1.inspection_pb2 import InspectResponse
-from cutaway.v1.worker_pb2 import WorkerCall, WorkerReply
+from cutaway.v1.worker_pb2 import WorkerCall
 from tests.support.state_snapshot import untouched
 from tests.support.waiting import PATIENCE_S
-from tests.support.worker_calls import row, worker
+from tests.support.worker_calls import row, said, worker
 
 
 class Clock:
@@ -329,14 +328,6 @@ class Served:
         do = self.do.pop(self.events.count("pass"), None) if len(x) == 3 else self.do.pop(0, None)
         if do is not None:
             do()
-
-
-def said(reply: bytes) -> str:
-    """The reply without times."""
-    found = WorkerReply.FromString(reply)
-    response = InspectResponse.FromString(found.response)
-    response.ClearField("provenance")
-    return str(response) if found.response else f"{found.failure.reason} {found.failure.message}"
 
 
 LONE = Served()
