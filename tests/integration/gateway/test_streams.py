@@ -480,7 +480,7 @@ def wide_row(count: int, deadline: float | None = None) -> Call:
 )
 def test_a_worker_refuses_in_a_piece(row: Call, reason: Reason) -> None:
     """What a worker cannot send in pieces it refuses in a piece: no row of a batch may raise."""
-    (piece,) = Worker.of(Wide(), "wide", Settings(max_message_bytes=MEBIBYTE)).stream(row, lambda job: job())
+    (piece,) = Worker.of(Wide(), "wide", Settings(max_message_bytes=MEBIBYTE)).stream(row)
     with pytest.raises(ca.CutawayError) as caught:
         decode_stream_opening(as_message(piece).joined())
     assert caught.value.reason == reason
