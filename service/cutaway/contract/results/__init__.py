@@ -391,7 +391,7 @@ class UnservedArchive:
 
     @property
     def message(self) -> str:
-        """What the operator reads."""
+        """The text for the operator."""
         name = f"{self.model} {self.version}: " if self.model else ""
         kept = "; the archive before it goes on serving" if self.previous_serves else ""
         return f"{name}{self.why}{kept}"

@@ -1,4 +1,4 @@
-"""What a check reads in the passes of a method, summed up while they run, so that none of them is kept for it.
+"""Sums up the passes of a method while they run, as a check reads them, so that none of them is kept.
 
 Captum's own passes are compared here with those that the method consists of: points, additional inputs and target.
 """
@@ -116,8 +116,8 @@ class PassSummary:
 
     @property
     def output_at_input(self) -> Tensor | None:
-        """What the first pass at the input itself returned that may show that the model changes; None without one: of
-        many passes without gradients, the first would not show it."""
+        """The output of the first pass at the input itself, where that may show that the model changes; None without
+        one: of many passes without gradients, the first would not show it."""
         many = self._method.forward_only and self._count >= _MANY
         apart = isinstance(self._problem.request, requests.Surrogate)  # whose rows run each by itself
         return None if not self._problem.target.is_neuron and (many or apart) else self._output_at_input

@@ -1,4 +1,4 @@
-"""What listeners of requests hear while these run: the results so far, and how far the attributions are."""
+"""Tells the listeners of requests the results so far, and how far the attributions are."""
 
 from __future__ import annotations
 

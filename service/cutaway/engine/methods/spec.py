@@ -30,7 +30,7 @@ from cutaway.engine.runtime.numerics import APPROXIMATE, ONE_PASS, Path, Toleran
 
 
 class TakesPasses(Protocol):
-    """What gets passes, one after the other."""
+    """A reader of passes, which come one after the other."""
 
     def add(self, recorded: Pass) -> None:
         """Takes the next pass."""

@@ -48,7 +48,7 @@ NEVER_CANCELLED = Cancellation()
 
 
 class Listener(Protocol):
-    """What follows a request while it runs.
+    """An observer of a request while it runs.
 
     Attributes:
         passes: for each attribution, how many passes of one example it is expected to take.
