@@ -247,6 +247,8 @@ TWICE: dict[str, tuple[list[tuple[str, str]], str, str]] = {
     "the URL and a field": ([("target", "1")], "?target=1", "target"),
     "the URL's request": ([("target", "1")], "?request={%22target%22:1}", "target"),
     "the method": ([("method", "saliency"), ("options", '{"method": "deconvolution"}')], "", "options.method"),
+    "a key in a field": ([("options", '{"n_steps": 2, "n_steps": 3}')], "", "options"),
+    "a key in the URL": ([], "?options={%22n_steps%22:2,%22n_steps%22:3}", "options"),
 }
 
 
@@ -256,7 +258,8 @@ def test_nothing_in_a_form_replaces_something_else(site: Site, name: str) -> Non
     given, query, field = TWICE[name]
     body, kind = _form([("instances", "a.txt", "text/plain", b"1 2 3 4")], *given)
     status, _, reply = site.post(f"/v1/models/classes:explain{query}", body, content_type=kind)
-    assert (status, reply["reason"], reply["field"]) == (400, "INVALID_VALUE", field)
+    reason = "MALFORMED_REQUEST" if name.startswith("a key") else "INVALID_VALUE"
+    assert (status, reply["reason"], reply["field"]) == (400, reason, field)
 
 
 def test_an_input_comes_once_in_a_form(site: Site) -> None:

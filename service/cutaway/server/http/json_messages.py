@@ -138,13 +138,18 @@ def mapping_in(text: bytes) -> dict[str, Any]:
         InvalidArgument: ``MALFORMED_REQUEST``; as `check_json`.
     """
     check_json(text)
-    try:
-        value = read_json(text)
-    except ValueError as failure:
-        raise error(Reason.MALFORMED_REQUEST, f"the request is no JSON: {failure}"[:300]) from None
+    value = value_in(text)
     if not isinstance(value, dict):
         raise error(Reason.MALFORMED_REQUEST, "the request is no JSON object")
     return value
+
+
+def value_in(text: bytes) -> Any:
+    """Returns the value of a JSON text that `check_json` has passed; raises ``MALFORMED_REQUEST``."""
+    try:
+        return read_json(text)
+    except ValueError as failure:
+        raise error(Reason.MALFORMED_REQUEST, f"the request is no JSON: {failure}"[:300]) from None
 
 
 _PIECE = 10_000

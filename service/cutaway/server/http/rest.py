@@ -220,10 +220,11 @@ def _fields(name: str, text: bytes) -> dict[str, Any]:
             return json_messages.mapping_in(text)
     with at(name):
         json_messages.check_json(text)
-    try:
-        return {name: json.loads(text)}
-    except (ValueError, RecursionError):
-        return {name: text.decode(errors="replace")}
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return {name: text.decode(errors="replace")}
+        return {name: json_messages.value_in(text)}
 
 
 def _add(values: dict[str, Any], more: Mapping[str, Any]) -> None:
