@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help help-all setup demo web test portability versions fuzz soak chaos hostile bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed lock sbom audit clean
+.PHONY: help help-all setup demo web test portability versions fuzz readers soak chaos hostile bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed lock sbom audit clean
 
 # The targets that a person uses; the others are for maintainers.
 SHOWN := setup demo test check format docs docs-site bench clean help-all
@@ -38,6 +38,9 @@ versions: ## the engine with the oldest, pinned and newest torch and Captum (ARG
 
 fuzz: ## random models and questions against a slow reference (ARGS="1000" is how many)
 	@$(RUN) -m tests.fuzz $(ARGS)
+
+readers: ## bytes that break a reader, searched for by coverage (ARGS="npy 3600": an hour of one)
+	@$(RUN) -m tests.readers $(ARGS)
 
 soak: ## slow proofs that the server holds up (ARGS="kills" is one of them)
 	@$(RUN) -m tests.soak $(ARGS)
