@@ -81,7 +81,7 @@ def rows(model: Model, rounds: int) -> Iterator[Row]:
         except ca.InvalidArgument:
             continue
         noise = "NoiseTunnel of " if attribution.noise else ""
-        allows = method_of(attribution).reference_passes is None
+        allows = method_of(attribution).reads_captum
         yield Row(
             model.name,
             f"{noise}{type(attribution).__name__}",

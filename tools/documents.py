@@ -75,7 +75,7 @@ def _cell(method: Method) -> str:
 
 
 def _passes(method: Method) -> str:
-    return "Captum's or separate" if method.reference_passes is None else "separate"
+    return "Captum's or separate" if method.reads_captum else "separate"
 
 
 def source(kind: type[Attribution]) -> str:

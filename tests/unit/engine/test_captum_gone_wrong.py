@@ -108,6 +108,25 @@ def forward(change: Callable[[Tensor], Tensor]) -> Callable[[Any], None]:
     return changed
 
 
+def steps(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Change what Captum puts in the layer's place."""
+
+    def changed(method: Any) -> None:
+        make = method._make_gradient_func
+
+        def made(*given: Any) -> Any:
+            gradients = make(*given)
+
+            def at_other_steps(inputs: tuple[Tensor, ...], **named: Any) -> Any:
+                return gradients(inputs=tuple(change(each).detach().requires_grad_() for each in inputs), **named)
+
+            return at_other_steps
+
+        method._make_gradient_func = made
+
+    return method(changed)
+
+
 def rectifiers(change: Callable[[Any], None]) -> dict[str, Any]:
     """Change what overrides rectifiers."""
     return method(lambda each: change(getattr(each, "deconv", None) or getattr(each, "guided_backprop", each)))
@@ -175,6 +194,9 @@ FAULTS: dict[str, Fault] = {
     "another quadrature": Fault(
         option("method", lambda rule: "riemann_right" if rule == "riemann_left" else "riemann_left"),
         of(PathAttribution)),
+    "steps exchanged": Fault(
+        steps(lambda points: points.roll(1, 0)), of(ca.LayerIntegratedGradients)),
+    "steps of the other sign": Fault(steps(torch.neg), of(ca.LayerIntegratedGradients)),
     "without the factor": Fault(
         method(lambda each: setattr(each, "_multiply_by_inputs", False)), of(ca.IntegratedGradients)),
     "the other magnitude": Fault(option("abs", lambda absolute: not absolute), of(ca.Saliency)),

@@ -277,7 +277,8 @@ CASES |= {
 LISTENED = (
     ca.FeatureAblation, ca.FeaturePermutation, ca.GradientShap, ca.InputXGradient, ca.IntegratedGradients,
     ca.InternalInfluence, ca.LayerActivation, ca.LayerConductance, ca.LayerGradCam, ca.LayerGradientXActivation,
-    ca.NeuronFeatureAblation, ca.Occlusion, ca.Saliency, ca.ShapleyValueSampling, ca.ShapleyValues,
+    ca.LayerIntegratedGradients, ca.NeuronFeatureAblation, ca.Occlusion, ca.Saliency, ca.ShapleyValueSampling,
+    ca.ShapleyValues,
 )  # fmt: skip
 """Methods whose very passes are listened to; under all others Captum changes what flows, or runs too many."""
 

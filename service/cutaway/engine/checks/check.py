@@ -161,7 +161,7 @@ class _Comparison:
 
     def _compared(self, blank: Check) -> list[Check]:
         problem, method, captums = self.problem, self.method, self.request.mode is CheckMode.SAME_PASS
-        if captums and method.reference_passes is not None:
+        if captums and (not method.reads_captum or self._replaced_several):
             return self._compared_again()
         try:
             errors = [reference.error for reference in self.summary.references]
@@ -177,6 +177,11 @@ class _Comparison:
         if self.request.relative_tolerance is None:
             blank = replace(blank, tolerance=max(blank.tolerance, *errors))
         return [_PartComparison(self, part, blank).check() for part in self.parts]
+
+    @property
+    def _replaced_several(self) -> bool:
+        """Whether Captum replaced the output of several calls, or of several layers, in its passes, by one value."""
+        return self.method.replaces_layer and (self.summary.calls > 1 or bool(self.problem.further_layers))
 
     def _compared_again(self, separate_points: bool = False) -> list[Check]:
         parts = self.summary.parts

@@ -63,7 +63,7 @@ class PassSummary:
     ) -> None:
         self._problem, self._method, self.parts = problem, method, parts
         self._of_captum = of_captum
-        self._is_read = not of_captum or method.reference_passes is None
+        self._is_read = not of_captum or method.reads_captum
         self._failure: Exception | None = None
         self._count = 0
         self.dtypes: set[torch.dtype] = set()

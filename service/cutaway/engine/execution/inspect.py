@@ -308,8 +308,8 @@ def _values_and_summary(problem: AttributionProblem, main: MainPass) -> _Summari
     failure: Exception | None = None
     if mode is CheckMode.SAME_PASS:
         summary = PassSummary(problem, method, parts, of_captum=True)
-        # Where Captum puts values of its own in the layer's place, no hook of ours may be between the two.
-        recorder = PassRecorder(problem, at_layer=method.reference_passes is None, take=summary.add)
+        # Where Captum overrides the layer's gradient, no hook of ours may be between the two.
+        recorder = PassRecorder(problem, at_layer=method.reads_captum, take=summary.add)
         with timed(main.timings, "attribution_ms"):
             try:
                 values = explain(problem, recorder.forward)

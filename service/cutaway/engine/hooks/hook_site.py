@@ -363,7 +363,7 @@ class HookSite:
         if not (edits or captured) or not can_have_gradient:
             return tensor
         node = tensor
-        if not bare and (self.copies or edits or shared or tensor.is_leaf):
+        if not bare and (self.copies or edits or shared or _is_bare_leaf(tensor)):
             node = _copy_in_graph(tensor)
             if shared:
                 self.recording.mark_replaced(tensor, node)
@@ -388,12 +388,19 @@ class HookSite:
                 self._record(call, point, path, new)
             return None if new is gradient else new
 
-        node.register_hook(hook)
+        handle = node.register_hook(hook)
+        if node.is_leaf:  # which outlives its graph
+            self.recording.on_leaves.append(handle)
 
     def _finish(self, call: RecordedCall, side: Side) -> None:
         spec = self.specs.get(side.value)
         if spec is not None and spec.call is not None and spec.call == call.number:
             self.recording.mark_captured(self.name, side.value)
+
+
+def _is_bare_leaf(tensor: Tensor) -> bool:
+    """Returns whether ``tensor`` is in no graph, or a parameter; Captum's own leaves in a layer's place are neither."""
+    return tensor.is_leaf and (not tensor.requires_grad or isinstance(tensor, nn.Parameter))
 
 
 def _copy_in_graph(tensor: Tensor) -> Tensor:

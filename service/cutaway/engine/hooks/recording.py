@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import _StopRecomputationError
+from torch.utils.hooks import RemovableHandle
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Max, Mean, Norm, Point, Reduction, Slice, TopElements
@@ -360,6 +361,7 @@ class Recording:
         operators: the addresses of all operators that ran, in order, if operators are observed.
         edit_effects: by number of an edit that was applied, whether it changed a value.
         unreached_inputs: the explained inputs that a target does not depend on.
+        on_leaves: the hooks on leaves, which do not end with the graph.
         kept_output: the first output tensor, in the graph, of the module whose output is kept.
         pending: the captures after which forward may stop; ``None`` lets it run to its end.
         in_forward: whether a forward pass is running.
@@ -371,6 +373,7 @@ class Recording:
         self.operators: dict[str, None] = {}
         self.edit_effects: dict[int, bool] = {}
         self.unreached_inputs: dict[str, None] = {}
+        self.on_leaves: list[RemovableHandle] = []
         self.kept_output: Tensor | None = None
         self.pending: set[tuple[str, Point]] | None = None
         self.in_forward = False
@@ -430,6 +433,8 @@ class Recording:
     def release(self) -> None:
         """Drops all references to the graph, whose hooks refer to this object: Python's garbage collector cannot see
         that cycle."""
+        while self.on_leaves:
+            self.on_leaves.pop().remove()
         self.gradient_roots.clear()
         self._replaced.clear()
         self.kept_output = None

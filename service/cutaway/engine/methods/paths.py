@@ -106,6 +106,7 @@ ROWS: dict[type[requests.Attribution], Method] = {
         points=references.layer_path_points,
         satisfies_completeness=lambda _: True,
         reference_passes=references.layer_path_passes,
+        replaces_layer=True,
     ),
 }
 

@@ -67,6 +67,7 @@ class Method:
         batchable: whether Captum's passes process each row independently, so that several requests can share them.
         reference_passes: runs separate passes for the reference. Needed where Captum overrides gradients: its own
             passes cannot prove that the override happened. None: any passes that visit ``points`` serve.
+        replaces_layer: whether Captum overrides only what the layer returns: its own passes show that, and serve too.
         limitation: what Captum computes wrongly or omits for this model, so that even a match with the reference proves
             nothing; None if there is nothing.
         applies_to_modules: whether Captum needs an ``nn.Module`` instead of a function, because it hooks submodules.
@@ -97,6 +98,7 @@ class Method:
     copies: Callable[[AttributionProblem], Iterable[AttributionProblem]] = lambda problem: (problem,)
     batchable: bool = False
     reference_passes: Callable[[AttributionProblem], Iterable[Pass]] | None = None
+    replaces_layer: bool = False
     limitation: Callable[[AttributionProblem], Finding | None] = lambda _: None
     applies_to_modules: bool = False
     explains_neuron: bool = False
@@ -147,6 +149,11 @@ class Method:
         """Returns whether the attributions must sum to the target, or to its change from the baseline."""
         complete = bool(problem.baselines) and self.satisfies_completeness(problem.request)
         return self.satisfies_conservation or complete
+
+    @property
+    def reads_captum(self) -> bool:
+        """Whether the reference is computed from Captum's own passes, as far as they show it."""
+        return self.reference_passes is None or self.replaces_layer
 
     @property
     def has_target(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TypeAlias, cast
 
 import torch
@@ -31,7 +32,7 @@ from cutaway.engine.passes.reference_inputs import (
 )
 from cutaway.engine.passes.targets import ResolvedTarget
 from cutaway.engine.references.observation import expand_rows, target_values
-from cutaway.engine.runtime.numerics import to_numpy
+from cutaway.engine.runtime.numerics import VISITED_POINTS, close, to_numpy
 
 ELEMENTS_PER_PASS = 1 << 19
 """Captum runs a path in passes of about this many input elements, so that memory does not grow with the steps."""
@@ -357,15 +358,37 @@ def layer_integrated_gradients(problem: AttributionProblem, call: int) -> Fold[R
 
 def _between_ends(problem: AttributionProblem, call: int) -> Fold[Reference]:
     ends: list[Values] = []
+    outputs: list[Mapping[str, Tensor]] = []
     while len(ends) < 2:
         if (recorded := (yield)) is None:
             raise MissingObservation("no pass was run")
         ends.append(Evidence(problem, [recorded], call).layer(Point.OUTPUT))
+        outputs.append(recorded.layer[call].at(Point.OUTPUT))
     at_x, at_baseline = ends
+    alphas = iter(_alphas(problem))
+
+    def gradients(recorded: Pass) -> Values:
+        found = Evidence(problem, [recorded], call).steps(Point.GRAD_OUTPUT)
+        chunk = list(islice(alphas, len(next(iter(found.values())))))
+        for path, visited in recorded.layer[call].at(Point.OUTPUT).items():
+            _require_between(outputs[0].get(path), outputs[1].get(path), chunk, visited)
+        return found
+
     for _ in range(call):
         yield from _integrals(problem, lambda recorded: {"": torch.zeros(recorded.rows // problem.rows).double()})
-    sums, sizes = yield from _integrals(problem, _gradients_at_layer(problem, call))
+    sums, sizes = yield from _integrals(problem, gradients)
     return Reference(
         {name: (end - at_baseline[name]) * sums[name] for name, end in at_x.items()},
         {name: (end.abs() + at_baseline[name].abs()) * sizes[name] for name, end in at_x.items()},
     )
+
+
+def _require_between(at_x: Tensor | None, at_baseline: Tensor | None, alphas: Sequence[float], visited: Tensor) -> None:
+    """Raises `MissingObservation` where ``visited`` are not the steps at ``alphas`` on the way to ``at_x``."""
+    if at_x is None or at_baseline is None or at_x.shape != at_baseline.shape:
+        raise MissingObservation("the layer returns other tensors for the baseline than for the input")
+    if not visited.is_floating_point():
+        return
+    expected = _interpolated(at_baseline, at_x, alphas)
+    if not close(expected.reshape(-1), visited.reshape(-1), VISITED_POINTS):
+        raise MissingObservation("the layer's output was not replaced by the steps of the path")
