@@ -3,6 +3,7 @@
 import { create } from "@bufbuild/protobuf";
 import { TargetSchema } from "@cutaway/contract/target_pb";
 import { byName, type ModelDetail, type Question } from "@cutaway/client";
+import { spread } from "../models/places.js";
 import { type Draft, emptyDraft } from "../state/draft.js";
 import { elements } from "./arrays.js";
 import { requestFor } from "./methods.js";
@@ -45,10 +46,4 @@ function isTelling(detail: ModelDetail): boolean {
   const blank = Object.values(byName(detail.example)).every((each) => new Set(elements(each)).size === 1);
   const drawn = detail.inputs.some((each) => tensorWaysOf(each)[0] === "draw");
   return detail.example.length > 0 && waysOf(detail)[0] === "tensors" && !(blank && drawn);
-}
-
-/** Returns at most `most` of them, first and last included. */
-function spread(names: readonly string[], most: number): string[] {
-  if (names.length <= most) return [...names];
-  return Array.from({ length: most }, (_, at) => names[Math.round((at * (names.length - 1)) / (most - 1))] ?? "");
 }

@@ -3,6 +3,7 @@
 import { Panel } from "../ui/parts.js";
 import { useState } from "preact/hooks";
 import { shapeText } from "../ui/text.js";
+import { spread } from "./places.js";
 import { ran, type ModuleNode, type NodesProps } from "./tree.js";
 
 /** The most modules that are shown inside one. */
@@ -19,9 +20,15 @@ export function Graph(props: NodesProps): preact.JSX.Element {
 }
 
 function Path({ rows, ...others }: NodesProps): preact.JSX.Element {
-  const path = rows.filter(ran).slice(0, MOST);
+  const all = rows.filter(ran);
+  const path = spread(all, MOST);
   return (
     <ol>
+      {path.length < all.length && (
+        <li class="muted small">
+          {path.length} of {all.length}, from the first to the last; the tree has all.
+        </li>
+      )}
       {path.map((row) => (
         <Box key={row.address} row={row} {...others} />
       ))}
