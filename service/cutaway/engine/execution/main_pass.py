@@ -191,7 +191,8 @@ def run_main_pass(plans: Sequence[RequestPlan]) -> list[MainPass]:
     model, batch = joint.model, batch_of(joint, plans)
     leaves = {name: joint.inputs[name].detach().requires_grad_() for name in joint.gradients_of}  # `run` copies them
     parameters = {name: model.module.get_parameter(name).requires_grad_() for name in joint.parameters}
-    rng_state = torch.get_rng_state()
+    copies = joint.captures_gradients or joint.edits  # only then may copies of tensors differ from what they copied
+    rng_state = torch.get_rng_state() if copies else None
     observed = observing(model.tree, joint.hook_sites, joint.edits, batch=batch, keep_output_of=joint.neuron)
     with observed as recording:
         outputs = run_forward(joint, {**joint.inputs, **leaves}, recording, timings)
@@ -202,7 +203,7 @@ def run_main_pass(plans: Sequence[RequestPlan]) -> list[MainPass]:
         arrived = _run_backward(mains, {**leaves, **parameters}, recording, timings)
         copies_diverged = recording.copies_diverged
     outputs = {name: output.detach().clone() for name, output in outputs.items()}
-    if copies_diverged:
+    if copies_diverged and rng_state is not None:
         _refuse_diverged(joint, outputs, rng_state)
     return [
         _collect(main, recording_of(recording, main.plan, joint, own), outputs, arrived, own)

@@ -348,9 +348,9 @@ class HookSite:
         spec = self.specs.get(point)
         if spec is not None and spec.matches(call.number, path):
             axis = self._row_axis(call, point, path, tensor)
-            call.record(
-                point, path, spec.apply(dense(tensor.detach()), f"capture:{Place(self.name, point, path)}", axis)
-            )
+            # A place in words, for the one error that names it, takes as long as the copy of a small tensor.
+            named = f"capture:{Place(self.name, point, path)}" if spec.data_type else ""
+            call.record(point, path, spec.apply(dense(tensor.detach()), named, axis))
 
     def _with_gradient_hook(
         self, call: RecordedCall, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool
