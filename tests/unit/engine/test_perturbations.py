@@ -63,6 +63,19 @@ def test_a_feature_of_two_inputs_is_ablated_in_both() -> None:
     assert got.checks[0].verdict is Verdict.AGREES
 
 
+@pytest.mark.parametrize("scale", [-1, 7, 2**61], ids=["negative", "with gaps", "far apart"])
+def test_any_integers_number_features(scale: int) -> None:
+    """Numbers say what belongs together, and in which order it is drawn, whatever their size is."""
+    groups = np.array([[0, 1, 2, 3, 3, 2, 1, 0]])
+
+    def found(mask: np.ndarray[Any, Any]) -> Any:
+        asked = ca.ShapleyValueSampling(masks={"x": mask}, n_samples=2)
+        return ask(MLP(), {"x": noise(2, 8)}, asked, target=ClassIndex((1,)), seed=1).attributions[0].values["x"]
+
+    numbered = np.sort(scale * np.arange(4))[groups]  # in the same order
+    np.testing.assert_array_equal(found(numbered - 3), found(groups))
+
+
 def test_no_graph_is_built_and_passes_are_counted() -> None:
     """Forward passes only: one for the prediction, one at the input, one a feature, one at the baseline."""
     built: list[bool] = []

@@ -176,7 +176,7 @@ def _numbers(request: Any, inputs: Inputs, explained: Sequence[str]) -> dict[str
             numbers[name] = torch.arange(count, count + row.numel(), device=row.device).reshape(row.shape)
             count += row.numel()
             continue
-        ids, places = torch.unique(_mask(name, masks[name], inputs[name]), return_inverse=True)
+        ids, places = _ids(_mask(name, masks[name], inputs[name]))
         for number in ids.tolist():
             if number not in by_id:
                 by_id[number] = count
@@ -190,7 +190,17 @@ def _mask(name: str, mask: Array, like: Tensor) -> Tensor:
     if mask.dtype.kind not in "iu":
         raise error(Reason.INPUT_DTYPE, f"{mask.dtype.name}; a mask holds the numbers of features: integers", name)
     refuse_shape(name, mask, like)
-    return from_numpy(mask.astype("int64"))
+    return torch.from_numpy(mask.astype("int64"))
+
+
+def _ids(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the numbers in ``mask``, sorted, and for each element the place of its number among them."""
+    low, high = map(int, mask.aminmax()) if mask.numel() else (0, 0)
+    if not mask.numel() or high - low > mask.numel():
+        return torch.unique(mask, return_inverse=True)
+    shifted = mask - low  # to count numbers that are near to each other takes a tenth of the time of sorting them
+    is_used = torch.bincount(shifted.flatten()) > 0
+    return is_used.nonzero().flatten() + low, (is_used.cumsum(0) - 1)[shifted]
 
 
 def _windows(request: requests.Occlusion, inputs: Inputs, explained: Sequence[str]) -> dict[str, list[Position]]:
