@@ -50,6 +50,19 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: tests wait for servers and browsers for a quarter of their time."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each of xdist's processes reads another part of the tests first: what one has compiled the others then load."""
+    whole = Path(config.args[0]).resolve() == Path(__file__).parent
+    if hasattr(config, "workerinput") and len(config.args) == 1 and whole:
+        number = int(config.workerinput["workerid"].removeprefix("gw"))
+        config.args = scheduling.rotated(Path(__file__).parent, number / config.workerinput["workercount"])
+
+
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
     """The test files that take longest come first."""
     return scheduling.scheduler(config, log)

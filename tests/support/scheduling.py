@@ -6,7 +6,7 @@ have few tests; then one core works while the others wait.
 
 from __future__ import annotations
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -50,7 +50,14 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
     sizes: dict[str, int] = {}
     for item in items:
         sizes[_module(item.nodeid)] = sizes.get(_module(item.nodeid), 0) + 1
-    return sorted(items, key=lambda item: (_rank(_module(item.nodeid)), -sizes[_module(item.nodeid)]))
+    return sorted(items, key=lambda item: (_rank(_module(item.nodeid)), -sizes[_module(item.nodeid)], str(item.path)))
+
+
+def rotated(tests: Path, share: float) -> list[str]:
+    """Returns all files of tests below a folder, beginning with that at ``share`` of them."""
+    files = sorted(map(str, tests.rglob("test_*.py")))
+    first = int(share * len(files))
+    return files[first:] + files[:first]
 
 
 def scheduler(config: Any, log: Any) -> LongestFirst | None:
