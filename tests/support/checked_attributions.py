@@ -22,8 +22,8 @@ CHECKED = (CheckMode.SAME_PASS, CheckMode.INDEPENDENT)
 BATCHES = (
     (1, torch.float64),
     (4, torch.float32),
-    pytest.param(1, torch.float32, marks=pytest.mark.slow),
-    pytest.param(4, torch.float64, marks=pytest.mark.slow),
+    pytest.param((1, torch.float32), marks=pytest.mark.slow),
+    pytest.param((4, torch.float64), marks=pytest.mark.slow),
 )
 """Numbers of rows, and data types; every one of either is in the two that are quick."""
 

@@ -6,6 +6,7 @@ have few tests; then one core works while the others wait.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -58,6 +59,13 @@ def rotated(tests: Path, share: float) -> list[str]:
     files = sorted(map(str, tests.rglob("test_*.py")))
     first = int(share * len(files))
     return files[first:] + files[:first]
+
+
+def position(parameters: Mapping[str, Any], name: str, values: Iterable[Any]) -> int:
+    """Returns which of its values a row's parameter has; 0 for the modes of checks, which are shared out by themselves
+    (tests/unit/engine/conftest.py)."""
+    found = [getattr(each, "values", (each,)) for each in values]
+    return 0 if name == "mode" else next(at for at, each in enumerate(found) if each[0] is parameters[name])
 
 
 def scheduler(config: Any, log: Any) -> LongestFirst | None:

@@ -318,17 +318,18 @@ def generators() -> tuple[Any, ...]:
     return torch.get_rng_state().numpy().tobytes(), numpy, random.getstate()
 
 
-@pytest.mark.parametrize(("rows", "dtype"), BATCHES)
+@pytest.mark.pairs(2)
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"{batch[0]}-{batch[1]}")
 @pytest.mark.parametrize("name", list(CASES))
-def test_the_answer_is_plain_captums_in_every_mode_and_agrees(name: str, rows: int, dtype: torch.dtype) -> None:
+def test_the_answer_is_plain_captums_in_every_mode_and_agrees(name: str, batch: tuple[int, torch.dtype]) -> None:
     """Whatever is checked, the reply is Captum's but for rounding; the raw hooks say AGREES, from passes of their own
     where Captum changes what flows; what must add up does; model and generators are afterwards as they were."""
-    case = CASES[name]
+    case, (rows, dtype) = CASES[name], batch
     inputs, questions = at(case, rows, dtype)
     build = to(case.build, dtype)
-    expected = [by_hand(build(), inputs, each) for each in questions]
+    expected, model = [by_hand(build(), inputs, each) for each in questions], build()
     for mode in CheckMode:
-        model, before = build(), generators()
+        before = generators()
         with untouched(model):
             result = ask(model, inputs, *questions, check=CheckRequest(mode), seed=SEED)
         assert generators() == before
