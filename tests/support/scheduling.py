@@ -6,11 +6,12 @@ have few tests; then one core works while the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 from xdist.scheduler import LoadScopeScheduling
 
 ONE_SERVER = (
@@ -61,11 +62,15 @@ def rotated(tests: Path, share: float) -> list[str]:
     return files[first:] + files[:first]
 
 
-def position(parameters: Mapping[str, Any], name: str, values: Iterable[Any]) -> int:
-    """Returns which of its values a row's parameter has; 0 for the modes of checks, which are shared out by themselves
-    (tests/unit/engine/conftest.py)."""
-    found = [getattr(each, "values", (each,)) for each in values]
-    return 0 if name == "mode" else next(at for at, each in enumerate(found) if each[0] is parameters[name])
+def position(parameters: Mapping[str, Any], names: str | Sequence[str], values: Iterable[Any]) -> int:
+    """Returns which of their values the parameters ``names`` of a row have; 0 for the modes of checks, which are shared
+    out by themselves (tests/unit/engine/conftest.py)."""
+    if names == "mode":
+        return 0
+    chosen = [parameters[names]] if isinstance(names, str) else [parameters[name] for name in names]
+    found = [each.values if isinstance(each, ParameterSet) else (each,) if isinstance(names, str) else each
+             for each in values]  # fmt: skip
+    return next(at for at, each in enumerate(found) if all(one is other for one, other in zip(each, chosen)))
 
 
 def scheduler(config: Any, log: Any) -> LongestFirst | None:

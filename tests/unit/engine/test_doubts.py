@@ -124,20 +124,28 @@ def test_a_layer_behind_the_fault_is_not_doubted() -> None:
     assert (outcome(before), outcome(behind)) == (WRONG, AGREES)
 
 
-@pytest.mark.parametrize("mode", CHECKED)
-@pytest.mark.parametrize(
+OVERRIDING = pytest.mark.parametrize(
     "asked", [ca.GuidedBackprop(), ca.Deconvolution(), ca.DeepLift()], ids=lambda a: type(a).__name__
 )
+BEFORE_IT: dict[str, Callable[[], Any]] = {"c": lambda: nn.Linear(16, 16), "r": nn.ReLU}
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@OVERRIDING
 @pytest.mark.parametrize("name", list(RELUS))
 def test_a_relu_by_any_other_name(name: str, asked: Attribution, mode: CheckMode) -> None:
     """Captum overrides ``nn.ReLU`` modules: a rectifier that is none is found by what it does to values."""
-    parts: dict[str, Callable[[], Any]] = {"c": lambda: nn.Linear(16, 16), "r": nn.ReLU}
-    hidden = layers(lambda m, x: m.b(m.r(m.c(RELUS[name](m.a(x))))), **parts)
+    hidden = layers(lambda m, x: m.b(m.r(m.c(RELUS[name](m.a(x))))), **BEFORE_IT)
     verdict, cause = outcome(Served(hidden()).ask(asked, mode=mode)[0])
     assert verdict is not Verdict.AGREES
     assert cause is Cause.FUNCTIONAL_NONLINEARITY
-    plain = layers(lambda m, x: m.b(m.r2(m.c(m.r(m.a(x))))), **parts, r2=nn.ReLU)
-    assert outcome(Served(plain()).ask(asked, mode=mode)[0]) == AGREES
+
+
+@OVERRIDING
+def test_a_relu_by_its_own_name_is_none_of_them(asked: Attribution) -> None:
+    plain = layers(lambda m, x: m.b(m.r2(m.c(m.r(m.a(x))))), **BEFORE_IT, r2=nn.ReLU)
+    for mode in CHECKED:
+        assert outcome(Served(plain()).ask(asked, mode=mode)[0]) == AGREES
 
 
 @pytest.mark.parametrize("mode", CHECKED)

@@ -39,7 +39,7 @@ ASKED: list[Attribution] = [
     ca.GuidedBackprop(),
     ca.LRP(),
     ca.FeatureAblation(),
-    ca.KernelShap(n_samples=20),
+    ca.KernelShap(n_samples=10),
 ]
 
 

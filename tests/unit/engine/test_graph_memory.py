@@ -51,8 +51,9 @@ def what_was_there() -> None:
 @pytest.mark.parametrize("kind", list(METHODS.kinds.values()), ids=lambda kind: kind.__name__)
 def test_no_graph_outlives_its_request(kind: type[ca.Attribution]) -> None:
     """Whatever the method, further requests leave no more than one did: a service runs for months."""
-    ask(NET(), IMAGES, asked(kind))
+    model = NET()
+    ask(model, IMAGES, asked(kind))
     before = nodes()
     for _ in range(2):
-        ask(NET(), IMAGES, asked(kind))
+        ask(model, IMAGES, asked(kind))
     assert nodes() <= before

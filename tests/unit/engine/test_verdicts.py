@@ -180,8 +180,9 @@ def test_a_right_attribution_is_captums_and_never_called_wrong(name: str) -> Non
     hand, and no verdict is DISAGREES."""
     sound = SOUND[name]
     expected = [by_hand(sound.build(), sound.inputs, each) for each in sound.all]
+    model = sound.build()
     for mode in CheckMode:
-        result = ask(sound.build(), sound.inputs, *sound.all, check=CheckRequest(mode)).attributions
+        result = ask(model, sound.inputs, *sound.all, check=CheckRequest(mode)).attributions
         wrong = [got for got in result if Verdict.DISAGREES in {check.verdict for check in got.checks}]
         assert not wrong
         if name in NO_NUMBERS:
