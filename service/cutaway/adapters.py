@@ -25,6 +25,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -323,9 +324,10 @@ def _import_file(path: Path) -> ModuleType:
     """
     if _Files not in sys.meta_path:
         sys.meta_path.insert(0, _Files)
-    package = ModuleType(f"{_PACKAGE}{next(_NUMBERS)}")
-    package.__path__ = [str(path.parent)]
-    sys.modules[package.__name__] = package
+    name, folder = f"{_PACKAGE}{next(_NUMBERS)}", str(path.parent)
+    spec = ModuleSpec(name, SourceFileLoader(name, f"{folder}/__init__.py"), is_package=True)
+    spec.submodule_search_locations = [folder]
+    package = sys.modules[name] = module_from_spec(spec)  # its code is not run; its loader finds the files
     try:
         return importlib.import_module(f"{package.__name__}.{path.stem}")
     except BaseException:

@@ -18,6 +18,7 @@ from rich.text import Text
 from cutaway.cli import console_output
 from cutaway.cli.console_output import AsJson, argument, option
 from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.server.child_signals import give_children_default_signals
 from cutaway.server.processes import environment
 from cutaway.views.tables import empty_table
 
@@ -138,6 +139,7 @@ def _duration(seconds: float) -> str:
 def _exit_statuses() -> Iterator[None]:
     """Turns the block's errors into exit statuses; SIGTERM interrupts it as Ctrl-C does."""
     previous = signal.signal(signal.SIGTERM, _interrupt)
+    give_children_default_signals()
     try:
         yield
     except KeyboardInterrupt:

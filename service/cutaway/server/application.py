@@ -16,6 +16,7 @@ import structlog
 from cutaway.contract.addresses import UNIX
 from cutaway.server.auth.tls import exposure_warning
 from cutaway.server.backends.backend import Backend, Supervise
+from cutaway.server.child_signals import give_children_default_signals
 from cutaway.server.lifecycle.gateway_server import GatewayServer, check_settings
 from cutaway.server.lifecycle.supervisor import Supervisor
 from cutaway.server.model_store import read_store
@@ -116,6 +117,7 @@ async def _unless(stopped: asyncio.Future[Any], work: Coroutine[Any, Any, T]) ->
 
 def _stop_signal() -> asyncio.Future[Any]:
     """Returns a future that SIGTERM and SIGINT complete; they no longer kill the process, which stops in order."""
+    give_children_default_signals()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

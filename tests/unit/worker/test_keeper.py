@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
+import sys
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
 
 from cutaway.contract.results import ModelName
+from cutaway.server.processes.process_group import _IGNORING
 from cutaway.server.worker import keeper
 
 
@@ -43,3 +46,42 @@ def test_a_machine_without_a_free_process_ends_no_worker(monkeypatch: pytest.Mon
     assert not refused
     assert worker.process.exitcode == 1
     assert multiprocessing.active_children() == []
+
+
+CHILDREN = """
+import asyncio, multiprocessing, signal, subprocess, sys, time
+from cutaway.server.child_signals import give_children_default_signals
+
+def use():
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    fork.start()
+    fork.terminate()
+    fork.join()
+    assert fork.exitcode == -signal.SIGTERM
+    child = subprocess.Popen(["sleep", "600"])
+    child.terminate()
+    assert child.wait() == -signal.SIGTERM
+
+async def serve():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.append, True)
+    give_children_default_signals()
+    await asyncio.to_thread(use)
+    await asyncio.sleep(0)
+
+stopped = []
+if sys.argv[1] == "in a loop":
+    asyncio.run(serve())
+else:
+    give_children_default_signals()
+    use()
+assert not stopped
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("command", [_IGNORING, ()], ids=["worker", "gateway"])
+def test_processes_that_a_model_starts_end_by_sigterm(command: tuple[str, ...]) -> None:
+    """Forks, as pools have them, and programs: in a worker, which ignores it, and in a server, which handles it."""
+    where = "in a worker" if command else "in a loop"
+    done = subprocess.run([*command, sys.executable, "-W", "ignore", "-c", CHILDREN, where], timeout=600)
+    assert done.returncode == (0 if command else -15)

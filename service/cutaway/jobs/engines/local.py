@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -75,12 +76,20 @@ def _signals_deferred() -> Iterator[None]:
     """Handles SIGINT and SIGTERM after the block: a worker takes any exception during a pass for the model's error."""
     handlers: dict[int, Any] = {}
     received: list[tuple[int, FrameType | None]] = []
+    process = os.getpid()
+
+    def defer(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            received.append((number, frame))
+        else:  # in a process that the model's code has forked
+            handlers[number](number, frame)
+
     if threading.current_thread() is threading.main_thread():  # signals reach no other
         for number in map(int, (signal.SIGINT, signal.SIGTERM)):
             handler = signal.getsignal(number)
             if callable(handler):  # SIG_DFL, which ends the process at once, stays
                 handlers[number] = handler
-                signal.signal(number, lambda *arguments: received.append(arguments))
+                signal.signal(number, defer)
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import Piece
 from cutaway.server import load_records
 from cutaway.server.archive import reader
+from cutaway.server.child_signals import give_children_default_signals
 from cutaway.server.memory import MemoryPool, RequestMemory, return_memory
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.server import WorkerServer
@@ -43,6 +44,7 @@ class WorkerProcess:
         Raises:
             SystemExit: the model cannot be loaded, for a reason that the line says in full.
         """
+        give_children_default_signals()
         sockets = os.environ.get(WORKERS, "")
         with load_records.recorded(Path(sockets), name) if sockets else nullcontext():
             try:
