@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help help-all setup demo web test portability versions fuzz readers soak chaos hostile bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed lock sbom audit clean
+.PHONY: help help-all setup demo web test portability versions fuzz readers soak chaos week hostile bench scaling matrix verdicts captum-config container check format protos docs docs-site diagrams pictures inspector-pictures page-speed lock sbom audit clean
 
 # The targets that a person uses; the others are for maintainers.
 SHOWN := setup demo test check format docs docs-site bench clean help-all
@@ -47,6 +47,9 @@ soak: ## slow proofs that the server holds up (ARGS="kills" is one of them)
 
 chaos: ## everything goes wrong for 15 minutes, and honest callers notice nothing (ARGS="120": seconds)
 	@$(RUN) -W ignore -m tests.chaos $(ARGS)
+
+week: ## a store that changes, restarts, cut connections and jobs, beside long calls, for an hour (ARGS="300": seconds)
+	@$(RUN) -W ignore -m tests.week $(ARGS)
 
 hostile: ## thousands of hostile requests at every door, while others call (ARGS="npy v2": those by name)
 	@$(RUN) -W ignore -m tests.hostile $(ARGS)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import grpc
+import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.processes import resident_bytes
@@ -39,7 +40,7 @@ class Observer:
 
     def look(self, over: threading.Event) -> None:
         """Look until it is over."""
-        own_connection = [("grpc.use_local_subchannel_pool", 1)]
+        own_connection = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         with grpc.insecure_channel(self._server.address, options=own_connection) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             while not over.wait(self._every_s):
@@ -48,7 +49,8 @@ class Observer:
                         reply = stub.Check(health_pb2.HealthCheckRequest(service=model), timeout=5.0)
                         serving = reply.status == health_pb2.HealthCheckResponse.SERVING
                         self.samples.append(Sample(time.monotonic(), model, serving))
-                self.most_bytes = max(self.most_bytes, resident_bytes(self._server))
+                with suppress(psutil.Error):  # it is being restarted
+                    self.most_bytes = max(self.most_bytes, resident_bytes(self._server))
 
     def untrue(self, answered: Mapping[str, Sequence[float]], deadline_s: float) -> list[Sample]:
         """Returns the samples that were not true: serving, but nothing was answered for as long as a call may wait and

@@ -116,6 +116,10 @@ class Callers:
         """The work of each of sixteen callers, for `beside`."""
         return [lambda over, first=first: self._ask(first, over) for first in range(CALLERS)]  # type: ignore[misc]
 
+    def pause_s(self, failure: ca.CutawayError) -> float | None:
+        """Returns the seconds until the call is made again; None if it is not."""
+        return failure.retry_after_s
+
     def _ask(self, number: int, over: threading.Event) -> None:
         while not over.is_set():
             request, since = self.requests[number % len(self.requests)], time.monotonic()
@@ -126,11 +130,12 @@ class Callers:
     def _outcome(self, request: Request) -> str:
         until = time.monotonic() + self.deadline_s
         while (left := until - time.monotonic()) > 0:
-            found = ask(self.client, replace(request, asked={**request.asked, "timeout": left}))
+            request = replace(request, asked={**request.asked, "timeout": left})
+            found = ask(self.client, request)
             if isinstance(found, ca.CutawayError) and self.tries_again and found.reason == "DEADLINE_EXCEEDED":
                 break
-            if isinstance(found, ca.CutawayError) and self.tries_again and found.retry_after_s is not None:
-                time.sleep(found.retry_after_s)
+            if isinstance(found, ca.CutawayError) and self.tries_again and (wait := self.pause_s(found)) is not None:
+                time.sleep(wait)
                 continue
             if not isinstance(found, ca.CutawayError):
                 self.answered[request.model].append(time.monotonic())
