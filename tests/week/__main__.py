@@ -34,11 +34,11 @@ from tests.support.jobs import Columns
 from tests.support.mixed.callers import Callers, beside
 from tests.support.mixed.mix import Outcome, Request
 from tests.support.processes import family
+from tests.support.relay import Relay
 from tests.support.serving import Server, serving
 from tests.support.waiting import until
 from tests.week.alerts import alerts
 from tests.week.changes import CHANGES, VERSIONS, Span, Store
-from tests.week.relay import Relay
 
 HOUR_S, CHANGES_AN_HOUR, RESTARTS_AN_HOUR = 3600.0, 500, 20
 CUT_S, JOB_S, PAUSE_S = 150.0, 10.0, 0.5

@@ -1,4 +1,4 @@
-"""Clients where applications make them: at the top of a module, before a fork, behind a proxy."""
+"""Clients where applications make them: at the top of a module, before a fork, behind a proxy or a load balancer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.gateway import serve
+from tests.support.relay import Relay
 
 X = np.ones((1, 4), np.float32)
 FORKED = """
@@ -76,6 +77,33 @@ def test_this_machine_is_never_called_through_a_proxy(address: str, variable: st
     subprocess.run(
         [sys.executable, "-c", ASKS, address], check=True, env={**os.environ, variable: "http://127.0.0.1:9"}
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["cut", "swallow"])
+def test_a_connection_that_is_lost_is_noticed(address: str, what: str) -> None:
+    """Also if nothing says so, as behind a load balancer that forgot it: the call fails long before its deadline, with
+    an error that says to try again, and the next one has a new connection."""
+    relay = Relay(address)
+
+    async def ask() -> None:
+        async with ca.AsyncClient(relay.address, timeout=600) as client:
+            with ca.Client(relay.address, timeout=600) as other:
+
+                async def both() -> list[object]:
+                    calls = client.inspect("net", X), asyncio.to_thread(other.inspect, "net", X)
+                    replies = await asyncio.gather(*calls, return_exceptions=True)
+                    return [each for each in replies if isinstance(each, BaseException)]
+
+                assert not await both()
+                getattr(relay, what)()
+                lost = await both()
+                assert all(isinstance(each, ca.Unavailable) for each in lost), lost
+                assert not await both()
+                if what == "swallow":
+                    assert lost
+
+    asyncio.run(ask())
 
 
 def test_a_client_that_is_closed_says_so(address: str) -> None:
