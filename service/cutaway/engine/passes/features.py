@@ -197,7 +197,8 @@ def _ids(mask: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the numbers in ``mask``, sorted, and for each element the place of its number among them."""
     low, high = map(int, mask.aminmax()) if mask.numel() else (0, 0)
     if not mask.numel() or high - low > mask.numel():
-        return torch.unique(mask, return_inverse=True)
+        ids, places = torch.unique(mask, return_inverse=True)
+        return ids, places
     shifted = mask - low  # to count numbers that are near to each other takes a tenth of the time of sorting them
     is_used = torch.bincount(shifted.flatten()) > 0
     return is_used.nonzero().flatten() + low, (is_used.cumsum(0) - 1)[shifted]
