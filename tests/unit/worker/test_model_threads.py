@@ -24,7 +24,7 @@ from cutaway.server.worker.worker import Worker
 from cutaway.v1.worker_pb2 import WorkerCall
 from tests.support.state_snapshot import untouched
 from tests.support.waiting import PATIENCE_S
-from tests.support.worker_calls import row, said, worker
+from tests.support.worker_calls import in_parts, parts_of, read, row, said, worker
 
 
 class Clock:
@@ -303,7 +303,10 @@ class Served:
             list(self.worker.answer([row(inputs, **what)]))
         self.events: list[str] = []
         self.replies: dict[int, bytes] = {}
-        self.calls = Calls(self.worker, self._reply, lambda number: self.events.append(f"{number} aside"))
+        aside, begun = (
+            lambda number, *_, what=what: self.events.append(f"{number} {what}") for what in ("aside", "begun")
+        )
+        self.calls = Calls(self.worker, self._reply, aside, begun=begun)
         self.do: dict[int, Callable[[], None]] = {}
         self.network.at_pass = self._pass
 
@@ -365,6 +368,22 @@ def test_ten_callers_are_answered_between_two_passes(served: Served) -> None:
     assert {str(number) for number in range(1, 11)} <= set(between)
     assert served.events.index("100 aside") < served.events.index("small pass")
     assert served.events[-1] == "100"
+
+
+def test_others_run_between_the_parts_of_a_streamed_reply(served: Served) -> None:
+    """Its prediction is sent first, and each explanation is the one that it gets alone."""
+    asked: dict[str, Any] = {"attributions": [ca.ShapleyValueSampling(n_samples=8), ca.Saliency()], "seed": 3}
+    served.do[4] = lambda: served.ask(1, SMALL, **SHORT)
+    payload = in_parts(row(BIG, **asked)).payload
+    served.calls.run([WorkerCall(number=100, stream=payload)])
+    assert served.answers(1) == [alone(SMALL, **SHORT)]
+    events = [served.events.index(event) for event in ("100 begun", "small pass", "100")]
+    assert events == sorted(events)
+    *_, streamed = parts_of(served.worker, served.replies[100])
+    (reply,) = LONE.worker.answer([row(BIG, **asked)])
+    for found, expected in zip(streamed.attributions, read(reply).attributions, strict=True):
+        assert np.array_equal(found.values["x"], expected.values["x"])
+        assert found.checks[0].verdict == expected.checks[0].verdict
 
 
 def test_long_ones_of_two_callers_alternate(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
