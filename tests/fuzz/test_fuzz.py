@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@settings(CI, max_examples=250)
+@settings(CI, max_examples=125)
 @given(questions())
 def test_whatever_is_asked_the_answer_is_the_references(question: Question) -> None:
     """Predictions with and without edits, every capture of every call, every gradient and every warning are those of

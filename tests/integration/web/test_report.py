@@ -27,6 +27,7 @@ from cutaway.jobs.manifest import Folder, Manifest
 from cutaway.jobs.records import Layout, Records
 from cutaway.jobs.sources import Unreadable
 from examples.tumours.tumours_adapter import FEATURES
+from tests.support.cli import cutaway
 from tests.support.jobs import digits, digits_job, embedded
 from tests.support.pages import Inspector, opened
 from tests.support.tumours import tumours_job
@@ -424,7 +425,9 @@ def test_rows_that_disagree_most_come_first(browser: Browser, tmp_path: Path) ->
         assert inspector.page.locator("section:has(#findings) canvas").count() == 3
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (1, 5), (3, 8, 6), (2, 3, 4, 5), (3, 100, 120)])
+@pytest.mark.parametrize(
+    "shape", [(), (7,), pytest.param((1, 5), marks=pytest.mark.slow), (3, 8, 6), (2, 3, 4, 5), (3, 100, 120)]
+)
 def test_every_shape_has_a_picture(shape: tuple[int, ...], browser: Browser, tmp_path: Path) -> None:
     """Numbers, vectors, tables, images and volumes; with numbers that are none, and with zeros alone. A large picture
     is reduced, and the page says so."""
@@ -508,12 +511,11 @@ def test_command_writes_the_page(job: Path, tmp_path: Path) -> None:
     """``cutaway batch report`` writes the page that Python does, and says where; of no job it says so, in one line."""
     shutil.copytree(job, tmp_path / "job")
     (tmp_path / "job" / "_report.html").unlink()
-    command = [sys.executable, "-m", "cutaway.cli", "batch", "report"]
-    done = subprocess.run([*command, str(tmp_path / "job")], capture_output=True, text=True)
+    done = cutaway("batch", "report", tmp_path / "job")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"written: {tmp_path / 'job' / '_report.html'}\n"
     assert (tmp_path / "job" / "_report.html").read_text("utf-8") == (job / "_report.html").read_text("utf-8")
-    none = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True)
+    none = cutaway("batch", "report", tmp_path)
     assert (none.returncode, none.stdout) == (2, "")
     assert none.stderr.startswith("DATA_UNREADABLE [folder]: ")
 
@@ -567,6 +569,7 @@ MEASURING = """() => ({
 })"""
 
 
+@pytest.mark.pairs(2)
 @pytest.mark.parametrize("width", [1920, 390])
 @pytest.mark.parametrize("kind", ["pictures", "words"])
 def test_nothing_overflows_and_every_picture_is_there(

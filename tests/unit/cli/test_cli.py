@@ -109,6 +109,7 @@ def test_help_leads_a_newcomer(address: str) -> None:
     assert said("--version") == f"cutaway {ca.__version__}\n"
 
 
+@pytest.mark.slow  # test_readme.py has the same, with the README's own commands
 def test_packages_then_serves_then_answers(tmp_path: Path, tiny: Path, image: Path) -> None:
     """From an adapter's file to an answer, by the commands that each step prints."""
     made = said("package", "tiny", "--adapter", f"{tiny}:Tiny", "--output", tmp_path)

@@ -16,11 +16,11 @@ import pytest
 
 from cutaway.cli import console_output
 from cutaway.contract.results import Progress
-from tests.support.cli import said
+from tests.support.cli import cutaway, said
 
 COMMAND = [sys.executable, "-m", "cutaway.cli"]
 NOBODY = "127.0.0.1:1"
-PRINTING = [["models", "--json"], ["layers", "pets"], ["--help"]]
+PRINTING = [["models", "--json"], ["--help"], pytest.param(["layers", "pets"], marks=pytest.mark.slow)]
 
 
 def started(arguments: list[str], address: str, *, stdout: int, stderr: int) -> subprocess.Popen[str]:
@@ -129,16 +129,27 @@ def test_no_progress_reaches_a_pipe(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+OFFERED = {
+    "cutaway ins": "inspect",
+    "cutaway inspect pets x.png --attribution LayerGradC": "LayerGradCam",
+    "cutaway inspect pets x.png --edit sc": "scale",
+    "cutaway inspect pets x.png --check sa": "same_pass",
+    "cutaway models --js": "--json",
+    "cutaway batch r": "report run",
+}
+
+
+@pytest.mark.parametrize("line", OFFERED)
+def test_commands_options_methods_edits_and_choices_are_completed(line: str) -> None:
+    """As the script in a shell asks for it; no server is needed."""
+    number = str(len(line.split()) - 1)
+    done = cutaway(_CUTAWAY_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=number, CUTAWAY_ADDRESS=NOBODY)
+    assert sorted(done.stdout.split()) == OFFERED[line].split()
+
+
 def test_bash_completes(tmp_path: Path) -> None:
-    """Commands, options, methods, edits and choices; no server is needed for it."""
-    offered = {
-        "cutaway ins": "inspect",
-        "cutaway batch r": "report run",
-        "cutaway inspect pets x.png --attribution LayerGradC": "LayerGradCam",
-        "cutaway inspect pets x.png --edit sc": "scale",
-        "cutaway inspect pets x.png --check sa": "same_pass",
-        "cutaway models --js": "--json",
-    }
+    """What the commands offer arrives in a shell that has run the script."""
+    offered = {line: OFFERED[line] for line in ["cutaway batch r"]}
     script = """
 eval "$(cutaway --show-completion bash)"
 for line in "$@"; do

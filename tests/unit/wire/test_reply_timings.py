@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 
 from cutaway.contract.results import InspectResult
 from cutaway.contract.wire import results as wire_results
@@ -14,6 +14,7 @@ from tests.support.wire_walk import ambiguities
 KIND = inspection_pb2.InspectResponse
 
 
+@settings(deadline=None, max_examples=30)
 @given(result=answers)
 def test_timings_are_added_once(result: InspectResult) -> None:
     """Whatever a reply holds, and where its timings are in it."""

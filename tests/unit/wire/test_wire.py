@@ -40,7 +40,7 @@ from tests.support.wire_strategies import (
 )
 
 few = settings(deadline=None, max_examples=50)
-many = settings(deadline=None, max_examples=300)
+many = settings(deadline=None, max_examples=100)
 
 
 def sent(question: InspectRequest) -> bytes:
