@@ -22,18 +22,18 @@ ONE_SERVER = (
 
 LONGEST = (
     *ONE_SERVER,
-    "test_process_death", "test_examples_run", "test_hangs", "test_connections", "test_insides", "test_reload",
-    "test_replicas", "test_typing", "test_plain_captum", "test_jobs", "test_observability", "test_report",
-    "test_captum_gone_wrong", "test_shell", "test_views", "test_surrogates", "test_streams", "test_plots",
-    "test_abandoned_files", "test_pass_count", "test_doubts", "test_cli_streams", "test_wrong_gradients",
-    "test_unauthenticated", "test_wire", "test_tracing", "test_open_ports", "test_sources", "test_edits",
-    "test_site", "test_install", "test_verdicts", "test_overlooked_by_captum", "test_examples",
-    "test_every_method", "test_targets",
-    "test_noise_tunnel", "test_openapi", "test_shared_passes", "test_torchserve_tokens",
-    "test_edits_unusual_models", "test_method_matrix", "test_server_process", "test_stream_retry", "test_progress",
-    "test_resume", "test_layer_ablation", "test_architecture", "test_cli", "test_fault_catalogue", "test_tls",
-    "test_batching", "test_graph_memory", "test_requirements", "test_fuzz", "test_first_request",
-    "test_node_client", "test_bench", "test_reply_timings", "test_audit",
+    "test_process_death", "test_examples_run", "test_hangs", "test_connections", "test_insides", "test_report",
+    "test_plain_captum", "test_reload", "test_replicas", "test_typing", "test_jobs", "test_observability",
+    "test_captum_gone_wrong", "test_shell", "test_views", "test_verdicts_by_row", "test_every_method", "test_doubts",
+    "test_streams", "test_readme", "test_targets", "test_unusual_models", "test_failing_checks", "test_healthy_models",
+    "test_abandoned_files", "test_passes_that_fit", "test_tracing", "test_unauthenticated", "test_open_ports",
+    "test_shared_passes", "test_rehearsal", "test_install", "test_examples", "test_batches_of_other_sizes",
+    "test_surrogates", "test_pass_count", "test_plots", "test_cli_streams", "test_wrong_gradients", "test_verdicts",
+    "test_custom_functions", "test_overlooked_by_captum", "test_site", "test_openapi", "test_torchserve_tokens",
+    "test_sources", "test_edits", "test_places", "test_method_matrix", "test_server_process", "test_stream_retry",
+    "test_progress", "test_resume", "test_architecture", "test_cli", "test_fault_catalogue", "test_tls",
+    "test_batching", "test_graph_memory", "test_requirements", "test_wire", "test_fuzz", "test_first_request",
+    "test_node_client", "test_bench", "test_audit",
 )  # fmt: skip
 """Files that take more than four seconds, the longest first; some take minutes where slow tests run too. The others
 come behind them, by their number of tests."""
