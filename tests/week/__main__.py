@@ -252,7 +252,9 @@ def main() -> None:
             week.happen(relay)
         week.judge(callers, observer)
         week.faults += [
-            f"{alert} fired for {seconds} s" for alert, seconds in fired().items() if alert != "CutawaySlow"
+            f"{alert} fired for {seconds} s"
+            for alert, seconds in fired().items()
+            if not alert.startswith("CutawaySlow ")
         ]
     print(", ".join(f"{count} {what}" for what, count in sorted(week.counts.items())))
     if week.faults:

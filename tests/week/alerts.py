@@ -19,6 +19,11 @@ from tests.support.manifests import DEPLOY
 HELD = 'count_over_time(ALERTS{alertstate="%s"}[1d])'
 
 
+def _name(labels: dict[str, str]) -> str:
+    """Returns the name of an alert, and what it is about."""
+    return " ".join(labels[each] for each in ("alertname", "model", "version", "archive") if each in labels)
+
+
 @contextmanager
 def alerts(directory: Path, metrics: str) -> Iterator[Callable[[], dict[str, int]]]:
     """Runs a Prometheus with the rules of deploy/, which reads ``metrics`` every second, while the block runs.
@@ -45,7 +50,7 @@ def alerts(directory: Path, metrics: str) -> Iterator[Callable[[], dict[str, int
         query = urllib.parse.urlencode({"query": HELD % state})
         with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}") as reply:
             series = json.load(reply)["data"]["result"]
-        return {each["metric"]["alertname"]: int(each["value"][1]) for each in series}
+        return {_name(each["metric"]): int(each["value"][1]) for each in series}
 
     def fired() -> dict[str, int]:
         print(f"alerts: their conditions held, in seconds: {seconds('pending') or 'none'}")
