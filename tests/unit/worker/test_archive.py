@@ -6,8 +6,10 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import stat
+import subprocess
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -414,6 +416,27 @@ def test_nothing_is_unpacked_elsewhere(build: Build, tmp_path: Path, name: str) 
     assert "points outside of the archive" in fault(path)
     refused(Reason.ARCHIVE_CORRUPT, lambda: reader.unpack(path, tmp_path / "there"))
     assert not (tmp_path / "there").exists()
+
+
+def test_a_full_disk_is_no_damage(build: Build, tmp_path: Path) -> None:
+    """Neither before an archive is unpacked, nor if others fill the disk meanwhile; here a file may not grow."""
+    path, small = build(), tmp_path / "small"
+    small.mkdir()
+    if not subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", small], stderr=subprocess.DEVNULL
+    ).returncode:
+        try:
+            told = refused(Reason.BACKEND_UNAVAILABLE, lambda: reader.unpack(path, small / "there")).message
+        finally:
+            subprocess.run(["umount", small], check=True)
+        assert "are free in" in told
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            reader.unpack(path, tmp_path / "there")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
