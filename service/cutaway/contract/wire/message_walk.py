@@ -24,7 +24,8 @@ _MAX_SHIFT = 63  # of a number's tenth byte, the last one
 
 
 def read_fields(view: Any) -> Iterator[tuple[int, Any]]:
-    """Yields the number and value of each field of a serialised message; bytes are a view, without a copy.
+    """Yields the number and value of each field of a serialised message; bytes are a view, without a copy, and numbers
+    of a fixed size are None.
 
     Raises:
         IndexError, KeyError: the bytes are no message.
@@ -57,7 +58,7 @@ def _fields(view: Any) -> Iterator[tuple[int, Any, int]]:
             size, position = _varint(view, position) if kind == _BYTES else ({_FIXED32: 4, _FIXED64: 8}[kind], position)
             if position + size > len(view):
                 raise IndexError
-            value = view[position : position + size]
+            value = view[position : position + size] if kind == _BYTES else None
             position += size
         yield number, value, position
 

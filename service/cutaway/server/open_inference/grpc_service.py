@@ -93,9 +93,9 @@ def _sent(methods: OpenInference, data: bytes) -> Sent:
     try:
         texts = {number: value for number, value in read_fields(memoryview(data)) if number in _NAMES}
         methods.servicer.allow(versioned(*(str(texts.get(name, b""), "utf-8", "replace") for name in _NAMES)), "model")
-        raw = [value for number, value in read_fields(memoryview(data)) if number == _RAW]
+        raw = [memoryview(value) for number, value in read_fields(memoryview(data)) if number == _RAW]
         rest = without_fields(data, (_RAW,))
-    except (LookupError, TypeError):  # a text may be a number there
+    except (LookupError, TypeError):  # a text or bytes may be a number there
         raise malformed(data, _REQUEST.DESCRIPTOR.full_name) from None
     if len(rest) > _MAX_FIELD_BYTES:
         what = f"the request has {len(rest)} bytes in fields, {_MAX_FIELD_BYTES} are the most: send raw_input_contents"
