@@ -190,7 +190,7 @@ def _mask(name: str, mask: Array, like: Tensor) -> Tensor:
     if mask.dtype.kind not in "iu":
         raise error(Reason.INPUT_DTYPE, f"{mask.dtype.name}; a mask holds the numbers of features: integers", name)
     refuse_shape(name, mask, like)
-    return torch.from_numpy(mask.astype("int64"))
+    return torch.from_numpy(mask.astype("int64", order="C"))
 
 
 def _ids(mask: Tensor) -> tuple[Tensor, Tensor]:
