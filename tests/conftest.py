@@ -50,11 +50,6 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: tests wait for servers and browsers for a quarter of their time."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Each of xdist's processes reads another part of the tests first: what one has compiled the others then load."""
     whole = Path(config.args[0]).resolve() == Path(__file__).parent
