@@ -52,6 +52,7 @@ def _fields(view: Any) -> Iterator[tuple[int, Any, int]]:
     while position < len(view):
         tag, position = _varint(view, position)
         number, kind = tag >> 3, tag & 7
+        value: Any
         if kind == _VARINT:
             value, position = _varint(view, position)
         else:
