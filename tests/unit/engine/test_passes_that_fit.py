@@ -385,6 +385,7 @@ def limited(memory: RequestMemory) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
+@pytest.mark.slow  # PyTorch may end a process that is at its limit: so it runs beside no others
 def test_under_a_real_limit() -> None:
     """Sixteen steps of one row, whose graph together takes 256 MiB, in 240 MiB."""
     x, explained, memory = noise(1, 4, 256, 256), ca.IntegratedGradients(n_steps=16), RequestMemory(240 << 20)
