@@ -215,10 +215,9 @@ def _no_form(why: str) -> CutawayError:
 
 def _fields(name: str, text: bytes) -> dict[str, Any]:
     """Returns the fields of a request in one field of the form; a text that is no JSON is the value itself."""
-    if name == "request":
-        with at(name):
-            return json_messages.mapping_in(text)
     with at(name):
+        if name == "request":
+            return json_messages.mapping_in(text)
         json_messages.check_json(text)
         try:
             json.loads(text)
