@@ -42,7 +42,7 @@ class Question(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """The same for the same question about the same model, in every process."""
+        """A key of the question, which is the same in every process."""
         asked = [(type(each), getattr(each, "layer", "")) for each in self.attributions]
         return "rehearsed", asked, [(name, tuple(tensor.shape)) for name, tensor in self.inputs.items()]
 

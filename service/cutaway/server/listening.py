@@ -1,4 +1,4 @@
-"""Where a server listens: addresses are tried before models are loaded, which takes minutes."""
+"""Tries the addresses at which a server shall listen before models are loaded, which takes minutes."""
 
 from __future__ import annotations
 

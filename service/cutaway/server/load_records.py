@@ -22,7 +22,7 @@ MOST_DEATHS = 3
 """The deaths after which a model counts as one that does not load."""
 
 FAILED, LOADED = ".failed", ".loaded"
-"""What may be noted of a model: why it cannot be loaded; its size, and what fits."""
+"""The kinds of notes on a model: why it cannot be loaded; its size, and what fits."""
 
 _SUFFIX = ".loading"
 _MOST_WORDS = 600  # characters of the last words

@@ -174,7 +174,7 @@ class ProcessSetting(Generic[T]):
 
 
 _CALLED = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Those of them that hold functions; the others say how these are called, by the same numbers."""
+"""The tables of hooks that hold functions; the other tables say how these are called, by the same numbers."""
 
 _HOOK_TABLES = [name for name in vars(nn.Module()) if name.startswith(("_forward_", "_backward_"))]
 """The attributes of a module that hold its hooks of the forward and of the backward pass."""

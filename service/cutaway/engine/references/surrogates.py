@@ -140,7 +140,7 @@ def _masked(problem: AttributionProblem, row: int, masks: Tensor) -> Iterator[Va
 
 
 class _Evaluated(NamedTuple):
-    """What the model returns for each mask of an example, and how near the masked inputs are to the example."""
+    """The outputs of the model for the masks of an example, and the nearness of the masked inputs to the example."""
 
     outputs: Sequence[Tensor]
     cosines: PerSample

@@ -32,7 +32,7 @@ def prepare() -> None:
 
 
 CANNOT_LOAD = "cutaway cannot load the model: "
-"""What the error of a replica begins with whose model cannot be loaded."""
+"""The first words in the error of a replica whose model cannot be loaded."""
 
 CALLS, WAITING = "calls", "waiting"
 """The figures that replicas report: the number of their calls under way, and of calls that wait in the gateway."""
