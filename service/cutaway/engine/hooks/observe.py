@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -210,8 +211,9 @@ def _transposed(
 # Cancellation inside a pass. A hook on every module would slow all passes, so a thread adds one when a caller has gone.
 
 _WATCH_S = 0.05
-_HOOKING = 0.01
-"""The part of a slow forward's time that hooks on its graph may take: a pass of seconds has time for all of them."""
+_HOOKS_PER_S = 500
+"""Nodes of a graph that are hooked per second of its forward pass: about 1 % of its time; seconds are enough for all.
+A count, as a clock that stops for a moment would leave a backward pass without any."""
 
 
 class CancelledPasses:
@@ -263,12 +265,10 @@ class CancelledPasses:
             self._model.cancellation.raise_if_cancelled()
 
         known: set[Any] = set()
-        until = time.perf_counter() + _HOOKING * seconds
-        for node in (node for output in outputs.values() for node in graph_nodes(output.grad_fn, known)):
+        nodes = (node for output in outputs.values() for node in graph_nodes(output.grad_fn, known))
+        for node in islice(nodes, int(_HOOKS_PER_S * seconds)):
             if node.next_functions:  # a leaf of the graph may belong to a parameter, and would keep the hook
                 node.register_prehook(before_node)
-            if time.perf_counter() > until:
-                return
 
 
 def _watch(watched: weakref.ref[CancelledPasses]) -> None:
