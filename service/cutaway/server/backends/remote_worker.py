@@ -62,7 +62,7 @@ class RemoteWorker(asyncio.Protocol):
         self._heard = _now()
         self._until = 0.0
         self._late_s = 0.0
-        self._owed: float | None = None
+        self._silence: Silence | None = None
         self._fetching = 0
         self._fetched_until = 0.0
         self._leaving: asyncio.Future[None] | None = None
@@ -84,15 +84,14 @@ class RemoteWorker(asyncio.Protocol):
 
     @property
     def late_s(self) -> float:
-        """The seconds without progress since all its calls should have been done."""
+        """The seconds without progress since all its calls should have been done; of a worker that is only starved,
+        those in which it had a processor."""
         silent_s = _now() - self._heard
         if silent_s < _SILENT_S:
             return self._late_s
-        if _is_stopped(self.pid):
-            return silent_s
-        if self._owed is None:  # later calls must not put it off
-            self._owed = max(self._until, self.turns.latest_deadline)
-        return min(silent_s, _since(self._owed))
+        if self._silence is None:  # later calls must not put it off
+            self._silence = Silence(self.pid, max(self._until, self.turns.latest_deadline))
+        return self._silence.late_s(silent_s)
 
     async def run(
         self,
@@ -151,7 +150,7 @@ class RemoteWorker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Reads the frames that have arrived."""
-        self._heard, self._owed = _now(), None
+        self._heard, self._silence = _now(), None
         for kind, number, content in self._reader.feed(data):
             if kind == FrameKind.REPLY:
                 self.turns.arrived(number, content)
@@ -192,10 +191,46 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _is_stopped(pid: int) -> bool:
+class Silence:
+    """The time without a heartbeat of a process.
+
+    Args:
+        pid: the process; 0 if that may be on another machine.
+        owed: when its calls should have been done, in Unix seconds.
+    """
+
+    def __init__(self, pid: int, owed: float) -> None:
+        self._pid = pid
+        self._owed = owed
+        self._used_s = _processor_s(pid)
+
+    def late_s(self, silent_s: float) -> float:
+        """Returns for how much of ``silent_s`` the process could have gone on, and should."""
+        states = _states(self._pid)
+        if psutil.STATUS_STOPPED in states:
+            return silent_s
+        if states & {psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP}:
+            silent_s = min(silent_s, _processor_s(self._pid) - self._used_s)
+        return min(silent_s, _since(self._owed))
+
+
+def _states(pid: int) -> set[str]:
+    """Returns what each thread of a process does, as psutil names it; outside Linux, what the process does."""
+    found: set[str] = set()
     with suppress(psutil.Error, OSError):  # OSError: no file descriptor is left to look with
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    return False
+        process = psutil.Process(pid)
+        for each in [thread.id for thread in process.threads()] if psutil.LINUX else [pid]:
+            with suppress(psutil.NoSuchProcess):  # the thread has ended
+                found.add(psutil.Process(each).status())
+    return found
+
+
+def _processor_s(pid: int) -> float:
+    """Returns the seconds of a processor that a process has used; 0 where that cannot be found out."""
+    with suppress(psutil.Error, OSError):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def _since(deadline: float) -> float:
