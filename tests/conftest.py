@@ -63,15 +63,6 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
     return scheduling.scheduler(config, log)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Of a product of parameters, marked ``pairs(n)``, one row in n is quick; of three, any two values still meet."""
-    mark = item.get_closest_marker("pairs")
-    if mark and isinstance(item, pytest.Function):
-        asked = item.iter_markers("parametrize")
-        if sum(scheduling.position(item.callspec.params, *each.args) for each in asked) % mark.args[0]:
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In xdist's processes only: a person who runs one test after another gets them in the order of their names."""

@@ -6,12 +6,10 @@ have few tests; then one core works while the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 from xdist.scheduler import LoadScopeScheduling
 
 ONE_SERVER = (
@@ -60,17 +58,6 @@ def rotated(tests: Path, share: float) -> list[str]:
     files = sorted(map(str, tests.rglob("test_*.py")))
     first = int(share * len(files))
     return files[first:] + files[:first]
-
-
-def position(parameters: Mapping[str, Any], names: str | Sequence[str], values: Iterable[Any]) -> int:
-    """Returns which of their values the parameters ``names`` of a row have; 0 for the modes of checks, which are shared
-    out by themselves (tests/unit/engine/conftest.py)."""
-    if names == "mode":
-        return 0
-    chosen = [parameters[names]] if isinstance(names, str) else [parameters[name] for name in names]
-    found = [each.values if isinstance(each, ParameterSet) else (each,) if isinstance(names, str) else each
-             for each in values]  # fmt: skip
-    return next(at for at, each in enumerate(found) if all(one is other for one, other in zip(each, chosen)))
 
 
 def scheduler(config: Any, log: Any) -> LongestFirst | None:

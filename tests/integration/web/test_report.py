@@ -569,7 +569,6 @@ MEASURING = """() => ({
 })"""
 
 
-@pytest.mark.pairs(2)
 @pytest.mark.parametrize("width", [1920, 390])
 @pytest.mark.parametrize("kind", ["pictures", "words"])
 def test_nothing_overflows_and_every_picture_is_there(

@@ -258,7 +258,6 @@ def test_a_picture_has_an_end() -> None:
     ],
     ids=["digits", "photos", "short text", "long text", "several targets", "edited", "edited, no image"],
 )
-@pytest.mark.pairs(2)
 @pytest.mark.parametrize("row", [0, 1])
 def test_everything_can_be_read(result: ca.InspectResult, image: Array | None, row: int) -> None:
     """No title lies over another, and nothing is cut off, however long the names are."""

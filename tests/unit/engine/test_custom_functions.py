@@ -409,7 +409,6 @@ def refusing(gated: Gated) -> Gated:
     return lambda x, y: gated(x, y) + 0.01 * torch.cdist(x[:, None], torch.ones_like(x)[:, None])[:, 0]
 
 
-@pytest.mark.pairs(2)
 @pytest.mark.parametrize("factor", [1.0, 1.05])
 @pytest.mark.parametrize("beside", [lambda gated: gated, refusing], ids=["alone", "beside a refused operator"])
 @pytest.mark.parametrize("kind", list(KINDS))

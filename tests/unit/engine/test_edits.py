@@ -47,7 +47,6 @@ def client() -> Iterator[ca.Client]:
         yield connected
 
 
-@pytest.mark.pairs(4)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("verb", EDIT_KINDS)
@@ -86,7 +85,6 @@ PARTIAL = ("scale", "add", "zero", "clamp", "mix")
 """The verbs whose numbers do not depend on which part is edited."""
 
 
-@pytest.mark.pairs(4)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("where", ["block.inner", "block:relu#0"])
 @pytest.mark.parametrize("part", PARTS)

@@ -112,7 +112,6 @@ def client() -> Iterator[ca.Client]:
         yield connected
 
 
-@pytest.mark.pairs(4)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("where", ["block:relu#0", "block:add_#0", "block.inner", "block"])
 @pytest.mark.parametrize("verb", EDIT_KINDS)

@@ -164,7 +164,6 @@ QUESTIONS: dict[str, Callable[[nn.Module], InspectResult]] = {
 }  # fmt: skip
 
 
-@pytest.mark.pairs(4)
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", KINDS)

@@ -318,7 +318,6 @@ def generators() -> tuple[Any, ...]:
     return torch.get_rng_state().numpy().tobytes(), numpy, random.getstate()
 
 
-@pytest.mark.pairs(2)
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"{batch[0]}-{batch[1]}")
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_answer_is_plain_captums_in_every_mode_and_agrees(name: str, batch: tuple[int, torch.dtype]) -> None:

@@ -27,7 +27,6 @@ FACTORS = [*OFTEN, *(pytest.param(factor, marks=pytest.mark.slow) for factor in 
 METHODS: list[Attribution] = [ca.Saliency(), ca.InputXGradient(), ca.IntegratedGradients(n_steps=64)]
 
 
-@pytest.mark.pairs(3)
 @pytest.mark.parametrize("mode", CHECKED)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("asked", METHODS, ids=lambda asked: type(asked).__name__)
