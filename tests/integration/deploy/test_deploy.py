@@ -38,6 +38,15 @@ def named(each: dict[str, Any]) -> str:
 # Valid
 
 
+@pytest.mark.parametrize(("change", "valid"), [("read_only: true", True), ("read_onyl: true", False)])
+def test_compose_accepts_the_file(change: str, valid: bool, tmp_path: Path) -> None:
+    """Held against Compose's own schema; a field that does not exist is an error."""
+    file = tmp_path / "compose.yml"
+    file.write_text((DEPLOY / "compose.yml").read_text().replace("read_only: true", change))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
+    assert (subprocess.run(command, check=False).returncode == 0) == valid
+
+
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
 @pytest.mark.parametrize("each", [*OBJECTS, *OPENED], ids=named)
 def test_kubernetes_accepts_each_object(each: dict[str, Any], version: str) -> None:
