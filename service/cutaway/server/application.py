@@ -19,6 +19,7 @@ from cutaway.server.backends.backend import Backend, Supervise
 from cutaway.server.child_signals import give_children_default_signals
 from cutaway.server.lifecycle.gateway_server import GatewayServer, check_settings
 from cutaway.server.lifecycle.supervisor import Supervisor
+from cutaway.server.memory import share_heap
 from cutaway.server.model_store import read_store
 from cutaway.server.observability import logging
 from cutaway.server.settings import Settings
@@ -43,6 +44,7 @@ def run(model_store: Path, settings: Settings, *, workers: int | None, announce:
         CutawayError: no model can be served, or a file in the settings cannot be used.
     """
     check_settings(settings)
+    share_heap()
     delete_abandoned()
     log_format = settings.log_format or logging.default_format(sys.stderr)
     logging.configure(log_format)
