@@ -25,7 +25,7 @@ import psutil
 
 import cutaway as ca
 from examples.digits.package import package as package_digits
-from tests.chaos.faults import FAULTS, TOKEN, Scene
+from tests.chaos.faults import FAULTS, OTHER, TOKEN, Scene
 from tests.chaos.observer import Observer
 from tests.conftest import ADAPTERS
 from tests.support import token_files
@@ -38,6 +38,9 @@ MINUTES = 15
 MODELS = ("digits", "fragile")
 DEADLINE_S = 10.0
 PAUSE_S = 5.0
+ONE_BY_HTTP = 4
+"""One caller in so many asks by HTTP."""
+
 BOUND_S = 10.0 + DEADLINE_S
 """Within it the server has recovered: ten seconds after the longest deadline under way."""
 
@@ -66,8 +69,13 @@ def _run(scene: Scene, seconds: float, names: Sequence[str], order: random.Rando
     recovered: defaultdict[str, list[float]] = defaultdict(list)
     broken: list[str] = []
     end = time.monotonic() + seconds
-    with ca.Client(scene.server.address, token=TOKEN) as client:
-        record = Callers(client, list(_questions(scene, client)), DEADLINE_S, tries_again=True)
+    address, http_address = scene.server.address, scene.server.http_address
+    with (
+        ca.Client(address, token=TOKEN) as client,
+        ca.Client(http_address, token=TOKEN, transport="connect") as by_http,
+    ):
+        clients = [by_http, *[client] * (ONE_BY_HTTP - 1)]
+        record = Callers(clients, list(_questions(scene, client)), DEADLINE_S, tries_again=True)
         observer = Observer(scene.server, MODELS)
         with beside(observer.look, *record.asking()):
             while time.monotonic() < end:
@@ -131,10 +139,11 @@ def _scene(directory: Path) -> Iterator[Scene]:
     package(store, "fragile", f"{ADAPTERS / 'fragile_adapter.py'}:FragileAdapter")
     scopes = dict.fromkeys((*MODELS, "added"), token_files.EVERY)
     os.environ |= SETTINGS
-    os.environ["CUTAWAY_TOKENS"] = str(token_files.write(directory / "tokens.toml", token_files.entry(TOKEN, scopes)))
+    entries = [token_files.entry(token, scopes) for token in (TOKEN, OTHER)]
+    os.environ["CUTAWAY_TOKENS"] = str(token_files.write(directory / "tokens.toml", *entries))
     with _small_disk(directory / "scratch") as scratch:
         os.environ["TMPDIR"] = str(directory / "scratch")
-        with serving(store, directory / "logs") as server:
+        with serving(store, directory / "logs", "--http=127.0.0.1:0") as server:
             psutil.Process(server.process.pid).rlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
             yield Scene(server, store, scratch)
 

@@ -22,9 +22,14 @@ from tests.support.processes import leader, worker
 from tests.support.serving import Server, package
 from tests.support.waiting import until
 
-TOKEN = "app"
+TOKEN, OTHER = "app", "other"
+"""Tokens of the callers, and of somebody else."""
+
 CONNECTIONS = 1_100
 """More than the server has file descriptors."""
+
+WITHHELD, ANNOUNCED_BYTES = 40, 120 << 20
+"""Bodies that never come, and the size of each."""
 
 ATTACK_S = 5.0
 """How long silent connections and unread replies last, and a full disk."""
@@ -83,6 +88,19 @@ def silent_connections(scene: Scene) -> None:
         time.sleep(ATTACK_S)
 
 
+def withheld_bodies(scene: Scene) -> None:
+    """So many HTTP requests that announce a large body, and send one byte of it, as a caller's share allows."""
+    host, _, port = scene.server.http_address.rpartition(":")
+    head = f"POST /v1/models/digits:predict HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {OTHER}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {ANNOUNCED_BYTES}\r\n\r\n{{"
+    with ExitStack() as stack:
+        for _ in range(WITHHELD):
+            with suppress(OSError):
+                connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=1.0))
+                connection.sendall(head.encode())
+        time.sleep(ATTACK_S)
+
+
 def unread_replies(scene: Scene) -> None:
     """Replies in pieces, of which nobody reads any."""
     asked = {"x": np.ones((40, 3), np.float32)}
@@ -136,6 +154,7 @@ FAULTS: Mapping[str, Callable[[Scene], object]] = {
     "wrong tokens": wrong_tokens,
     "silent connections": silent_connections,
     "unread streams": unread_replies,
+    "withheld bodies": withheld_bodies,
     "odd archives": odd_archives,
     "full scratch disk": full_disk,
     "JVM kill, full disk": restart_on_full_disk,

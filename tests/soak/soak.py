@@ -31,7 +31,7 @@ EVERY_S = 10
 def killed(server: Server, store: Path) -> list[str]:
     """No call is lost, and none is answered wrongly, while the worker is killed every ten seconds for a minute."""
     with ca.Client(server.address) as client:
-        callers = Callers(client, requests(small_models(store)[0])[0], deadline_s=60.0, tries_again=False)
+        callers = Callers([client], requests(small_models(store)[0])[0], deadline_s=60.0, tries_again=False)
         with beside(*callers.asking()):
             for _ in range(KILLS):
                 time.sleep(EVERY_S)

@@ -239,7 +239,7 @@ def main() -> None:
         ]
         callers = [
             HonestCallers(
-                stack.enter_context(ca.Client(address)),
+                [stack.enter_context(ca.Client(address))],
                 _calls(week.stores[0], models, round(min(LONGEST_S, asked.seconds / 8)), order),
                 DEADLINE_S,
                 True,

@@ -94,13 +94,13 @@ def beside(*works: Callable[[threading.Event], None]) -> Iterator[None]:
 
 @dataclass
 class Callers:
-    """Callers who ask ``requests`` in turn, and note what they get.
+    """Callers who ask ``requests`` in turn, each by one of ``clients``, and note what they get.
 
     A call is lost if it fails, unless ``tries_again`` and the error says when; then it is made again until
     ``deadline_s`` have passed, which is another outcome.
     """
 
-    client: ca.Client
+    clients: Sequence[ca.Client]
     requests: Sequence[Request]
     deadline_s: float
     tries_again: bool
@@ -121,17 +121,18 @@ class Callers:
         return failure.retry_after_s
 
     def _ask(self, number: int, over: threading.Event) -> None:
+        client = self.clients[number % len(self.clients)]
         while not over.is_set():
             request, since = self.requests[number % len(self.requests)], time.monotonic()
-            self.outcomes[self._outcome(request)] += 1
+            self.outcomes[self._outcome(client, request)] += 1
             self.took.append(time.monotonic() - since)
             number += 1
 
-    def _outcome(self, request: Request) -> str:
+    def _outcome(self, client: ca.Client, request: Request) -> str:
         until = time.monotonic() + self.deadline_s
         while (left := until - time.monotonic()) > 0:
             request = replace(request, asked={**request.asked, "timeout": left})
-            found = ask(self.client, request)
+            found = ask(client, request)
             if isinstance(found, ca.CutawayError) and self.tries_again and found.reason == "DEADLINE_EXCEEDED":
                 break
             if isinstance(found, ca.CutawayError) and self.tries_again and (wait := self.pause_s(found)) is not None:
