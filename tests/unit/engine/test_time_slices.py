@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
+from cutaway.engine.model import session
 from cutaway.engine.model.session import Turns
 from cutaway.server.worker.worker import Worker
 from tests.support.state_snapshot import State, untouched
-from tests.support.worker_calls import row, said, worker
+from tests.support.worker_calls import ask, row, said, worker
 
 X = {"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(1))}
 POINTS = tuple(ca.Point)
@@ -150,7 +152,10 @@ def alone(model: type[nn.Module], name: str, asked: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     ("heavy", "edited", "model"),
-    [*itertools.product(HEAVY, [False, True], [Moody]), ("paths", False, Sequenced), ("classes", True, Sequenced)],
+    [
+        *itertools.product(HEAVY, [False, True], [Moody]),
+        *[("paths", False, Sequenced), ("classes", True, Sequenced), ("units of a layer", False, Sequenced)],
+    ],
 )
 def test_requests_between_passes_change_nothing(heavy: str, edited: bool, model: type[nn.Module]) -> None:
     """Hooks, edits, captures, seeds, flags, buffers and what a model remembers: each request finds the model as it was,
@@ -169,3 +174,69 @@ def test_requests_between_passes_change_nothing(heavy: str, edited: bool, model:
     for small, answer in turns.answers:
         assert answer == alone(model, small, SMALL[small]), small
     assert found == alone(model, name, asked)
+
+
+class Ticks:
+    """A clock that moves on by a second with each forward pass of `Ticking`, and stands still otherwise."""
+
+    def __init__(self) -> None:
+        self.passes = 0.0
+
+    def perf_counter(self) -> float:
+        """Seconds."""
+        return self.passes
+
+    def time(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+
+class Ticking(nn.Module):
+    """A network of two layers."""
+
+    def __init__(self, clock: Ticks) -> None:
+        super().__init__()
+        self.a, self.relu, self.b = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)
+        self.tick = lambda: setattr(clock, "passes", clock.passes + 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tick()
+        output: Tensor = self.b(self.relu(self.a(x)))
+        return output
+
+
+class Gradients(Turns):
+    """Lets a request about a gradient run before each pass of this thread; now and then its check tests the model."""
+
+    def __init__(self, served: Worker) -> None:
+        self.replies: list[ca.InspectResult] = []
+        self._served, self._thread = served, threading.get_ident()
+
+    @property
+    def are_over(self) -> bool:
+        """In this thread."""
+        return threading.get_ident() == self._thread
+
+    def wait(self) -> None:
+        """Asks, in a thread of its own."""
+        asking = threading.Thread(target=lambda: self.replies.append(ask(self._served, X, **GRADIENT)))
+        asking.start()
+        asking.join()
+
+
+GRADIENT: dict[str, Any] = {"attributions": [ca.InputXGradient()]}
+
+
+def test_the_time_of_others_is_in_no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither that of their passes, nor that of their tests of the model."""
+    asked = HEAVY["units of a layer"]
+    clock = Ticks()
+    monkeypatch.setattr(session, "time", clock)
+    served = worker(Ticking(clock))
+    ask(served, X, **asked)
+    alone = ask(served, X, **asked)
+    served._model.turns = turns = Gradients(served)
+    found = ask(served, X, **asked)
+    assert sum(each.timings.proof_ms > 0 for each in turns.replies) > 1
+    for one, other in ((found.timings, alone.timings), (found.attributions[0], alone.attributions[0])):
+        assert (one.attribution_ms, one.check_ms) == (other.attribution_ms, other.check_ms)
