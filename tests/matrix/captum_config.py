@@ -100,6 +100,8 @@ def answered(case: Case, client: ca.Client) -> list[Tensor]:
         attributions=list(_requests(case, explained)),
         seed=SEED,
     )
+    checks = [check for each in result.attributions for check in each.checks]
+    assert not [check.reason for check in checks if check.cause is ca.Cause.CHECK_FAILED]
     return [torch.from_numpy(array.copy()) for each in result.attributions for array in each.values.values()]
 
 

@@ -345,6 +345,30 @@ def test_a_layer_that_returns_a_tuple_of_one_is_explained_like_any_other(mode: C
         assert verdict(ask(build(), ROW, asked, check=CheckRequest(mode)).attributions[0]) is Verdict.AGREES
 
 
+@pytest.mark.parametrize("mode", CHECKED)
+def test_each_tensor_of_a_layer_is_explained_and_checked(mode: CheckMode) -> None:
+    """Where it returns two, also by methods that sum over passes."""
+
+    class Halves(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x).split(4, dim=1)
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        first, second = m.halves(x)
+        output: Tensor = m.b(m.relu(first)) + second
+        return output
+
+    build = wired(forward, halves=lambda: Halves(8, 8), relu=nn.ReLU, b=lambda: nn.Linear(4, 4))
+    asked = [
+        ca.LayerActivation(layer="halves"), ca.LayerConductance(layer="halves"), ca.InternalInfluence(layer="halves"),
+        ca.LayerIntegratedGradients(layer="halves"), ca.LayerDeepLift(layer="halves"),
+        ca.LayerFeatureAblation(layer="halves"), ca.LayerGradientXActivation(layer="halves"),
+    ]  # fmt: skip
+    for found in ask(build(), ROW, *asked, check=CheckRequest(mode)).attributions:
+        assert list(found.values) == ["halves[0]", "halves[1]"]
+        assert verdict(found) is Verdict.AGREES, (found, found.checks)
+
+
 def test_an_earlier_pass_can_be_differentiated_after_a_later_one() -> None:
     """Captum runs several passes before it goes back through them: what is renewed before each is still what the graph
     of an earlier one needs."""

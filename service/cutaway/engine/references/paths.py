@@ -324,7 +324,7 @@ def layer_conductance(problem: AttributionProblem, call: int) -> Fold[Reference]
             raise MissingObservation(f"the layer {problem.layer!r} did not show the same tensors in every pass")
         for name, output in outputs.items():
             gradient = gradients[name]
-            if last:
+            if name in last:
                 output, gradient = (torch.cat(pair) for pair in zip(last[name], (output, gradient)))
             last[name] = output[-1:], gradient[-1:]
             contributions = gradient[:-1] * output.diff(dim=0)
