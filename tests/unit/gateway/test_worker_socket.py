@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -475,3 +476,35 @@ def test_another_user_is_turned_away(wide: Wide) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
             nobody.sendall(frame(FrameKind.OPEN))
             assert not nobody.recv(1)
+
+
+class Tight(socket.socket):
+    """A socket whose reader has no memory at first."""
+
+    failures = 2
+
+    def recv(self, *arguments: Any) -> bytes:
+        """Fails twice, and takes nothing then."""
+        self.failures -= 1
+        if self.failures >= 0:
+            raise MemoryError
+        return super().recv(*arguments)
+
+
+def test_what_arrives_waits_for_memory() -> None:
+    """Where a request has all that a worker may take, its gateway stays connected."""
+    sending, receiving = socket.socketpair()
+    with sending, Tight(fileno=receiving.detach()) as tight:
+        sending.sendall(frame(FrameKind.TURN, b"turn", 7))
+        sending.close()
+        assert [(each.number, each.data) for each in worker_server._frames(tight)] == [(7, b"turn")]
+
+
+@pytest.mark.parametrize(("failure", "status"), [("MemoryError", 1), ("BrokenPipeError", 0)])
+def test_a_worker_without_a_thread_that_it_needs_ends(failure: str, status: int) -> None:
+    """So that another one takes its place; but not where a gateway has left."""
+    job = f"def job(): raise {failure}('within the job')"
+    program = "from threading import Thread\nfrom cutaway.server.worker.server import _needed\n" + job
+    program += "\nthread = Thread(target=_needed, args=(job,))\nthread.start()\nthread.join()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, "within the job" in ended.stderr) == (status, True)

@@ -11,8 +11,9 @@ import struct
 import sys
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -101,7 +102,7 @@ class WorkerServer:
         self._user = os.geteuid()
         self._listener = listening(path)
         for job in (self._accept, self._beat):
-            threading.Thread(target=job, name=f"cutaway{job.__name__}", daemon=True).start()
+            threading.Thread(target=_needed, args=(job,), name=f"cutaway{job.__name__}", daemon=True).start()
 
     @property
     def calls(self) -> int:
@@ -151,7 +152,7 @@ class WorkerServer:
             if first is not None and first.kind == FrameKind.FETCH:
                 self._send_pieces(connection, first.number)
             elif first is not None:
-                self._serve_calls(FrameSender(connection), frames)
+                _needed(lambda: self._serve_calls(FrameSender(connection), frames))
 
     def _serve_calls(self, sender: FrameSender, frames: Iterator[Frame]) -> None:
         calls = Calls(
@@ -190,11 +191,33 @@ class WorkerServer:
         connection.sendall(frame(FrameKind.END))
 
 
+def _needed(job: Callable[[], None]) -> None:
+    """Runs ``job``. Where it fails, its process is of no use any more and ends, so that another one takes its place."""
+    try:
+        job()
+    except OSError:  # the other end has closed the connection
+        raise
+    except BaseException:
+        try:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+
 def _frames(connection: socket.socket) -> Iterator[Frame]:
     """Yields the frames that arrive, until the connection ends."""
     reader = FrameReader()
-    while data := connection.recv(_READ_BYTES):
+    while data := _received(connection):
         yield from reader.feed(data)
+
+
+def _received(connection: socket.socket) -> bytes:
+    """Returns what has arrived; waits where requests have all memory: it stays in the socket meanwhile."""
+    while True:
+        try:
+            return connection.recv(_READ_BYTES)
+        except MemoryError:
+            time.sleep(_PAUSE_S)
 
 
 def _user_of(connection: socket.socket) -> int | None:
