@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,9 @@ def pytest_collection_finish() -> None:
 
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+STILL_RUNNING_S = 60.0
+"""So long a request may still run that a test has begun and left."""
+
 REGISTER = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook")
 
 
@@ -88,8 +92,14 @@ def no_hook_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in REGISTER:
         monkeypatch.setattr(nn.Module, name, _noting(getattr(nn.Module, name), hooked))
     yield
-    left = [f"{type(module).__name__}.{table}" for module in hooked for table in HOOK_TABLES if getattr(module, table)]
+    end = time.monotonic() + STILL_RUNNING_S
+    while (left := _left(hooked)) and time.monotonic() < end:
+        time.sleep(0.05)
     assert not left, f"hooks left behind: {left}"
+
+
+def _left(hooked: list[nn.Module]) -> list[str]:
+    return [f"{type(module).__name__}.{table}" for module in hooked for table in HOOK_TABLES if getattr(module, table)]
 
 
 def _noting(register: Callable[..., Any], hooked: list[nn.Module]) -> Callable[..., Any]:
