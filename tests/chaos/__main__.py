@@ -35,7 +35,10 @@ from tests.support.mixed.mix import Request, requests, small_models
 from tests.support.serving import package, serving
 
 MINUTES = 15
-MODELS = ("digits", "fragile")
+ROWS = {"digits": {"image": np.zeros((1, 1, 8, 8), np.float32)}, "fragile": {"x": np.ones((1, 3), np.float32)}}
+"""An input of each model."""
+
+MODELS = tuple(ROWS)
 DEADLINE_S = 10.0
 PAUSE_S = 5.0
 ONE_BY_HTTP = 4
@@ -126,7 +129,7 @@ def _recovery(scene: Scene) -> float:
 
 def _answers(scene: Scene, model: str) -> bool:
     with ca.Client(scene.server.address, token=TOKEN) as client, suppress(ca.CutawayError):
-        return bool(client.get_model(model, timeout=2.0).modules)
+        return bool(client.inspect(model, ROWS[model], timeout=2.0).predictions)
     return False
 
 
