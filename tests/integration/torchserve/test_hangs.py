@@ -133,6 +133,28 @@ def test_an_engine_that_hangs_is_replaced(server: Server) -> None:
 
 
 @pytest.mark.slow
+def test_an_engine_that_hangs_while_it_starts_again_is_replaced(server: Server) -> None:
+    """Long before models must have loaded."""
+    killed = leader(server).pid
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: _leader_after(server, killed) > 0)
+    stopped = _leader_after(server, killed)
+    os.kill(stopped, signal.SIGSTOP)
+    with ca.Client(server.address) as client:
+        for model in MODELS:
+            until(lambda model=model: _answers(client, model))  # type: ignore[misc]
+    assert _leader_after(server, killed) != stopped
+
+
+def _leader_after(server: Server, ended: int) -> int:
+    """The process id of what starts the workers; 0 until another one runs."""
+    with contextlib.suppress(StopIteration, psutil.Error):
+        found = leader(server).pid
+        return found if found != ended else 0
+    return 0
+
+
+@pytest.mark.slow
 def test_a_hang_in_the_gateways_process_is_reported(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

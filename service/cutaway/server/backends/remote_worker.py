@@ -10,12 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-import psutil
-
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.backends.backend import Turns, worker_died
 from cutaway.server.batching import Replied, SetAside
+from cutaway.server.silence import Silence
 from cutaway.server.worker_protocol import (
     DEADLINE,
     HEAD,
@@ -189,48 +188,6 @@ class RemoteWorker(asyncio.Protocol):
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-class Silence:
-    """The time without a heartbeat of a process.
-
-    Args:
-        pid: the process; 0 if that may be on another machine.
-        owed: when its calls should have been done, in Unix seconds.
-    """
-
-    def __init__(self, pid: int, owed: float) -> None:
-        self._pid = pid
-        self._owed = owed
-        self._used_s = _processor_s(pid)
-
-    def late_s(self, silent_s: float) -> float:
-        """Returns for how much of ``silent_s`` the process could have gone on, and should."""
-        states = _states(self._pid)
-        if psutil.STATUS_STOPPED in states:
-            return silent_s
-        if states & {psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP}:
-            silent_s = min(silent_s, _processor_s(self._pid) - self._used_s)
-        return min(silent_s, _since(self._owed))
-
-
-def _states(pid: int) -> set[str]:
-    """Returns what each thread of a process does, as psutil names it; outside Linux, what the process does."""
-    found: set[str] = set()
-    with suppress(psutil.Error, OSError):  # OSError: no file descriptor is left to look with
-        process = psutil.Process(pid)
-        for each in [thread.id for thread in process.threads()] if psutil.LINUX else [pid]:
-            with suppress(psutil.NoSuchProcess):  # the thread has ended
-                found.add(psutil.Process(each).status())
-    return found
-
-
-def _processor_s(pid: int) -> float:
-    """Returns the seconds of a processor that a process has used; 0 where that cannot be found out."""
-    with suppress(psutil.Error, OSError):
-        times = psutil.Process(pid).cpu_times()
-        return float(times.user + times.system)
-    return 0.0
 
 
 def _since(deadline: float) -> float:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -242,12 +243,27 @@ class ReplicaSet:
                 await self._in_thread(partial(engine.stop, 0.0))
                 load_records.forget(self.pool.path)
                 await self._in_thread(engine.start)
-                await asyncio.gather(*(self._fault_of(engine, name, restarting=True) for name in self.answered))
+                await self._answered(engine)
             except Exception as failure:  # an unforeseen one, such as a full disk, may be over at the next try
                 why = failure.message if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {failure}"
                 log.warning(f"{engine.name} did not start: {why.splitlines()[0]}")
             else:
                 break
+
+    async def _answered(self, engine: Engine) -> None:
+        """Waits until the models of an engine that was started again answer; raises if it ends or hangs before."""
+        answering = asyncio.gather(*(self._fault_of(engine, name, restarting=True) for name in self.answered))
+        failing = asyncio.ensure_future(self._fault(engine))
+        waiting: list[asyncio.Future[Any]] = [answering, failing]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise error(Reason.BACKEND_UNAVAILABLE, failing.result())
+            answering.result()
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         """Runs ``work`` in a thread; `stop` waits for it even if the caller is cancelled."""

@@ -32,6 +32,7 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.torchserve_messages import PING
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import Engine, ProcessGroup
+from cutaway.server.silence import Silence, is_stopped
 
 MIN_VERSION = 11  # of TorchServe 0.12
 
@@ -86,8 +87,8 @@ def _fault(java: Path) -> str:
 
 
 _INTERVAL_S = 0.5
-_MAX_FAILED_PINGS = 2
-"""The pings in a row without a reply after which a process hangs: a busy machine may be slow for a while."""
+_PINGS = 2
+"""The pings in a row without a reply after which a process may hang."""
 
 _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -106,16 +107,18 @@ class Pings:
     """A watch that pings the gRPC port of one TorchServe process until `close`.
 
     Args:
+        pid: the process.
         endpoint: its address and token.
-        hang_s: how long it may leave pings without a reply, in seconds.
+        hang_s: how long it may leave pings without a reply, in seconds; the time in which it is starved is none.
 
     Attributes:
         hangs: whether the process has left the last pings, for ``hang_s`` seconds, without a reply.
     """
 
-    def __init__(self, endpoint: Endpoint, hang_s: float) -> None:
+    def __init__(self, pid: int, endpoint: Endpoint, hang_s: float) -> None:
         self.hangs = False
-        self._timeout_s = hang_s / _MAX_FAILED_PINGS
+        self._pid = pid
+        self._hang_s = hang_s
         self._metadata = bearer(endpoint.token)
         self._channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
         self._ping: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(PING)
@@ -127,16 +130,18 @@ class Pings:
         await self._channel.close()
 
     async def _ping_forever(self) -> None:
-        failed = 0
+        now = asyncio.get_running_loop().time
+        heard, silence = now(), Silence(self._pid)
         while True:
-            await asyncio.sleep(_INTERVAL_S)
             try:
-                await self._ping(b"", timeout=self._timeout_s, metadata=self._metadata)
+                await self._ping(b"", timeout=self._hang_s / _PINGS, metadata=self._metadata)
+                is_silent = False
             except grpc.aio.AioRpcError as failure:
-                failed += failure.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-            else:
-                failed = 0
-            self.hangs = failed >= _MAX_FAILED_PINGS
+                is_silent = failure.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            if not is_silent:
+                heard, silence = now(), Silence(self._pid)
+            self.hangs = silence.late_s(now() - heard) >= self._hang_s
+            await asyncio.sleep(_INTERVAL_S)
 
 
 LOG_NAME = "torchserve.log"
@@ -223,7 +228,7 @@ class TorchServe(Engine):
 
     def liveness(self, hang_s: float) -> Pings:
         """Begins to ping the process; it hangs if it leaves pings without a reply for ``hang_s`` seconds."""
-        return Pings(self.endpoint, hang_s)
+        return Pings(self._group.pid if self._group else 0, self.endpoint, hang_s)
 
     def _log_path(self, directory: Path) -> Path:
         name = LOG_NAME if self.number == 0 else f"torchserve-{self.number + 1}.log"
@@ -272,6 +277,8 @@ class TorchServe(Engine):
             status = group.poll()
             if status is not None:
                 raise self._failed(f"TorchServe ended with status {status} before it listened")
+            if is_stopped(group.pid):
+                raise self._failed("TorchServe was stopped before it listened")
             if time.monotonic() > deadline:
                 raise self._failed(f"TorchServe did not listen within {self.start_timeout_s:g} s")
             time.sleep(0.05)

@@ -9,11 +9,10 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import psutil
-
 from cutaway.contract.results import ModelName
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import Engine, ProcessGroup
+from cutaway.server.silence import is_stopped
 from cutaway.server.unpacked import Unpacked
 
 
@@ -66,15 +65,12 @@ class Running:
     """A watch over a keeper, which takes no calls: it hangs if it is stopped (SIGSTOP)."""
 
     def __init__(self, pid: int) -> None:
-        self._process = psutil.Process(pid)
+        self._pid = pid
 
     @property
     def hangs(self) -> bool:
         """Whether the process is stopped."""
-        try:
-            return bool(self._process.status() == psutil.STATUS_STOPPED)
-        except psutil.NoSuchProcess:
-            return False
+        return is_stopped(self._pid)
 
     async def close(self) -> None:
         """Does nothing."""
