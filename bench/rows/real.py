@@ -27,6 +27,8 @@ from cutaway.server.processes.environment import WAITING
 
 CALLERS = 8
 
+_OPTIONS = (("grpc.max_receive_message_length", -1),)
+
 _TOLERANCE = 2e-3
 """Allowed difference of two answers, relative to the largest element: passes of other sizes round otherwise."""
 
@@ -79,7 +81,7 @@ class Sides:
         if question in self._compared:
             return
         model, inputs, options = real(network, question)
-        with ca.Client(self.ours, timeout=3600) as client, grpc.insecure_channel(self.theirs) as channel:
+        with ca.Client(self.ours, timeout=3600) as client, grpc.insecure_channel(self.theirs, _OPTIONS) as channel:
             found = arrays(network, question, client.inspect(model, inputs, **options))
             call: Any = channel.unary_unary(f"/{SERVICE}/{question}")
             expected = decode(call(_bytes(network, 0)))
