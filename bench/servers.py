@@ -115,15 +115,20 @@ ENGINES = {engine: (f"--engine={engine}",) for engine in ("torchserve", "process
 """Options of ``cutaway serve`` by engine: where the models run."""
 
 
+_UNDISTURBED = {"CUTAWAY_IDLE_TESTS_S": "0"}
+"""While the peer is measured, our workers are idle: their tests would take its time."""
+
+
 @contextmanager
 def cutaway(store: Path, engine: str = "torchserve", **variables: str) -> Iterator[Server]:
     """Runs ``cutaway serve`` over ``store`` with an engine of `ENGINES`, and with the environment ``variables``."""
     command = [sys.executable, "-m", "cutaway.cli", "serve", "--model-store", str(store), *ENGINES[engine]]
     command += ["--address", "127.0.0.1:0", "--log-dir", str(store / "logs")]
+    environment = {**os.environ, **_UNDISTURBED, **variables}
     with (
         (store / "serve.log").open("w+") as errors,
         subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **variables}
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
         ) as process,
     ):
         try:
