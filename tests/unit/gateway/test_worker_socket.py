@@ -41,7 +41,7 @@ from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
 from cutaway.v1 import worker_pb2
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.support.worker_calls import message
 
 MEBIBYTE = 1 << 20
@@ -484,27 +484,69 @@ class Tight(socket.socket):
     failures = 2
 
     def recv(self, *arguments: Any) -> bytes:
-        """Fails twice, and takes nothing then."""
+        """Fails as often as it shall, and takes nothing then."""
         self.failures -= 1
         if self.failures >= 0:
             raise MemoryError
         return super().recv(*arguments)
 
 
-def test_what_arrives_waits_for_memory() -> None:
-    """Where a request has all that a worker may take, its gateway stays connected."""
+@pytest.mark.parametrize(("failures", "is_busy"), [(2, False), (worker_server._TRIES * 2, True)])
+def test_what_arrives_waits_for_memory(failures: int, is_busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a call has all that a worker may take, its gateway stays connected."""
+    monkeypatch.setattr(worker_server, "_PAUSE_S", 0)
     sending, receiving = socket.socketpair()
     with sending, Tight(fileno=receiving.detach()) as tight:
-        sending.sendall(frame(FrameKind.TURN, b"turn", 7))
-        sending.close()
-        assert [(each.number, each.data) for each in worker_server._frames(tight)] == [(7, b"turn")]
+        tight.failures = failures
+        sending.sendall(b"turn")
+        assert worker_server._received(tight, lambda: is_busy) == b"turn"
 
 
-@pytest.mark.parametrize(("failure", "status"), [("MemoryError", 1), ("BrokenPipeError", 0)])
-def test_a_worker_without_a_thread_that_it_needs_ends(failure: str, status: int) -> None:
-    """So that another one takes its place; but not where a gateway has left."""
-    job = f"def job(): raise {failure}('within the job')"
-    program = "from threading import Thread\nfrom cutaway.server.worker.server import _needed\n" + job
-    program += "\nthread = Thread(target=_needed, args=(job,))\nthread.start()\nthread.join()"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (ended.returncode, "within the job" in ended.stderr) == (status, True)
+def test_nobody_waits_for_memory_that_no_call_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It will not come back."""
+    monkeypatch.setattr(worker_server, "_PAUSE_S", 0)
+    with Tight() as tight:
+        tight.failures = worker_server._TRIES * 2
+        with pytest.raises(MemoryError):
+            worker_server._received(tight, lambda: False)
+
+
+BROKEN = """
+import sys, time
+from pathlib import Path
+from torch import nn
+from cutaway.server.worker import call, server
+from tests.support.worker_calls import worker
+
+def broken(*_: object, **__: object) -> None:
+    raise MemoryError("within the thread")
+
+WHAT = broken
+server.WorkerServer(worker(nn.Linear(2, 2)), Path(sys.argv[1]))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "sent"),
+    [
+        ("server.Calls.run", FrameKind.TURN),
+        ("server.FrameReader.feed", FrameKind.CANCEL),
+        ("call.WaitingPieces.drop_late", FrameKind.CANCEL),
+    ],
+)
+def test_a_worker_without_a_thread_that_it_needs_ends(broken: str, sent: FrameKind) -> None:
+    """So that another one takes its place: the thread that reads calls, or that sends heartbeats."""
+    with ScratchDirectory() as directory:
+        path = Path(directory, "7")
+        command = [sys.executable, "-c", BROKEN.replace("WHAT", broken), str(path)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            until(lambda: path.exists() or process.poll() is not None)
+            with socket.socket(socket.AF_UNIX) as gateway, suppress(OSError):
+                gateway.connect(str(path))
+                gateway.sendall(frame(FrameKind.OPEN) + frame(sent))
+                while gateway.recv(1 << 10):
+                    pass
+            assert process.wait() == 1
+            assert process.stderr
+            assert "within the thread" in process.stderr.read()

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from cutaway.contract.wire.chunks import as_message
 from cutaway.server.memory import start
@@ -33,6 +34,8 @@ from cutaway.server.worker_protocol import (
     listening,
 )
 from cutaway.v1 import worker_pb2
+
+T = TypeVar("T")
 
 
 class FrameSender:
@@ -81,6 +84,7 @@ class FrameSender:
 
 
 _PAUSE_S = 0.1
+_TRIES = 50
 _POLL_S = 0.01
 _READ_BYTES = 1 << 20
 _BUFFER_BYTES = 2 << 20
@@ -147,12 +151,18 @@ class WorkerServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            frames = _frames(connection)
-            first = next(frames, None)
+            frames = self._frames(connection)
+            first = _needed(lambda: next(frames, None))
             if first is not None and first.kind == FrameKind.FETCH:
                 self._send_pieces(connection, first.number)
             elif first is not None:
                 _needed(lambda: self._serve_calls(FrameSender(connection), frames))
+
+    def _frames(self, connection: socket.socket) -> Iterator[Frame]:
+        """Yields the frames that arrive, until the connection ends."""
+        reader = FrameReader()
+        while data := _received(connection, lambda: self.calls > 0):
+            yield from reader.feed(data)
 
     def _serve_calls(self, sender: FrameSender, frames: Iterator[Frame]) -> None:
         calls = Calls(
@@ -191,10 +201,11 @@ class WorkerServer:
         connection.sendall(frame(FrameKind.END))
 
 
-def _needed(job: Callable[[], None]) -> None:
-    """Runs ``job``. Where it fails, its process is of no use any more and ends, so that another one takes its place."""
+def _needed(job: Callable[[], T]) -> T:
+    """Returns what ``job`` returns. Where it fails, its process is of no use any more and ends, so that another one
+    takes its place."""
     try:
-        job()
+        return job()
     except OSError:  # the other end has closed the connection
         raise
     except BaseException:
@@ -204,19 +215,20 @@ def _needed(job: Callable[[], None]) -> None:
             os._exit(1)
 
 
-def _frames(connection: socket.socket) -> Iterator[Frame]:
-    """Yields the frames that arrive, until the connection ends."""
-    reader = FrameReader()
-    while data := _received(connection):
-        yield from reader.feed(data)
+def _received(connection: socket.socket, is_busy: Callable[[], bool]) -> bytes:
+    """Returns what has arrived; waits where calls under way have all memory: it stays in the socket meanwhile.
 
-
-def _received(connection: socket.socket) -> bytes:
-    """Returns what has arrived; waits where requests have all memory: it stays in the socket meanwhile."""
+    Raises:
+        MemoryError: there is none, and no call that could give it back.
+    """
+    tries = 0
     while True:
         try:
             return connection.recv(_READ_BYTES)
         except MemoryError:
+            tries = 0 if is_busy() else tries + 1
+            if tries == _TRIES:
+                raise
             time.sleep(_PAUSE_S)
 
 
