@@ -51,7 +51,7 @@ _current_caller: ContextVar[Caller] = ContextVar("cutaway_caller")
 """The caller of the current task's call."""
 
 _arrived: ContextVar[HeldBytes | None] = ContextVar("cutaway_arrived", default=None)
-"""What has arrived of the current task's request by another protocol."""
+"""Holds the bytes that have arrived of the current task's request by another protocol."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What a worker says of its size when it has loaded: its weights, and the largest requests that memory allows."""
+"""Says how large a worker is when it has loaded: its weights, and the largest requests that memory allows."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ _MOST_PASSES = 512
 turn of its own, and shares a turn with those only that ask the same."""
 
 _OVERHEAD = 2
-"""What a request takes at most, by experience, of what is known that it takes at least."""
+"""The most memory that a request takes, by experience, for each byte that it is known to take."""
 
 _MOST_KINDS = 1024
 """The most kinds of valid inputs (names, types and shapes) that a worker remembers."""
