@@ -247,6 +247,11 @@ class Engine(ABC):
     def _wait_started(self, group: ProcessGroup, directory: Path) -> None:
         """Waits until the first process is ready; raises an error if it does not become so."""
 
+    @property
+    def pid(self) -> int:
+        """The first process; 0 before the first start."""
+        return self._group.pid if self._group else 0
+
     def poll(self) -> int | None:
         """Returns None while the processes run, else the exit status of the first."""
         if self._group is None:

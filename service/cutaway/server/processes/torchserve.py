@@ -228,7 +228,7 @@ class TorchServe(Engine):
 
     def liveness(self, hang_s: float) -> Pings:
         """Begins to ping the process; it hangs if it leaves pings without a reply for ``hang_s`` seconds."""
-        return Pings(self._group.pid if self._group else 0, self.endpoint, hang_s)
+        return Pings(self.pid, self.endpoint, hang_s)
 
     def _log_path(self, directory: Path) -> Path:
         name = LOG_NAME if self.number == 0 else f"torchserve-{self.number + 1}.log"

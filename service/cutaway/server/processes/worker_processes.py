@@ -54,7 +54,7 @@ class WorkerProcesses(Engine):
 
     def liveness(self, hang_s: float) -> Running:
         """Returns a watch over the keeper."""
-        return Running(self._group.pid if self._group else 0)
+        return Running(self.pid)
 
     def stop(self, grace_s: float = 0.0) -> None:
         """Ends all workers, and deletes their files: they have no calls any more."""
