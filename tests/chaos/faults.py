@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 import cutaway as ca
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import ENDLESS, HUNGRY
-from tests.support.processes import leader, worker
+from tests.support.processes import next_leader, worker
 from tests.support.serving import Server, package
-from tests.support.waiting import until
 
 TOKEN, OTHER = "app", "other"
 """Tokens of the callers, and of somebody else."""
@@ -44,19 +42,6 @@ class Scene:
     server: Server
     store: Path
     scratch: Path | None
-
-
-def _leader(scene: Scene) -> psutil.Process:
-    """What starts the workers; if it has just ended, the next one."""
-    found: list[psutil.Process] = []
-
-    def runs() -> bool:
-        with suppress(StopIteration, psutil.Error):
-            found.append(leader(scene.server))
-        return bool(found)
-
-    until(runs)
-    return found[0]
 
 
 def memory(scene: Scene) -> None:
@@ -89,7 +74,7 @@ def silent_connections(scene: Scene) -> None:
 
 
 def withheld_bodies(scene: Scene) -> None:
-    """So many HTTP requests that announce a large body, and send one byte of it, as a caller's share allows."""
+    """HTTP requests that announce a large body, and send one byte of it."""
     host, _, port = scene.server.http_address.rpartition(":")
     head = f"POST /v1/models/digits:predict HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {OTHER}\r\n"
     head += f"content-type: application/json\r\ncontent-length: {ANNOUNCED_BYTES}\r\n\r\n{{"
@@ -138,15 +123,15 @@ def restart_on_full_disk(scene: Scene) -> None:
     if scene.scratch is None:
         return
     with _filled(scene.scratch):
-        _leader(scene).kill()
+        next_leader(scene.server).kill()
         time.sleep(ATTACK_S)
 
 
 FAULTS: Mapping[str, Callable[[Scene], object]] = {
     "worker SIGSTOP": lambda scene: worker(scene.server, "digits").send_signal(signal.SIGSTOP),
     "worker kill": lambda scene: worker(scene.server, "digits").kill(),
-    "JVM SIGSTOP": lambda scene: _leader(scene).send_signal(signal.SIGSTOP),
-    "JVM kill": lambda scene: _leader(scene).kill(),
+    "JVM SIGSTOP": lambda scene: next_leader(scene.server).send_signal(signal.SIGSTOP),
+    "JVM kill": lambda scene: next_leader(scene.server).kill(),
     "endless loop": lambda scene: _refused(scene, "DEADLINE_EXCEEDED", np.full((1, 3), ENDLESS, np.float32)),
     "memory request": memory,
     # A backtracking matcher would need hours for this pattern.

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.serving import Server
+from tests.support.waiting import until
 
 
 def family(server: Server) -> Iterator[tuple[psutil.Process, list[str]]]:
@@ -38,6 +39,19 @@ def leader(server: Server) -> psutil.Process:
         if each.ppid() == door.pid
         and any("org.pytorch.serve" in word or word in (_KEEPER, _RAY_KEEPER) for word in words)
     )
+
+
+def next_leader(server: Server, ended: int = 0) -> psutil.Process:
+    """The leader, as soon as another one runs than the process ``ended``."""
+    found: list[psutil.Process] = []
+
+    def runs() -> bool:
+        with contextlib.suppress(StopIteration, psutil.Error):
+            found.append(leader(server))
+        return bool(found) and found[-1].pid != ended
+
+    until(runs)
+    return found[-1]
 
 
 def worker(server: Server, model: str) -> psutil.Process:

@@ -17,7 +17,7 @@ import cutaway as ca
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import ENDLESS, FROZEN, LAYERED
 from tests.support.health import health
-from tests.support.processes import leader, worker
+from tests.support.processes import leader, next_leader, worker
 from tests.support.serving import Server, package, serving
 from tests.support.waiting import until
 
@@ -137,21 +137,12 @@ def test_an_engine_that_hangs_while_it_starts_again_is_replaced(server: Server) 
     """Long before models must have loaded."""
     killed = leader(server).pid
     os.kill(killed, signal.SIGKILL)
-    until(lambda: _leader_after(server, killed) > 0)
-    stopped = _leader_after(server, killed)
-    os.kill(stopped, signal.SIGSTOP)
+    stopped = next_leader(server, killed)
+    stopped.send_signal(signal.SIGSTOP)
     with ca.Client(server.address) as client:
         for model in MODELS:
             until(lambda model=model: _answers(client, model))  # type: ignore[misc]
-    assert _leader_after(server, killed) != stopped
-
-
-def _leader_after(server: Server, ended: int) -> int:
-    """The process id of what starts the workers; 0 until another one runs."""
-    with contextlib.suppress(StopIteration, psutil.Error):
-        found = leader(server).pid
-        return found if found != ended else 0
-    return 0
+    assert leader(server).pid != stopped.pid
 
 
 @pytest.mark.slow
