@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import weakref
 from collections.abc import Callable, Iterator
 from tokenize import generate_tokens
 from typing import Any
@@ -23,7 +24,7 @@ from cutaway.contract.errors import Code, CutawayError, Reason, at, error, from_
 from cutaway.contract.wire import grpc_status
 from cutaway.contract.wire.message_walk import MAX_TEXT
 from cutaway.gateway import serve
-from cutaway.server.worker.call import as_failure
+from cutaway.server.worker.call import as_failure, raising_errors
 from cutaway.v1 import worker_pb2
 
 CLASSES = CutawayError.__subclasses__()
@@ -293,3 +294,32 @@ def test_a_text_that_is_no_unicode_can_be_told() -> None:
     failure = received(error(Reason.INVALID_VALUE, "no \ud800", "a.\ud800"))
     assert (failure.message, failure.field) == (r"no \ud800", r"a.\ud800")
     assert as_failure(error(Reason.MODEL_FAILED, "no \ud800")).message == r"no \ud800"
+
+
+def test_a_failure_keeps_nothing_of_what_failed() -> None:
+    """While somebody holds it, the tensors in the frames of what failed are free, also those of its context."""
+    kept: list[weakref.ref[Any]] = []
+
+    def fail() -> None:
+        array = np.zeros(3)
+        kept.append(weakref.ref(array))
+        raise error(Reason.MODEL_FAILED, "x")
+
+    try:
+        try:
+            fail()
+        finally:
+            fail()
+    except CutawayError as failure:
+        held = failure
+    assert all(array() is not None for array in kept)
+    as_failure(held)
+    assert all(array() is None for array in kept)
+
+
+def test_an_error_of_this_process_is_raised_as_it_is() -> None:
+    """It is not its own cause, a circle that keeps the tensors of its frames; another exception is the error's."""
+    for raised in (error(Reason.MODEL_FAILED, "x"), ValueError("x")):
+        with pytest.raises(CutawayError) as caught, raising_errors():
+            raise raised
+        assert (caught.value is raised, caught.value.__cause__) in ((True, None), (False, raised))

@@ -117,16 +117,21 @@ def is_out_of_memory(failure: BaseException) -> bool:
 
 
 def ran_out_of_memory(failure: BaseException) -> bool:
-    """Returns what `is_out_of_memory` does; then the frames of what failed are released, whose tensors would take the
-    memory of what runs instead."""
+    """Returns what `is_out_of_memory` does; then the frames of what failed are released."""
     if not is_out_of_memory(failure):
         return False
+    release_frames(failure)
+    return True
+
+
+def release_frames(failure: BaseException) -> None:
+    """Releases the frames of what failed: their tensors would take the memory of what runs next, and hold it until the
+    next garbage collection where a frame refers to ``failure``."""
     links: list[BaseException | None] = [failure]
     while links:
         if (link := links.pop()) is not None and link.__traceback__ is not None:
             link.__traceback__ = None
             links += link.__cause__, link.__context__
-    return True
 
 
 @contextmanager

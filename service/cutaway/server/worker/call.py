@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import InspectRequest, field_name
 from cutaway.contract.wire import chunks
-from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, release_frames
 from cutaway.server.settings import Settings
 from cutaway.v1 import worker_pb2
 
@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 
 def as_failure(failure: BaseException) -> worker_pb2.Failure:
-    """Encodes an exception; logs an unexpected one with its traceback."""
+    """Encodes an exception and releases its frames; logs an unexpected one with its traceback."""
     failed = _as_error(failure)
+    release_frames(failure)
     message = failed.message.encode(errors="backslashreplace").decode()  # a model's own text may be no Unicode
     return worker_pb2.Failure(code=failed.code, reason=failed.reason, message=message, field=failed.field)
 
@@ -44,6 +45,8 @@ def raising_errors() -> Iterator[None]:
     """Raises any exception of the block, a model's SystemExit too, as the `CutawayError` that a reply would carry."""
     try:
         yield
+    except CutawayError:
+        raise
     except BaseException as failure:
         raise _as_error(failure) from failure
 
