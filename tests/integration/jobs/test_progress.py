@@ -130,7 +130,7 @@ def test_threads_of_a_job_hardly_spin(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "cutaway.cli", "batch", "run", str(tmp_path / "job.yaml")]
     without = {name: value for name, value in os.environ.items() if name not in environment.WAITING}
-    for variables, policy in (({}, "PASSIVE 5000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE -")):
+    for variables, policy in (({}, "ACTIVE 5000"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "PASSIVE -")):
         (tmp_path / "out" / "part-00000.parquet").unlink(missing_ok=True)  # or there is nothing to do
         subprocess.run(command, env={**without, **variables}, check=True, capture_output=True)
         assert (tmp_path / "policy").read_text() == policy

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cutaway.server.worker_protocol import POOL_BYTES, WORKERS
 
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
-"""Variables that make torch's OpenMP threads spin for a sixth of a millisecond before they sleep.
+WAITING = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "5000"}
+"""Variables that make the threads of GNU's OpenMP, which torch has on Linux, spin for a sixth of a millisecond before
+they sleep; for a fifth of that where a process has more of them than cores, as a worker's model threads have.
 
-That is longer than the gap between two operations of a small network. Threads that sleep at once take 1.4 times as long
-for a single integrated gradient. Threads that spin as long as OpenMP's default take the cores from other processes:
-three processes on two cores then take five times as long.
+That is longer than the gap between two operations of a small network. With the policy ``PASSIVE``, the threads of such
+a process sleep at once: an LSTM of 500 steps then took ten times as long on a virtual machine, where waking is slow.
+Threads that spin as long as OpenMP's default take the cores from other processes: three processes on two cores then
+take five times as long.
 """
 
 
 def wait_briefly(environment: MutableMapping[str, str]) -> None:
-    """Sets `WAITING` in ``environment``, unless one of its variables is set; has no effect after torch is imported."""
-    if not environment.keys() & WAITING.keys():
+    """Sets `WAITING` in ``environment`` on Linux, unless one of its variables is set; has no effect after torch is
+    imported."""
+    if sys.platform == "linux" and not environment.keys() & WAITING.keys():
         environment.update(WAITING)
 
 
