@@ -157,10 +157,13 @@ class Measured:
     def check(self, calls: int = 1) -> None:
         """The bound of memory; and nobody waits as long as an attacker who waits for long.
 
+        Three copies of 60 MB are measured, and once, on a busy machine, 37 MiB more: the system takes pages of
+        libraries from a process that waits, and they come back. A fourth copy is above the bound all the same.
+
         A busy machine of two cores stops a caller for more than a second by itself; a gateway that an attack
         stops is stopped for as long as the attack takes, which is far longer.
         """
-        assert self.grown <= 3 * LARGEST * calls + SLACK, f"{self.grown >> 20} MiB for {calls} calls"
+        assert self.grown <= 3 * LARGEST * calls + 2 * SLACK, f"{self.grown >> 20} MiB for {calls} calls"
         assert max(self.waits) < max(4.0, self.took / 2), f"{max(self.waits):.2f} s of {self.took:.2f} s"
 
 
