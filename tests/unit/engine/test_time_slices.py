@@ -240,3 +240,29 @@ def test_the_time_of_others_is_in_no_timing(monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(each.timings.proof_ms > 0 for each in turns.replies) > 1
     for one, other in ((found.timings, alone.timings), (found.attributions[0], alone.attributions[0])):
         assert (one.attribution_ms, one.check_ms) == (other.attribution_ms, other.check_ms)
+
+
+class Asked(Turns):
+    """Counts how often a request could let others run."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    @property
+    def are_over(self) -> bool:
+        """Never."""
+        self.times += 1
+        return False
+
+
+@pytest.mark.parametrize("method", [ca.KernelShap, ca.Lime])
+def test_others_run_between_draws(method: Any) -> None:
+    """A surrogate's masks are drawn again for its check: they are thousands, and no pass is between them."""
+    clock = Ticks()
+    served = worker(Ticking(clock))
+    ask(served, X, attributions=[method(n_samples=50)])
+    served._model.turns = turns = Asked()
+    ask(served, X, attributions=[method(n_samples=50)])
+    passes = clock.passes
+    ask(served, X, attributions=[method(n_samples=50)])
+    assert turns.times / 2 >= clock.passes - passes + 3 * 50  # for three rows

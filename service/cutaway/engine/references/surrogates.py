@@ -75,8 +75,11 @@ def sampled_masks(problem: AttributionProblem) -> Bool[Tensor, "batch samples fe
     count, samples = problem.features.count, cast(Surrogate, problem.request).n_samples
     by_row = []
     for _ in range(problem.rows):
-        masks = SURROGATES[type(problem.request)].masks(count, generator)
-        by_row.append(torch.stack([next(masks) for _ in range(samples)]))
+        masks, drawn = SURROGATES[type(problem.request)].masks(count, generator), list[Tensor]()
+        for _ in range(samples):
+            problem.model.give_way()  # thousands of draws take a second
+            drawn.append(next(masks))
+        by_row.append(torch.stack(drawn))
         _skip_unused_numbers(count, generator)
     return torch.stack(by_row)
 
