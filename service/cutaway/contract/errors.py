@@ -282,6 +282,19 @@ def of_exception(failure: Exception) -> CutawayError | None:
     return None
 
 
+def release_frames(failure: BaseException) -> None:
+    """Releases the frames of what failed.
+
+    They refer to its request and its tensors, which would stay until the next garbage collection where a frame, or what
+    waits for the result, refers to ``failure``.
+    """
+    links: list[BaseException | None] = [failure]
+    while links:
+        if (link := links.pop()) is not None and link.__traceback__ is not None:
+            link.__traceback__ = None
+            links += link.__cause__, link.__context__
+
+
 def from_wire(code: int, reason: str, message: str, field: str = "") -> CutawayError:
     """Returns the exception for a status that any server sent."""
     failure = _CLASSES.get(code, CutawayError)(reason, message, field)

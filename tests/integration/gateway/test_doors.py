@@ -138,6 +138,19 @@ class Site:
         peak = next(line for line in (status / "status").read_text().splitlines() if line.startswith("VmHWM"))
         measured.grown = int(peak.split()[1]) * 1024 - before
 
+    def settle(self) -> bool:
+        """Wait until the gateway has given back what is free, which would be used again and not show; for 30 seconds.
+
+        Return whether it has.
+        """
+        rss = psutil.Process(self.server.process.pid).memory_info
+        end = time.monotonic() + 30.0
+        while rss().rss > self.idle + SLACK:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.03)
+        return True
+
     def _ask_until(self, over: threading.Event, waits: list[float]) -> None:
         while not over.is_set():
             begin = time.monotonic()
@@ -157,13 +170,10 @@ class Measured:
     def check(self, calls: int = 1) -> None:
         """The bound of memory; and nobody waits as long as an attacker who waits for long.
 
-        Three copies of 60 MB are measured, and once, on a busy machine, 37 MiB more: the system takes pages of
-        libraries from a process that waits, and they come back. A fourth copy is above the bound all the same.
-
         A busy machine of two cores stops a caller for more than a second by itself; a gateway that an attack
         stops is stopped for as long as the attack takes, which is far longer.
         """
-        assert self.grown <= 3 * LARGEST * calls + 2 * SLACK, f"{self.grown >> 20} MiB for {calls} calls"
+        assert self.grown <= 3 * LARGEST * calls + SLACK, f"{self.grown >> 20} MiB for {calls} calls"
         assert max(self.waits) < max(4.0, self.took / 2), f"{max(self.waits):.2f} s of {self.took:.2f} s"
 
 
@@ -178,6 +188,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         patch.setenv("CUTAWAY_TOKENS", str(path))
         patch.setenv("CUTAWAY_MAX_QUEUE_BYTES", str(2 * CALLER_BYTES))
         patch.setenv("CUTAWAY_LOG_FORMAT", "json")
+        # glibc maps by itself what is large, until such a block is freed; then the block in which gRPC gathers a
+        # message grows within the heap, and leaves up to half a message of holes. Here copies are counted.
+        patch.setenv("GLIBC_TUNABLES", f"glibc.malloc.mmap_threshold={4 * MEBIBYTE}")
         with serving(folder / "store", folder / "logs", "--engine=processes", "--http=127.0.0.1:0") as server:
             started = Site(server)
             assert started.post(PREDICT, SMALL) == "200"
@@ -360,6 +373,15 @@ def test_what_multiplies_is_counted_first(site: Site, name: str) -> None:
     measured.check()
 
 
+def test_nothing_of_what_was_refused_is_kept(site: Site) -> None:
+    """No error keeps its request in a circle of references, which lives until the next garbage collection."""
+    for name in "v2 by grpc, fewer contents", "predict, names", "connect, objects", "program, objects":
+        attack, said = ATTACKS[name]
+        for _ in range(3):
+            assert attack(site) == said
+        assert site.settle(), name
+
+
 def rows(count: int) -> np.ndarray[Any, Any]:
     return np.ones((count, 4), np.float32)
 
@@ -431,10 +453,8 @@ class ByGrpc:
 @pytest.fixture(scope="module")
 def by_grpc(site: Site) -> ByGrpc:
     grown = []
-    rss = psutil.Process(site.server.process.pid).memory_info
     for body, said in ((contract, "INVALID_ARGUMENT INPUT_UNKNOWN"), (asked, "OK")):
-        for _ in range(100):  # what was free before would be used again
-            time.sleep(0.03 if rss().rss > site.idle + SLACK else 0.0)
+        site.settle()
         several = []
         for _ in range(3):  # memory that was free before is used again, and does not show
             with site.measured() as measured:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from cutaway.contract.errors import Reason, error
+from cutaway.contract.errors import Reason, error, release_frames
 from cutaway.contract.results import InspectResult, Progress, Timings
 from cutaway.engine.model.plain_state import PlainState, is_of_a_pass
 from cutaway.engine.runtime.layouts import is_array
@@ -122,16 +122,6 @@ def ran_out_of_memory(failure: BaseException) -> bool:
         return False
     release_frames(failure)
     return True
-
-
-def release_frames(failure: BaseException) -> None:
-    """Releases the frames of what failed: their tensors would take the memory of what runs next, and hold it until the
-    next garbage collection where a frame refers to ``failure``."""
-    links: list[BaseException | None] = [failure]
-    while links:
-        if (link := links.pop()) is not None and link.__traceback__ is not None:
-            link.__traceback__ = None
-            links += link.__cause__, link.__context__
 
 
 @contextmanager

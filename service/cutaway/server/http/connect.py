@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from cutaway.client.transport import SERVICE
 from cutaway.contract.errors import Code as StatusCode
-from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.errors import CutawayError, Reason, error, release_frames
 from cutaway.contract.wire import grpc_status
 from cutaway.contract.wire.grpc_status import BytesCodec
 from cutaway.server.http import json_messages
@@ -42,7 +42,7 @@ _Context: TypeAlias = "RequestContext[Any, Any]"
 
 
 class _Admission(MetadataInterceptor[None]):
-    """An interceptor that authenticates callers before their requests are read."""
+    """An interceptor that authenticates callers before their requests are read, and keeps nothing of what failed."""
 
     def __init__(self, servicer: Servicer) -> None:
         self._servicer = servicer
@@ -50,6 +50,11 @@ class _Admission(MetadataInterceptor[None]):
     async def on_start(self, ctx: _Context) -> None:
         async with _translated(self._servicer, ctx) as call:
             self._servicer.admit(call.invocation_metadata(), call.peer())
+
+    async def on_end(self, token: None, ctx: _Context, failure: Exception | None, /) -> None:
+        """Releases the frames of an error: connectrpc's refers to its error, and to the request."""
+        if isinstance(failure, ConnectError):
+            release_frames(failure)
 
 
 class _Method:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 
-from cutaway.contract.errors import DOMAIN, Code, CutawayError, Reason, error
+from cutaway.contract.errors import DOMAIN, Code, CutawayError, Reason, error, release_frames
 from cutaway.contract.wire import grpc_status
 from cutaway.server.batching import HeldBytes
 from cutaway.server.rpc.servicer import Servicer
@@ -113,6 +113,7 @@ def guarded(
                         raise
             response.headers.update(dict(call.reply_headers))
         except CutawayError as failure:
+            release_frames(failure)
             return problem(failure, call.reply_headers, media_type)
         except Exception as failure:
             log.error("unexpected exception in a call", exc_info=failure)

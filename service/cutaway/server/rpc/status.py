@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol, TypeAlias
 
 import grpc
 
-from cutaway.contract.errors import CutawayError, Reason, error, of_exception
+from cutaway.contract.errors import CutawayError, Reason, error, of_exception, release_frames
 from cutaway.contract.wire import grpc_status
 
 log = logging.getLogger(__name__)  # structlog's tracebacks show the values of variables, unless it is configured
@@ -126,6 +126,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 async def abort_with(context: Context, failure: Exception) -> None:
     """Ends the call with the status of any error, and logs one that the contract does not have; always raises."""
     if (known := of_exception(failure)) is not None:
+        release_frames(failure)
         await abort(known, context)
     if isinstance(failure, OSError) and failure.errno in _EXHAUSTED:
         await abort(error(Reason.OVERLOADED, f"{_EXHAUSTED[failure.errno]}; try again"), context)

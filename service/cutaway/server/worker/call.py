@@ -12,10 +12,10 @@ from functools import cache
 from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
-from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.errors import CutawayError, Reason, error, release_frames
 from cutaway.contract.requests import InspectRequest, field_name
 from cutaway.contract.wire import chunks
-from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, release_frames
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory
 from cutaway.server.settings import Settings
 from cutaway.v1 import worker_pb2
 
