@@ -22,9 +22,17 @@ def main() -> None:
 
 
 async def _answered(
-    kind: str, address: str, path: str, payloads: list[str], callers: int, seconds: float, each: int = 0
+    kind: str,
+    address: str,
+    path: str,
+    payloads: list[str],
+    callers: int,
+    seconds: float,
+    each: int = 0,
+    pause: float = 0.0,
 ) -> dict[str, Any]:
-    """Runs ``callers`` for ``seconds``, or for ``each`` calls; caller n sends payload n, n + ``callers``, and so on."""
+    """Runs ``callers`` for ``seconds``, or for ``each`` calls, ``pause`` seconds apart; caller n sends payload n,
+    n + ``callers``, and so on."""
     requests = [base64.b64decode(payload) for payload in payloads]
     latencies: list[float] = []
     sizes: set[int] = set()
@@ -42,6 +50,8 @@ async def _answered(
             latencies.append(end - start)
             sizes.add(len(reply))
             turn += callers
+            if pause:
+                await asyncio.sleep(pause)
 
     began = time.perf_counter()
     await asyncio.gather(*(caller(number, ask) for number, (ask, _) in enumerate(opened)))

@@ -46,11 +46,24 @@ class Load:
         self._pipe = pipe
 
     def ask(
-        self, door: Door, payloads: Sequence[str], callers: int, seconds: float = WINDOW_S, each: int = 0
+        self,
+        door: Door,
+        payloads: Sequence[str],
+        callers: int,
+        seconds: float = WINDOW_S,
+        each: int = 0,
+        pause: float = 0.0,
     ) -> dict[str, Any]:
         """Runs the load; returns calls per second, latencies, and the size of the largest reply."""
         found: dict[str, Any] = self._pipe.ask(
-            {**door._asdict(), "payloads": list(payloads), "callers": callers, "seconds": seconds, "each": each}
+            {
+                **door._asdict(),
+                "payloads": list(payloads),
+                "callers": callers,
+                "seconds": seconds,
+                "each": each,
+                "pause": pause,
+            }
         )
         return found
 
