@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.errors import CutawayError, Reason, at, error, release_frames
 from cutaway.contract.pictures import media_type_of
 from cutaway.contract.requests import ClassIndex, InspectRequest, Raw
 from cutaway.contract.results import ModelDetail
@@ -158,6 +158,7 @@ class BatchBuilder:
                 classes[row] = self._class_index(columns, row) if self.template.by_label else 0
                 examples[row] = self._example(columns, row)
             except CutawayError as failure:
+                release_frames(failure)  # this one refers to the whole batch
                 bad[row] = failure
         if not examples:
             return Batch(tuple(rows), bad, None)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from cutaway.contract.errors import Code, CutawayError, Reason, error
+from cutaway.contract.errors import Code, CutawayError, Reason, error, release_frames
 from cutaway.contract.requests import JOB_FIELDS, InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail
 from cutaway.jobs.batch_inputs import Batch, BatchBuilder
@@ -280,7 +280,9 @@ _FIELDS = {
 
 
 def as_job_error(failure: CutawayError) -> CutawayError:
-    """Replaces the field of the contract's request in ``failure`` by that of ``job.yaml``."""
+    """Replaces the field of the contract's request in ``failure`` by that of ``job.yaml``, and releases its frames: it
+    is kept until its shard is written."""
+    release_frames(failure)
     for field, job_field in _FIELDS.items():
         if failure.field.startswith(field):
             failure.field = job_field + failure.field.removeprefix(field)

@@ -27,6 +27,7 @@ from cutaway.jobs.spec import parse_request
 from cutaway.v1.inspection_pb2 import InspectRequest
 from examples.digits.data import as_png, held_out
 from tests.support import digits as fixed
+from tests.support.garbage import uncollected
 from tests.support.jobs import REQUEST, Columns, alike, digits, digits_file, digits_job, digits_words, same
 
 
@@ -460,6 +461,45 @@ def test_a_model_that_exits_costs_its_row(store: Path, tmp_path: Path) -> None:
     with pytest.raises(CutawayError) as caught:
         run(digits_job(store, tmp_path / "wrong", **(more | wrong)))
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "request.explain_if.probability_at_most")
+
+
+COUNTING = """
+import gc
+import torch
+from cutaway.adapters import Adapter
+from cutaway.jobs.batch_inputs import Batch
+
+class Counting(Adapter):
+    def build(self):
+        return Net()
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Identity()
+
+    def forward(self, image):
+        print(sum(isinstance(each, Batch) for each in gc.get_objects()))
+        return self.layer(image.flatten(1)).sum(1, keepdim=True)
+"""
+
+
+def test_a_failed_row_keeps_no_inputs(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither its error, which is kept for the table, nor a circle of references holds its batch while others run."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    images = [np.ones((1, 2, 2), np.float32), *[np.ones((1, 1, 2), np.float32)] * 6, *[Unreadable("torn")] * 2]
+    more: dict[str, Any] = {
+        "model": {"adapter": f"{tmp_path / 'counting.py'}:Counting"},
+        "data": Columns({"pixels": images}),
+        "id": None,
+        "label": None,
+        "request": {"captures": [{"layer": "layer", "slices": [{"axis": 1, "start": 2, "stop": 4}]}]},
+        "max_bad_rows": 8,
+    }
+    with uncollected():
+        run(digits_job(store, tmp_path / "out", **more))
+    assert read(tmp_path / "out")["error"].tolist() == [None, *["SLICE_RANGE"] * 6, *["DATA_UNREADABLE"] * 2]
+    assert {*capfd.readouterr().out.split()} == {"1"}
 
 
 def test_what_is_no_class_is_no_label(store: Path, tmp_path: Path) -> None:

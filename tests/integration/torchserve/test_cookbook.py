@@ -6,7 +6,6 @@ what must come back, bit for bit.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +22,7 @@ import cutaway as ca
 from cutaway.gateway import serve
 from tests.oracles.hooks import Handmade
 from tests.support.adapters import cookbook_adapter
+from tests.support.garbage import uncollected
 from tests.support.models import SUBJECTS, Subject
 from tests.support.serving import Server
 from tests.support.waiting import until
@@ -53,16 +53,6 @@ def client(server: Server) -> Iterator[ca.Client]:
 def digits(store: Path) -> Subject:
     """The same network, in this process."""
     return SUBJECTS["digits"](store)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Collect no garbage in the block."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @contextmanager
