@@ -127,7 +127,9 @@ async def serve(by_hand: ByHand) -> None:
 
         return grpc.unary_unary_rpc_method_handler(call)
 
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    # by default, gRPC cancels what waits for more than 30 s; eight explanations of a ResNet-50 take longer
+    patient = ("grpc.server_max_unrequested_time_in_server", 3600)
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), patient])
     handlers = {name: method(run) for name, run in methods(by_hand)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
