@@ -68,8 +68,8 @@ def read(path: Path) -> tuple[InspectRequest, InspectResult]:
         return _decoded(request, reply)
     except OSError as failure:
         raise error(Reason.INVALID_VALUE, f"{path} cannot be read: {failure.strerror}", "path") from None
-    except (zipfile.BadZipFile, DecodeError, EOFError, ValueError, NotImplementedError) as failure:
-        # zipfile raises the last one for an archive of a version that it does not know.
+    except (zipfile.BadZipFile, DecodeError, EOFError, ValueError, RuntimeError) as failure:
+        # zipfile raises the last one for members that are encrypted, and for versions that it does not know.
         raise _corrupt(f"{path} is damaged: {failure}"[:300]) from None
 
 
