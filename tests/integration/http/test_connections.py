@@ -22,7 +22,7 @@ from cutaway.client.transport import SERVICE
 from cutaway.contract.wire.requests import encode
 from cutaway.gateway import serve
 from cutaway.server.embedded import Served
-from cutaway.server.http.server import MAX_HEAD_BYTES
+from cutaway.server.http.server import MAX_HEAD_BYTES, MOST_PIPELINED
 from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_service_pb2
 from tests.support.doors import post
@@ -256,6 +256,65 @@ def test_a_head_has_an_end() -> None:
                 connection.sendall(HEAD.encode() + b"X-More: " + b"x" * (MAX_HEAD_BYTES + (1 << 20)))
             assert everything(connection)[:12] in (b"HTTP/1.1 400", b"")
         still_answers(patient)
+
+
+CHUNK = b"5\r\n[0.5]\r\n"
+TRAILED = {
+    "many": b"".join(b"a%d: 1\r\n" % number for number in range(MAX_HEAD_BYTES)),
+    "one without an end": b"a: " + b"1" * (4 * MAX_HEAD_BYTES),
+}
+
+
+@pytest.mark.parametrize("what", TRAILED)
+def test_trailers_have_an_end(what: str) -> None:
+    """They come after the body, so that no limit of the head or of the body counts them."""
+    settings = Settings(http_address="127.0.0.1:0", receive_timeout_s=3600)
+    with serve({"net": nn.Linear(4, 2)}, settings=settings) as patient:
+        with connected(patient) as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(f"{HEAD}{CHUNKED}".encode() + CHUNK + b"0\r\n")
+            for _ in range(100):
+                connection.sendall(TRAILED[what])
+            pytest.fail("a hundred times the most bytes of a head were taken")
+        still_answers(patient)
+
+
+def test_a_trailer_is_no_header(server: Served) -> None:
+    """Whoever stands before the service decides by the head (RFC 9110, 6.5.1)."""
+    body = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
+    trailers = b"x-timeout-ms: 1\r\naccept: application/x-npz\r\n\r\n"
+    chunks = b"%x\r\n%s\r\n0\r\n%s" % (len(body), body, trailers)
+    with connected(server) as connection:
+        connection.sendall(f"{HEAD}Connection: close\r\n{CHUNKED}".encode() + chunks)
+        said = everything(connection)
+    assert said.startswith(b"HTTP/1.1 200")
+    assert b"application/json" in said.partition(b"\r\n\r\n")[0]
+
+
+def test_small_chunks_are_no_trailers(server: Served) -> None:
+    """A body in chunks of a byte has many times its bytes of framing."""
+    row = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
+    body = row + b" " * (2 * MAX_HEAD_BYTES)
+    with connected(server) as connection:
+        connection.sendall(f"{HEAD}Connection: close\r\n{CHUNKED}".encode())
+        connection.sendall(b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+        assert everything(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_few_requests_wait_on_a_connection(server: Served) -> None:
+    """A caller who reads nothing would otherwise queue thousands with each packet."""
+    one = b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with connected(server) as connection:
+        connection.sendall(one * MOST_PIPELINED)
+        answers = b""
+        while answers.count(b"HTTP/1.1 200") < MOST_PIPELINED:
+            part = connection.recv(1 << 16)
+            assert part
+            answers += part
+    with connected(server) as connection:
+        connection.sendall(one * 1000)
+        said = everything(connection)
+    assert said.count(b"HTTP/1.1 200") <= MOST_PIPELINED + 1
+    still_answers(server)
 
 
 def test_who_goes_away_ends_the_call(server: Served) -> None:

@@ -219,7 +219,10 @@ def _application(servicer: Servicer, serving: Collection[ModelName], further: Se
 
 
 MAX_HEAD_BYTES = 64 << 10
-"""The largest head of a request: its line and its headers."""
+"""The largest head of a request: its line and its headers. Trailers may have as much."""
+
+MOST_PIPELINED = 16
+"""The most requests of a connection that wait for the reply to the one before."""
 
 
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -230,7 +233,7 @@ class HttpConnection(HttpToolsProtocol):
 
     The head of a request may take `receive_timeout_s` to arrive, and so may the rest of a body after its reply. A
     caller who reads nothing of a reply for `idle_timeout_s` loses the connection, with the rest of the reply. After a
-    request, the next one must begin within `idle_timeout_s`, whatever else arrives.
+    request, the next one must begin within `idle_timeout_s`, whatever else arrives. Trailers are dropped, and limited.
 
     Attributes:
         most: the most connections of the server; more are refused.
@@ -249,6 +252,7 @@ class HttpConnection(HttpToolsProtocol):
         if (own := transport.get_extra_info("socket")).family != socket.AF_UNIX:
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._head_bytes = 0
+        self._framing_bytes = 0
         self._is_receiving = False
         self._overdue: asyncio.TimerHandle | None = self._abort_later()
         self._unread: asyncio.TimerHandle | None = None
@@ -264,11 +268,32 @@ class HttpConnection(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES + len(data):
                 self.send_400_response(f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
                 return
+        elif self._is_receiving:
+            self._framing_bytes += len(data)
         super().data_received(data)
+        if self._framing_bytes > MAX_HEAD_BYTES and self._is_receiving and self._overdue is None:
+            self.transport.abort()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keeps a header of the head. What comes after the body is no header (RFC 9110, 6.5.1)."""
+        if self._overdue is not None:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a part of the body; a chunk of one byte may have a long line for its size."""
+        self._framing_bytes = max(0, self._framing_bytes - 16 * len(body))
+        super().on_body(body)
 
     def on_message_begin(self) -> None:
-        """Starts the time limit for the head of a request."""
+        """Starts the time limit for the head of a request.
+
+        Raises:
+            ValueError: too many requests wait for their turn.
+        """
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise ValueError(f"at most {MOST_PIPELINED} requests wait for the reply to another")
         super().on_message_begin()
+        self._framing_bytes = 0
         self._is_receiving = True
         self._limit_pause(None)
         if self._overdue is None:
