@@ -153,7 +153,7 @@ class ByteBudget:
         self._most = most
         self._held: Counter[str] = Counter()
         self._passed = 0
-        self._returns_soon = False
+        self._is_to_return = self._returns_soon = False
 
     def require_room(self) -> None:
         """Raises ``OVERLOADED`` if nothing is left: another request need not even be read."""
@@ -182,11 +182,17 @@ class ByteBudget:
         """Ends the hold of ``size`` bytes."""
         self._held -= Counter({caller: size})  # without callers that hold none
         self._passed += size
+        self._is_to_return |= self._passed > _BURST_BYTES
+        self._return_soon()
+
+    def refused(self) -> None:
+        """Counts a request that a door has refused, which may have taken far more than its bytes, as a burst."""
+        self._is_to_return = True
         self._return_soon()
 
     def _return_soon(self) -> None:
-        if self._passed > _BURST_BYTES and not self._held and not self._returns_soon:
-            self._passed, self._returns_soon = 0, True
+        if self._is_to_return and not self._held and not self._returns_soon:
+            self._passed, self._is_to_return, self._returns_soon = 0, False, True
             timer = threading.Timer(_SOON_S, self._return_memory)
             timer.daemon = True
             timer.start()

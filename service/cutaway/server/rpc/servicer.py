@@ -163,7 +163,11 @@ class Servicer:
         self, function: Callable[[bytes], T], data: bytes, context: Context, cost: int | None = None
     ) -> T:
         """Returns what ``function`` makes of a request or a reply; see `Translator.convert`."""
-        return await self._translator.convert(function, data, self._timeout(context), cost)
+        try:
+            return await self._translator.convert(function, data, self._timeout(context), cost)
+        except Exception:
+            self._budget.refused()
+            raise
 
     @asynccontextmanager
     async def reporting(self, name: str, call: TranslatedCall) -> AsyncIterator[None]:
