@@ -70,5 +70,5 @@ def read_npz(file: IO[bytes], max_bytes: int) -> dict[str, Array] | None:
                 member.filename.removesuffix(".npy"): read_npy(io.BytesIO(archive.read(member))) for member in members
             }
     except (OSError, EOFError, zipfile.BadZipFile, RuntimeError) as failure:
-        # zipfile raises the last two for members that are compressed in other ways, or encrypted.
+        # zipfile raises the last one for members that are compressed in other ways, or encrypted.
         raise ValueError(str(failure)) from None
