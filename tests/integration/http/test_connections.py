@@ -300,6 +300,51 @@ def test_small_chunks_are_no_trailers(server: Served) -> None:
         assert everything(connection).startswith(b"HTTP/1.1 200")
 
 
+UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+ROW = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
+BODIES = {
+    "of a length": b"Content-Length: %d\r\n\r\n%s" % (len(ROW), ROW),
+    "in chunks": b"Transfer-Encoding: chunked\r\n\r\n7\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n"
+    % (ROW[:7], len(ROW) - 7, ROW[7:]),
+}
+
+
+@pytest.mark.parametrize("apart", ["whole", "the head first", "byte by byte"])
+@pytest.mark.parametrize("what", BODIES)
+def test_who_asks_for_another_protocol_is_answered_in_this_one(server: Served, what: str, apart: str) -> None:
+    """As Java's HTTP client asks by default, and curl with ``--http2``; its body is no request, the next one is."""
+    one = f"{HEAD}{UPGRADE}".encode() + BODIES[what]
+    last = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    with connected(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sent = one + one + last
+        if apart == "whole":
+            connection.sendall(sent)
+        elif apart == "byte by byte":
+            for byte in sent:
+                connection.sendall(bytes([byte]))
+        else:
+            head, _, rest = sent.partition(b"\r\n\r\n")
+            connection.sendall(head + b"\r\n\r\n")
+            time.sleep(RECEIVE_S / 10)
+            connection.sendall(rest)
+        said = everything(connection)
+    assert said.count(b"HTTP/1.1 200") == 3
+    assert said.count(b'"predictions"') == 2
+    assert said.endswith(b'{"models":["echo","net","slow"]}')
+
+
+def test_an_upgrade_without_a_body_has_none(server: Served) -> None:
+    """What follows is the next request; a body that is a request is none."""
+    inner = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with connected(server) as connection:
+        connection.sendall(f"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n{UPGRADE}\r\n".encode())
+        connection.sendall(f"{HEAD}{UPGRADE}Content-Length: {len(inner)}\r\n\r\n".encode() + inner)
+        connection.sendall(inner.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        said = everything(connection)
+    assert [part[:3] for part in said.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400", b"200"]
+
+
 def test_few_requests_wait_on_a_connection(server: Served) -> None:
     """A caller who reads nothing would otherwise queue thousands with each packet."""
     one = b"GET /v2/health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"

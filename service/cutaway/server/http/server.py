@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import httptools
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -234,6 +235,7 @@ class HttpConnection(HttpToolsProtocol):
     The head of a request may take `receive_timeout_s` to arrive, and so may the rest of a body after its reply. A
     caller who reads nothing of a reply for `idle_timeout_s` loses the connection, with the rest of the reply. After a
     request, the next one must begin within `idle_timeout_s`, whatever else arrives. Trailers are dropped, and limited.
+    A request that asks for another protocol, as Java's HTTP client does, is answered in this one.
 
     Attributes:
         most: the most connections of the server; more are refused.
@@ -254,6 +256,7 @@ class HttpConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._framing_bytes = 0
         self._is_receiving = False
+        self._is_told_again = False
         self._overdue: asyncio.TimerHandle | None = self._abort_later()
         self._unread: asyncio.TimerHandle | None = None
         self._between: asyncio.TimerHandle | None = None
@@ -270,9 +273,32 @@ class HttpConnection(HttpToolsProtocol):
                 return
         elif self._is_receiving:
             self._framing_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._framing_bytes > MAX_HEAD_BYTES and self._is_receiving and self._overdue is None:
             self.transport.abort()
+
+    def _feed(self, data: bytes) -> None:
+        """Parses bytes of requests.
+
+        httptools takes all that follows the head of an ``Upgrade`` for another protocol. Another parser goes on there,
+        once it is told how long the body is.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+            framing = [header for header in self.headers if header[0] in (b"content-length", b"transfer-encoding")]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._is_told_again = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(b"%s: %s\r\n" % each for each in framing))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keeps a header of the head. What comes after the body is no header (RFC 9110, 6.5.1)."""
@@ -290,6 +316,8 @@ class HttpConnection(HttpToolsProtocol):
         Raises:
             ValueError: too many requests wait for their turn.
         """
+        if self._is_told_again:
+            return
         if len(self.pipeline) >= MOST_PIPELINED:
             raise ValueError(f"at most {MOST_PIPELINED} requests wait for the reply to another")
         super().on_message_begin()
@@ -302,11 +330,16 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Ends the time limit for the head, which is complete."""
+        if self._is_told_again:
+            self._is_told_again = False
+            return
         self._forget()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Ends the time limit for a body that arrived after its reply."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._is_receiving = False
         if self._between is not None:
