@@ -12,7 +12,7 @@ import numpy as np
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.request_reader.reader import read_request
-from cutaway.contract.tensors import Array, ArrayLike, as_array, dtype_name, holds_texts
+from cutaway.contract.tensors import Array, ArrayLike, as_array, converted, dtype_name, holds_texts
 from cutaway.contract.values import changed
 
 # Inputs become tensors by name or raw examples. Packages are recognised, never imported.
@@ -32,8 +32,12 @@ _NUMBERS = "send numbers, or raw examples instead of arrays by name"
 _OBJECTS = {"O": "Python objects", "S": "texts", "U": "texts"}
 
 
-def request_inputs(inputs: Inputs) -> dict[str, Any]:
+def request_inputs(inputs: Inputs, numbers: str = "float32") -> dict[str, Any]:
     """Returns ``inputs`` as arguments of an `InspectRequest`: ``tensors``, or ``raw``.
+
+    Args:
+        inputs: as `Client.inspect` takes them.
+        numbers: the data type of floating numbers that have none, in lists and tables.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE`` or ``INPUT_DTYPE``, with the place of the fault.
@@ -42,11 +46,11 @@ def request_inputs(inputs: Inputs) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
             if not all(isinstance(name, str) for name in inputs):
                 raise error(Reason.INVALID_VALUE, f"the names of inputs are texts; {_RIGHT}")
-            return {"tensors": {name: _named(value, name) for name, value in inputs.items()}}
+            return {"tensors": {name: _named(value, name, numbers) for name, value in inputs.items()}}
         if (raw := _as_raw(inputs)) is not None:
             return {"raw": (raw,)}
         if _is_array(inputs):
-            return {"tensors": {"": _array(inputs, "")}}
+            return {"tensors": {"": _array(inputs, "", numbers)}}
         if not isinstance(inputs, Sequence) or isinstance(inputs, (bytes, bytearray)):
             remedy = "bytes have no format: send ca.Raw(data, 'image/png')" if _is_bytes(inputs) else _RIGHT
             raise error(Reason.INVALID_VALUE, f"got {type(inputs).__name__}; {remedy}")
@@ -56,17 +60,17 @@ def request_inputs(inputs: Inputs) -> dict[str, Any]:
         if any(example is not None for example in examples) or not inputs:
             what = "no example" if not inputs else "not all of the examples can be decoded by the model"
             raise error(Reason.INVALID_VALUE, f"{what}; {_RIGHT}")
-        return {"tensors": {"": _array(inputs, "")}}
+        return {"tensors": {"": _array(inputs, "", numbers)}}
 
 
-def _named(value: Any, name: str) -> Array:
+def _named(value: Any, name: str, numbers: str) -> Array:
     """Returns the array that was sent under ``name``.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``: ``value`` is an example for the model to decode, which takes no name.
     """
     if _as_raw(value) is None and not _is_bytes(value):
-        return _array(value, name)
+        return _array(value, name, numbers)
     what = f"{type(value).__name__} is no array; the model decodes it into its inputs"
     example = "ca.Raw(data, 'image/png')" if _is_bytes(value) else "it"
     raise error(Reason.INVALID_VALUE, f"{what}: send {example} alone, without a name, or an array by name", name)
@@ -94,9 +98,9 @@ def _is_bytes(value: Any) -> bool:
     return isinstance(value, (bytes, bytearray, memoryview))
 
 
-def _array(value: Any, name: str) -> Array:
-    """Returns ``value`` as an array of the contract. Numbers of Python and of tables become float32 or int64, as in
-    torch; arrays of numpy and torch stay as they are."""
+def _array(value: Any, name: str, numbers: str) -> Array:
+    """Returns ``value`` as an array of the contract. Numbers of Python and of tables become ``numbers`` or int64;
+    arrays of numpy and torch stay as they are."""
     with at(name):
         if holds_texts(value):
             raise error(Reason.INPUT_DTYPE, f"an array of {_OBJECTS['U']} has no tensor; {_NUMBERS}")
@@ -107,7 +111,7 @@ def _array(value: Any, name: str) -> Array:
         except Exception as failure:  # numpy, torch and others raise many kinds
             raise error(Reason.INVALID_VALUE, f"{type(value).__name__} is no array: {failure}"[:300]) from None
         if array.dtype == "float64" and not (isinstance(value, np.ndarray) or hasattr(value, "detach")):
-            array = array.astype("float32")
+            array = converted(array, numbers)
         if array.dtype.kind in "OUS":
             raise error(Reason.INPUT_DTYPE, f"an array of {_OBJECTS[array.dtype.kind]} has no tensor; {_NUMBERS}")
         dtype_name(array)

@@ -250,6 +250,33 @@ def bytes_of(name: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * DTYPES[name].itemsize
 
 
+def converted(array: Array, data_type: str) -> Array:
+    """Returns numbers that came without a data type, such as JSON's, as ``data_type``; floating ones are rounded.
+
+    Raises:
+        InvalidArgument: ``INPUT_DTYPE`` for a fraction where integers are; ``INVALID_VALUE`` for a number that
+            ``data_type`` cannot hold.
+    """
+    dtype = DTYPES[data_type]
+    if dtype == array.dtype or not array.size:
+        return array.astype(dtype, copy=False)
+    with np.errstate(all="ignore"):
+        result = array.astype(dtype)
+        if dtype.kind not in "iu":
+            lost = np.isinf(result) & np.isfinite(array)
+        elif array.dtype.kind in "iu":
+            lost = (array < np.iinfo(dtype).min) | (array > np.iinfo(dtype).max)
+        else:
+            if (fractions := array != np.trunc(array)).any():
+                raise error(Reason.INPUT_DTYPE, f"holds {array[fractions][0]:g}, which is no {data_type}")
+            # Beyond the mantissa, another integer may have been meant.
+            limit = 2 ** (ml_dtypes.finfo(array.dtype).nmant + 1)  # type: ignore[no-untyped-call]
+            lost = (array < np.iinfo(dtype).min) | (array > np.iinfo(dtype).max) | (np.abs(array) > limit)
+    if lost.any():
+        raise error(Reason.INVALID_VALUE, f"holds {array[lost][0]!s}, which {data_type} cannot hold")
+    return result
+
+
 def cast(array: Array, data_type: str, place: str) -> Array:
     """Returns ``array``, the tensor at ``place``, as ``data_type``, if it is floating and ``data_type`` is not ``""``.
 

@@ -182,6 +182,8 @@ WRONG: dict[str, tuple[str, Any, dict[str, Any], str, str, str]] = {
     "both kinds": ("text", ["a", 3.0], {}, "INVALID_VALUE", "inputs", "not all of the examples"),
     "texts in an array": ("table", {"input": ["a"]}, {}, "INPUT_DTYPE", "inputs.input", "array of texts"),
     "ragged": ("table", {"input": [[1.0], [1.0, 2.0]]}, {}, "INVALID_VALUE", "inputs.input", "is no array"),
+    "numbers too large": (
+        "table", {"input": [[1.0, 1e300]]}, {}, "INVALID_VALUE", "inputs.input", "holds 1e[+]300, which float32"),
     "names that are none": ("table", {3: X}, {}, "INVALID_VALUE", "inputs", "names of inputs are texts"),
     "no name, two inputs": ("two", X, {}, "INPUT_MISSING", "tensors.by_name", "takes a, b: send tensors by name"),
     "a typo": ("table", X, {"target": "bening"}, "LABEL_NOT_FOUND", f"{LABEL}[0]", "mean 'benign'"),

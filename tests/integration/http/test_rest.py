@@ -60,6 +60,24 @@ class PairsAdapter(Adapter):
         return Pairs()
 
 
+ZEROS = {"double": 0.0, "float": 0.0, "half": 0.0, "whole": 0, "small": 0}
+TYPES = {"double": "float64", "float": "float32", "half": "float16", "whole": "int64", "small": "int8"}
+
+
+class Types(nn.Module):
+    """Returns its inputs, one of each data type."""
+
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        return inputs
+
+
+class TypesAdapter(Adapter):
+    inputs = tuple(InputSpec(name, data_type, (-1,)) for name, data_type in TYPES.items())
+
+    def build(self) -> nn.Module:
+        return Types()
+
+
 class Words(nn.Module):
     """Ids of `[batch, time]` in; logits, scores of `[time, batch, 2]` and a loss out."""
 
@@ -99,7 +117,12 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    models: dict[str, nn.Module | Adapter] = {"classes": Classes(), "pairs": PairsAdapter(), "words": WordsAdapter()}
+    models: dict[str, nn.Module | Adapter] = {
+        "classes": Classes(),
+        "pairs": PairsAdapter(),
+        "types": TypesAdapter(),
+        "words": WordsAdapter(),
+    }
     settings = Settings(http_address="127.0.0.1:0", max_message_bytes=1 << 20)
     with serve(models, settings=settings) as server, ca.Client(server.address) as client:
         yield Site(f"http://{server.http_address}", client)
@@ -125,6 +148,50 @@ def test_numbers_have_the_type_that_the_model_takes(site: Site) -> None:
     assert reply["predictions"] == [{"sum": 5.0, "product": 6.0}, {"sum": 1.5, "product": 0.5}]
     status, _, reply = site.post("/v1/models/pairs:predict", {"instances": [{"left": 2.5, "right": 3}]})
     assert (status, reply["reason"], reply["field"]) == (400, "INPUT_DTYPE", "tensors.by_name.left")
+
+
+NUMBERS = {
+    "double": (0.1, 0.1),
+    "float": (0.1, float(np.float32(0.1))),
+    "half": (0.1, float(np.float16(0.1))),
+    "whole": (2.0**53 - 1, 2**53 - 1),
+}
+NO_NUMBERS = {
+    "float": (-1e39, "INVALID_VALUE"),
+    "half": (70000, "INVALID_VALUE"),
+    "whole": (2.0**53 + 2, "INVALID_VALUE"),
+    "small": (-129, "INVALID_VALUE"),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_rounded_once(site: Site, name: str) -> None:
+    """To the data type that the model takes, and to none on the way."""
+    sent, expected = NUMBERS[name]
+    _, _, reply = site.post("/v1/models/types:predict", {"instances": [{**ZEROS, name: sent}]})
+    assert reply["predictions"] == [{**ZEROS, name: expected}]
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_a_number_out_of_range_is_refused(site: Site, name: str) -> None:
+    """It becomes neither infinite nor another number."""
+    sent, reason = NO_NUMBERS[name]
+    status, _, reply = site.post(
+        "/v1/models/types:predict", json.dumps({"instances": [{**ZEROS, name: sent}]}).encode()
+    )
+    assert (status, reply["reason"]) == (400, reason)
+
+
+@pytest.mark.parametrize("baseline", [[[0.1] * 4], [[0] * 4], {"input": [[0.5, 0, 1, 2]]}])
+def test_baselines_are_lists_of_numbers(site: Site, baseline: Any) -> None:
+    options = {"baselines": baseline, "n_steps": 3}
+    status, _, reply = site.post("/v1/models/classes:explain", {"instances": X.tolist(), "options": options})
+    assert status == 200, reply
+    rows = np.asarray(baseline["input"] if isinstance(baseline, dict) else baseline, np.float32)
+    asked = ca.IntegratedGradients(n_steps=3, baselines={"input": rows})
+    expected = site.client.inspect("classes", X, attributions=asked).attributions[0].values["input"]
+    got = [row[0]["values"]["input"] for row in reply["explanations"]]
+    assert np.array_equal(np.asarray(got, np.float32), expected)
 
 
 def test_explain(site: Site) -> None:
@@ -346,7 +413,7 @@ def test_json_of_connect_may_name_its_charset(site: Site, kind: str) -> None:
 
 def test_models(site: Site) -> None:
     """Their names, and what is known of one; a version may be named."""
-    assert post(f"{site.url}/v1/models", None, {})[2] == b'{"models":["classes","pairs","words"]}'
+    assert post(f"{site.url}/v1/models", None, {})[2] == b'{"models":["classes","pairs","types","words"]}'
     for path in ("classes", "classes/versions/1.0"):
         known = json.loads(post(f"{site.url}/v1/models/{path}", None, {})[2])
         assert (known["name"], known["ready"], known["model"]["labels"]) == ("classes", True, ["a", "b", "c"])

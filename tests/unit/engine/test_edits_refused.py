@@ -224,7 +224,10 @@ BAD: dict[str, tuple[Callable[[ca.Client], object], str, str, str]] = {
         "Mix needs floating numbers; the value is torch.int64"),
     "token ids replaced by floats": (
         edited(ca.Replace(EMBED, at="input", tensor=np.ones(2, np.float32)), "words"), "EDIT_DTYPE",
-        "edits[0].replace.tensor", "the value is torch.int64, the edit's tensor torch.float32: send the same"),
+        "edits[0].replace.tensor", "the value is torch.int64, the edit's tensor float32: send the same"),
+    "tensor that float32 cannot hold": (
+        edited(ca.Replace("block.1", tensor=np.asarray(-1e300))), "INVALID_VALUE",
+        "edits[0].replace.tensor", "holds -1e+300, which float32 cannot hold"),
     "call that is not made": (
         edited(ca.Zero("block", call=3), "thrice"), "CALL_NOT_FOUND", "edits[1].call",
         "there is no call 3 of 'block': it was called 3 times"),

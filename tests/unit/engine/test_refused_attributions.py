@@ -88,7 +88,13 @@ EARLY: dict[str, tuple[Any, str, str, str]] = {
     "a baseline of another shape, of a perturbation": (
         ca.FeatureAblation(baselines=zeros(1, 7)), SHAPE, "feature_ablation.baselines.by_input.x", "[1, 8]"),
     "a baseline of another type": (
-        windows(2, baselines=zeros(1, 8, dtype=float)), "INPUT_DTYPE", "occlusion.baselines.by_input.x", "float64"),
+        windows(2, baselines=zeros(1, 8, dtype=bool)), "INPUT_DTYPE", "occlusion.baselines.by_input.x", "bool"),
+    "a baseline that float32 cannot hold": (
+        windows(2, baselines={"x": np.full((1, 8), 1e300)}), "INVALID_VALUE", "occlusion.baselines.by_input.x",
+        "holds 1e+300, which float32 cannot hold"),
+    "a number that float32 cannot hold": (
+        windows(2, baselines={"": 1e300}), "INVALID_VALUE", "occlusion.baselines.by_input.x",
+        "which float32 cannot hold"),
     "a baseline for nothing": (
         ca.ShapleyValues(baselines={"z": 0.0}), UNKNOWN, "shapley_values.baselines.by_input.z", "not explained"),
     "a baseline for nothing, of a fit": (

@@ -16,7 +16,7 @@ from cutaway.contract.results.arrays import Place
 from cutaway.contract.tensors import as_array
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, in_backward, slice_index
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array, in_layout_of
-from cutaway.engine.runtime.numerics import Path, equal, from_numpy
+from cutaway.engine.runtime.numerics import Path, equal, tensor_like
 
 # Edits of activations and gradients.
 
@@ -45,19 +45,19 @@ def _mix(edit: Mix, value: Tensor, select: SelectPart, row_axis: int | None) -> 
 
 def _edit_tensor(array: Any, part: Tensor) -> Tensor:
     """Converts the array of a request to a tensor that broadcasts against ``part``."""
-    tensor = from_numpy(as_array(array))
+    values = as_array(array)
     with at("tensor"):
-        if not part.is_floating_point() and tensor.dtype != part.dtype:
-            text = f"the value is {part.dtype}, the edit's tensor {tensor.dtype}: send the same"
+        if not part.is_floating_point() and values.dtype.name != str(part.dtype).removeprefix("torch."):
+            text = f"the value is {part.dtype}, the edit's tensor {values.dtype.name}: send the same"
             raise error(Reason.EDIT_DTYPE, text)
         try:
-            fits = torch.broadcast_shapes(part.shape, tensor.shape) == part.shape
+            fits = torch.broadcast_shapes(part.shape, values.shape) == part.shape
         except RuntimeError:
             fits = False
         if not fits:
-            text = f"a tensor of shape {list(tensor.shape)} does not broadcast against the {list(part.shape)} edited"
+            text = f"a tensor of shape {list(values.shape)} does not broadcast against the {list(part.shape)} edited"
             raise error(Reason.EDIT_SHAPE, text)
-    return tensor.to(device=part.device, dtype=part.dtype)
+        return tensor_like(values, part)
 
 
 _EDIT_FUNCTIONS: dict[type[Edit], Callable[[Any, Tensor, SelectPart, int | None], Tensor]] = {

@@ -9,6 +9,7 @@ from itertools import product
 from math import factorial, prod
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from captum import attr
 from torch import Tensor
@@ -17,7 +18,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.tensors import Array, as_array
 from cutaway.engine.model.inspected_model import Inputs, dtype_text
-from cutaway.engine.runtime.numerics import from_numpy
+from cutaway.engine.runtime.numerics import tensor_like
 
 # Baselines and distributions of a request, as tensors that fit the inputs.
 
@@ -57,10 +58,9 @@ def _samples(name: str, values: Mapping[str, Any], like: Tensor) -> Tensor:
         text = f"{name!r} has no distribution of baselines; send samples, axis 0 the sample: {shape}"
         raise error(Reason.INVALID_VALUE, text, name)
     array = as_array(values[name])
-    _refuse_dtype(name, array, like)
     if array.ndim != like.ndim or array.shape[1:] != like.shape[1:] or not len(array):
         raise error(Reason.INPUT_SHAPE, f"{list(array.shape)}; send one sample or more, {shape}", name)
-    return from_numpy(array).to(like.device)
+    return _converted(name, array, like)
 
 
 def refuse_unexplained(values: Mapping[str, Any], what: str, explained: Sequence[str]) -> None:
@@ -77,22 +77,22 @@ def baseline(name: str, value: Any, like: Tensor) -> Tensor:
     Raises:
         InvalidArgument: ``INPUT_DTYPE``, ``INPUT_SHAPE`` or ``INVALID_VALUE``, for the field ``name``.
     """
-    floating = like.is_floating_point()
-    if isinstance(value, requests.TokenId) and floating:
+    if isinstance(value, requests.TokenId) and like.is_floating_point():
         raise error(Reason.INPUT_DTYPE, f"a token's id, and the input is {dtype_text(like)}: send a number", name)
     if isinstance(value, (int, float)):
-        if not floating and value != value // 1:  # NaN and infinities too
-            raise error(Reason.INVALID_VALUE, f"{value}; the input is {dtype_text(like)}", name)
-        return torch.full_like(like, float(value) if floating else int(value))
+        number = np.asarray(bool(value) if like.dtype == torch.bool and value in (0, 1) else value)
+        return torch.full_like(like, _converted(name, number, like).item())
     array = as_array(value)
-    _refuse_dtype(name, array, like)
     refuse_shape(name, array, like)
-    return from_numpy(array).to(like.device).expand_as(like)
+    return _converted(name, array, like).expand_as(like)
 
 
-def _refuse_dtype(name: str, array: Array, like: Tensor) -> None:
-    if array.dtype.name != dtype_text(like):
+def _converted(name: str, array: Array, like: Tensor) -> Tensor:
+    """Returns ``array`` as the model takes it: lists of numbers have no data type of their own."""
+    if (array.dtype.kind == "b") != (like.dtype == torch.bool):
         raise error(Reason.INPUT_DTYPE, f"{array.dtype.name}; the input is {dtype_text(like)}", name)
+    with at(name):
+        return tensor_like(array, like)
 
 
 def refuse_shape(name: str, array: Array, like: Tensor) -> None:

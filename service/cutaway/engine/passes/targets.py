@@ -17,7 +17,7 @@ from cutaway.contract.tensors import Array, as_array
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.recording import slice_index
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs, dtype_text
-from cutaway.engine.runtime.numerics import from_numpy
+from cutaway.engine.runtime.numerics import tensor_like
 
 ScalarFunction: TypeAlias = Callable[[Tensor], Tensor]
 """From an output ``[batch, ...]`` to ``[batch]``; differentiable."""
@@ -265,7 +265,8 @@ def _like(value: Any, output: Tensor, field: str) -> Tensor:
     if array.shape != tuple(output.shape):
         text = f"a tensor of shape {list(array.shape)}; the output has {list(output.shape)}"
         raise error(Reason.TARGET_SHAPE, text, field)
-    return from_numpy(array).to(device=output.device, dtype=output.dtype)
+    with at(field):
+        return tensor_like(array, output)
 
 
 def _flat(values: Float[Tensor, "batch *axes"]) -> Float[Tensor, "batch elements"]:

@@ -17,7 +17,7 @@ import ml_dtypes
 import torch
 from torch import Tensor
 
-from cutaway.contract.tensors import Array
+from cutaway.contract.tensors import DTYPES, Array, converted
 
 
 class Tolerances(NamedTuple):
@@ -185,6 +185,17 @@ def from_numpy(array: Array) -> torch.Tensor:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())
+
+
+def tensor_like(array: Array, like: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of ``array`` with the data type of ``like``, on its device; floating numbers are rounded.
+
+    Raises:
+        InvalidArgument: ``INPUT_DTYPE`` or ``INVALID_VALUE``, if the data type cannot hold a number.
+    """
+    name = str(like.dtype).removeprefix("torch.")
+    known = converted(array, name) if name in DTYPES else array
+    return from_numpy(known).to(device=like.device, dtype=like.dtype)
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:

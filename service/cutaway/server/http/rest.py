@@ -29,7 +29,7 @@ from cutaway.contract.npy import MAX_ARRAYS, read_npy, read_npz
 from cutaway.contract.request_reader.reader import read_request
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import ModelName
-from cutaway.contract.tensors import DTYPES, Array
+from cutaway.contract.tensors import DTYPES, Array, converted
 from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
@@ -63,7 +63,7 @@ def _inputs_of(instances: Any) -> dict[str, Any]:
     if all(isinstance(instance, Mapping) for instance in instances):
         return _by_name(instances)
     with at(_FIELD):
-        return request_inputs(instances)
+        return request_inputs(instances, numbers="float64")
 
 
 def _raw(number: int, instance: Mapping[str, Any]) -> Raw:
@@ -84,25 +84,25 @@ def _by_name(instances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             what = f"has the inputs {', '.join(instance)}, and the first instance has {', '.join(names)}"
             raise error(Reason.INVALID_VALUE, what[:300], f"{_FIELD}[{number}]")
     with at(_FIELD):
-        return request_inputs({name: [instance[name] for instance in instances] for name in names})
+        return request_inputs({name: [each[name] for each in instances] for name in names}, numbers="float64")
 
 
 def _of_types(tensors: Mapping[str, Array], data_types: Mapping[str, str]) -> dict[str, Array]:
     """Returns ``tensors`` with the types that the model takes: JSON has no types, and JavaScript writes 1.0 as 1.
 
-    An array that another type cannot hold stays as it is, and the model refuses it.
+    Raises:
+        InvalidArgument: a number is none of the type.
     """
     only = next(iter(data_types.values())) if len(data_types) == 1 else ""
-    return {name: _of_type(array, data_types.get(name, "" if name else only)) for name, array in tensors.items()}
+    return {name: _of_type(name, array, data_types.get(name, "" if name else only)) for name, array in tensors.items()}
 
 
-def _of_type(array: Array, data_type: str) -> Array:
-    if data_type not in DTYPES or array.dtype.kind not in "if" or DTYPES[data_type].kind == "b":
-        return array
-    with np.errstate(all="ignore"):
-        cast = array.astype(DTYPES[data_type])
-    whole = DTYPES[data_type].kind in "iu"
-    return cast if not whole or np.array_equal(cast.astype(array.dtype), array) else array
+def _of_type(name: str, array: Array, data_type: str) -> Array:
+    wanted = data_type or ("float32" if array.dtype == np.float64 else "")
+    if wanted not in DTYPES or array.dtype.kind not in "if" or DTYPES[wanted].kind == "b":
+        return array  # which the model refuses, if it takes another type
+    with at(f"tensors.by_name.{name}"):
+        return converted(array, wanted)
 
 
 _MEMBER = b"PK\x01\x02"  # begins each entry of an archive's directory
@@ -406,7 +406,7 @@ class Rest:
             return await self._inspect(request, model, body, call)
         form = _form(verb, request.headers, body.max_bytes)
         left = [await body.read()]
-        data_types = await self._data_types(model, call) if _media_type_in(request.headers) == JSON else {}
+        data_types = await self._data_types(model, call) if _media_type_in(request.headers) == JSON else None
         read = partial(_serialized, form.read, verb, model, query, data_types)
         asked = self._servicer.convert(read, left[0], call, form.cost(left.pop()))
         return await self._answered(request, await asked, partial(_written, form.write), form.media_type, call)
@@ -481,7 +481,7 @@ def _serialized(
     verb: str,
     model: str,
     query: Mapping[str, str],
-    data_types: Mapping[str, str],
+    data_types: Mapping[str, str] | None,
     data: bytes,
 ) -> bytes:
     """Returns the serialised InspectRequest in a body and a URL; arrays in JSON get the types that the model takes."""
@@ -489,7 +489,7 @@ def _serialized(
     del data
     for name, text in query.items():
         _add(fields, _fields(name, text.encode()))
-    if "tensors" in inputs and data_types:
+    if "tensors" in inputs and data_types is not None:
         inputs["tensors"] = _of_types(inputs["tensors"], data_types)
     return wire_requests.serialize(_request(verb, model, fields, inputs))
 

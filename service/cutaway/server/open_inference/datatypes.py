@@ -12,8 +12,8 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClassesForFiles
 
-from cutaway.contract.errors import Reason, error
-from cutaway.contract.tensors import DTYPES, Array, Buffer, holds_texts
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.tensors import DTYPES, Array, Buffer, converted, holds_texts
 from cutaway.contract.wire.message_walk import MAX_ENTRIES
 
 SERVICE = "inference.GRPCInferenceService"
@@ -111,18 +111,13 @@ def packed(datatype: str, numbers: Any) -> bytes:
         array = np.array([None])
     if array.size and not _holds(dtype, array):
         raise error(Reason.INVALID_VALUE, f"are no numbers that {datatype} holds", "data")
-    with np.errstate(over="ignore"):
-        return array.astype(dtype).tobytes()
+    with at("data"):
+        return converted(array, data_type(datatype)).tobytes()
 
 
 def _holds(dtype: np.dtype[Any], array: Array) -> bool:
-    """Returns whether the data type holds every element; a floating one holds any number, if not exactly."""
-    if dtype.kind == "b":
-        return array.dtype.kind == "b"
-    if dtype.kind not in "iu":
-        return array.dtype.kind in "iuf"
-    limits = np.iinfo(dtype)
-    return array.dtype.kind in "iu" and limits.min <= int(array.min()) and int(array.max()) <= limits.max
+    """Returns whether the data type holds such elements; a floating one holds any number, if not exactly."""
+    return array.dtype.kind in ("b" if dtype.kind == "b" else "iu" if dtype.kind in "iu" else "iuf")
 
 
 def byte_strings(raw: Buffer) -> list[memoryview]:
