@@ -36,10 +36,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from cutaway.contract import pictures
-from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import Raw
 from cutaway.contract.results import AttributionResult, InputSpec, InspectResult, TokenAttribution
 from cutaway.engine.model.input_validation import check_feature_names, specs_from_signature, takes_any_name
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, failures_of
+from cutaway.engine.model.session import Cancellation
 
 
 class Adapter:
@@ -379,6 +381,21 @@ def _import(
 
 
 # What an adapter adds to results: texts of tokens, and names of features.
+
+
+def decoded(adapter: Adapter, raw: Sequence[Raw], cancellation: Cancellation) -> Inputs:
+    """Returns the examples of a request as one batch.
+
+    Raises:
+        InvalidArgument: ``RAW_UNDECODABLE``, with the example; ``INPUT_SHAPE`` if they make no batch.
+    """
+    examples = []
+    for index, each in enumerate(raw):
+        cancellation.raise_if_cancelled()
+        with at(f"examples[{index}]"), failures_of("the adapter's preprocess", reason=Reason.RAW_UNDECODABLE):
+            examples.append(adapter.decode(each.data, each.media_type))
+    with at("examples"), failures_of("the adapter's collate", reason=Reason.INPUT_SHAPE):
+        return adapter.collate(examples)
 
 
 def with_texts(adapter: Adapter, attributions: Sequence[AttributionResult]) -> tuple[AttributionResult, ...]:

@@ -63,9 +63,28 @@ TABLE = TensorAdapter(
 )
 
 
+class Numbers(Adapter):
+    """Decodes texts of numbers, as its owner wrote it in a hurry."""
+
+    inputs = (InputSpec("input", "float32", (-1, -1)),)
+    media_types = ("text/plain",)
+
+    def build(self) -> nn.Module:
+        return nn.Identity()
+
+    def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
+        return {"input": torch.tensor([[float(number) for number in data.decode().split()]])}
+
+
 @pytest.fixture(scope="module")
 def client() -> Iterator[ca.Client]:
-    models: dict[str, nn.Module | Adapter] = {"table": TABLE, "image": Images(), "text": Letters(), "two": Two()}
+    models: dict[str, nn.Module | Adapter] = {
+        "table": TABLE,
+        "image": Images(),
+        "text": Letters(),
+        "two": Two(),
+        "numbers": Numbers(),
+    }
     with serve(models) as server, ca.Client(server.address) as client:
         yield client
 
@@ -187,6 +206,13 @@ WRONG: dict[str, tuple[str, Any, dict[str, Any], str, str, str]] = {
     "names that are none": ("table", {3: X}, {}, "INVALID_VALUE", "inputs", "names of inputs are texts"),
     "no name, two inputs": ("two", X, {}, "INPUT_MISSING", "tensors.by_name", "takes a, b: send tensors by name"),
     "a typo": ("table", X, {"target": "bening"}, "LABEL_NOT_FOUND", f"{LABEL}[0]", "mean 'benign'"),
+    "a text that is not decoded": (
+        "numbers", ["1 2", "one"], {}, "RAW_UNDECODABLE", "raw.examples[1]",
+        "the adapter's preprocess raised ValueError: could not convert string to float: 'one'"),
+    "bytes that are not decoded": (
+        "numbers", ca.Raw(b"\xff"), {}, "RAW_UNDECODABLE", "raw.examples[0]", "raised UnicodeDecodeError"),
+    "texts of different lengths": (
+        "numbers", ["1 2", "3"], {}, "INPUT_SHAPE", "raw.examples", "the adapter's collate raised RuntimeError: Sizes"),
     "no such label": ("table", X, {"target": ["benign", "?"]}, "LABEL_NOT_FOUND", f"{LABEL}[1]", "labels are"),
     "two of that name": ("table", X, {"target": "unknown"}, "LABEL_NOT_FOUND", f"{LABEL}[0]", "classes 2, 3"),
     "no labels": ("image", Image.new("L", (4, 4)), {"target": "a"}, "LABEL_NOT_FOUND", "target.class_label.labels[0]",

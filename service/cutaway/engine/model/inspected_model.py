@@ -217,7 +217,13 @@ class InspectedModel:
             return f" on {', '.join(shapes + [f'{name}={value!r:.40}' for name, value in self._arguments.items()])}"
 
         numbers, start = self._draws(), time.perf_counter()
-        with _failures_of("forward", what), self._pass_context(), self._kernels(), NO_FASTPATH.applied(), numbers:
+        with (
+            failures_of("the model's forward", what),
+            self._pass_context(),
+            self._kernels(),
+            NO_FASTPATH.applied(),
+            numbers,
+        ):
             returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
         outputs = {name: _array(name, output) for name, output in _named(returned).items()}
         self.passes.count_backwards(outputs)
@@ -429,7 +435,7 @@ def gradients(
         InvalidArgument: ``MODEL_FAILED``: the model's own backward raised.
     """
     roots: Any = inputs  # the type stubs accept either tensors or edges, but not both
-    with _failures_of("backward"):
+    with failures_of("the model's backward"):
         arrived: tuple[Tensor | None, ...]
         arrived = torch.autograd.grad(scalars.sum(), roots, retain_graph=again, allow_unused=True)
         return arrived
@@ -448,8 +454,8 @@ def graph_nodes(root: Node | None, known: set[Node] | None = None) -> Iterator[N
 
 
 @contextmanager
-def _failures_of(direction: str, what: Callable[[], str] = str) -> Iterator[None]:
-    """Turns an exception of the model's own code into ``MODEL_FAILED``; ``what`` returns what the model ran on."""
+def failures_of(code: str, what: Callable[[], str] = str, reason: Reason = Reason.MODEL_FAILED) -> Iterator[None]:
+    """Turns an exception of the owner's ``code`` into an error; ``what`` returns what it ran on."""
     try:
         yield
     except CutawayError:
@@ -458,8 +464,8 @@ def _failures_of(direction: str, what: Callable[[], str] = str) -> Iterator[None
         if is_out_of_memory(failure):
             raise
         text = (str(failure).strip().splitlines() or [""])[0][:400]
-        raised = f"the model's {direction} raised {type(failure).__name__}{what()}{': ' if text else ''}{text}"
-        raise error(Reason.MODEL_FAILED, raised) from failure
+        raised = f"{code} raised {type(failure).__name__}{what()}{': ' if text else ''}{text}"
+        raise error(reason, raised) from failure
 
 
 def _digest(module: nn.Module) -> str:

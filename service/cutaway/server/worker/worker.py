@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
-from cutaway.adapters import Adapter, TensorAdapter, feature_names, load_model, with_texts
+from cutaway.adapters import Adapter, TensorAdapter, decoded, feature_names, load_model, with_texts
 from cutaway.contract.errors import CutawayError, Reason, at
 from cutaway.contract.requests import InspectRequest, TopK
 from cutaway.contract.results import (
@@ -415,7 +415,7 @@ class Worker:
 
     def _inputs(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
         with at("raw" if request.raw else "tensors.by_name"):
-            tensors = self._decode_raw(request, cancellation) if request.raw else named(
+            tensors = decoded(self._adapter, request.raw, cancellation) if request.raw else named(
                 self._model.inputs, {name: from_numpy(array) for name, array in request.tensors.items()}
             )  # fmt: skip
         shapes = (*((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),)
@@ -434,14 +434,6 @@ class Worker:
             specs = validate_arguments(self._model.inputs, tensors, request.arguments, any_name=any_name)
         with at("raw" if request.raw else "tensors.by_name"):
             return tuple(validate_inputs(specs, tensors, any_name=any_name))
-
-    def _decode_raw(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
-        examples = []
-        for index, raw in enumerate(request.raw):
-            cancellation.raise_if_cancelled()
-            with at(f"examples[{index}]"):
-                examples.append(self._adapter.decode(raw.data, raw.media_type))
-        return self._adapter.collate(examples)
 
     def _describe(self, call: Call) -> worker_pb2.WorkerReply:
         request = wire_models.decode_model_request(call.payload)
