@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 
 MOST_MEMORY_MB = 1500
 LONGEST = 1 << 14
-AT_ONCE_S = 300
-"""How long a process searches, with the inputs found before: atheris itself never frees 200 bytes of each input."""
+AT_ONCE_S = 100
+"""How long a process searches, with the inputs found before: atheris itself never frees 700 bytes of each input."""
 
 
 def main() -> None:
