@@ -24,5 +24,6 @@ HOSTILE_NPY = {
     "nested": _file("(" * 4000 + ")" * 4000),
     "nested beyond the limit": _file("[" * 30000),
     "another version": b"\x93NUMPY\x09\x00" + bytes(64),
+    "an array behind it": _array("'<f4'", "(1,)") + bytes(4) + _array("'<f4'", "(1,)") + bytes(4),
     "nothing else": b"\x93NUMPY\x01\x00",
 }

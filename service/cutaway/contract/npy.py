@@ -19,7 +19,7 @@ def check_npy(file: IO[bytes]) -> None:
     """Reads the header of an NPY file, and leaves the file at its begin.
 
     Raises:
-        ValueError: there is no header that numpy can read, or it states more bytes than follow.
+        ValueError: there is no header that numpy can read, or it states other bytes than follow.
     """
     begin = file.tell()
     try:
@@ -34,7 +34,7 @@ def check_npy(file: IO[bytes]) -> None:
     file.seek(begin)
     if any(isinstance(size, bool) or size < 0 for size in shape) or not dtype.itemsize:
         raise ValueError(f"its header states an array {shape} of {dtype}, which does not exist")
-    if stated > left and not dtype.hasobject:
+    if stated != left and not dtype.hasobject:  # a second array may follow
         raise ValueError(f"its header states {stated} bytes, and {left} follow")
 
 
@@ -66,9 +66,13 @@ def read_npz(file: IO[bytes], max_bytes: int) -> dict[str, Array] | None:
                 raise ValueError(f"it has {len(members)} arrays, {MAX_ARRAYS} are the most")
             if sum(member.file_size for member in members) > max_bytes:
                 return None
-            return {
-                member.filename.removesuffix(".npy"): read_npy(io.BytesIO(archive.read(member))) for member in members
-            }
+            arrays: dict[str, Array] = {}
+            for member in members:
+                name = member.filename.removesuffix(".npy")
+                if name in arrays:
+                    raise ValueError(f"it has two arrays {name!r:.80}")
+                arrays[name] = read_npy(io.BytesIO(archive.read(member)))
+            return arrays
     except (OSError, EOFError, zipfile.BadZipFile, RuntimeError) as failure:
         # zipfile raises the last one for members that are compressed in other ways, or encrypted.
         raise ValueError(str(failure)) from None

@@ -424,6 +424,9 @@ def test_models(site: Site) -> None:
         assert site.post(f"/v1/models/{path}:predict", {"instances": X.tolist()})[0] == 200
 
 
+_TWICE = io.BytesIO()
+np.savez(_TWICE, input=X, inpuT=X)
+TWO_OF_A_NAME = _TWICE.getvalue().replace(b"inpuT", b"input")
 WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
     "model": ("/v1/models/nope:predict", {"instances": [[1]]}, {}, (404, "MODEL_NOT_FOUND", "model")),
     "verb": ("/v1/models/classes:guess", {"instances": [[1]]}, {}, (501, "NOT_IMPLEMENTED", "")),
@@ -486,6 +489,12 @@ WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
     "deep": ("/v1/models/classes:predict", b"[" * 100_000, {}, (400, "MALFORMED_REQUEST", "")),
     "type": ("/v1/models/classes:predict", b"x", {"content_type": "text/csv"}, (400, "MALFORMED_REQUEST", "")),
     "npy": ("/v1/models/classes:predict", b"x", {"content_type": "application/x-npy"}, (400, "MALFORMED_REQUEST", "")),
+    "npz with a name twice": (
+        "/v1/models/classes:predict",
+        TWO_OF_A_NAME,
+        {"content_type": "application/x-npz"},
+        (400, "MALFORMED_REQUEST", ""),
+    ),
     "npz": ("/v1/models/classes:predict", b"x", {"content_type": "application/x-npz"}, (400, "MALFORMED_REQUEST", "")),
     "objects": (
         "/v1/models/classes:predict",

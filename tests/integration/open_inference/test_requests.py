@@ -92,6 +92,21 @@ def test_contents_that_cannot_be_read(stub: Any, name: str) -> None:
     assert words in (failure.value.details() or "")
 
 
+@pytest.mark.parametrize(("inner", "place"), [(False, ""), (True, "inputs[0]")])
+def test_a_field_that_the_protocol_lacks_is_refused(server: Served, inner: bool, place: str) -> None:
+    """By its number: the bytes are of a newer protocol, or of another one."""
+    request = _request("same", _input("input", "FP32", [1]), raw=[b"1234"])
+    (request.inputs[0] if inner else request).MergeFromString(b"\xfa\x07\x01a")
+    with grpc.insecure_channel(server.address) as channel:
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as failure:
+            call(request.SerializeToString())
+    assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    details = failure.value.details() or ""
+    assert details.startswith(place)
+    assert "has no field number 127" in details
+
+
 def _one(**fields: Any) -> dict[str, Any]:
     return {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1], **fields}]}
 
@@ -107,6 +122,11 @@ JSON_ERRORS: dict[str, tuple[Any, str]] = {
     "no bytes": (_one(parameters={"binary_data_size": 4}), "4 bytes do not follow"),
     "another model": ({"model_name": "classes", "inputs": []}, "model_name: is not 'same'"),
     "unknown": ({"inputs": [], "colour": 1}, "colour: the protocol has no such field"),
+    "unknown in an input": (_one(data=[1], content=[2]), "inputs[0].content: the protocol has no such field"),
+    "unknown in an output": (
+        {**_one(data=[1]), "outputs": [{"name": "output", "datatype": "FP16"}]},
+        "outputs[0].datatype: the protocol has no such field",
+    ),
     **{
         f"{name} as {value!r}": ({"parameters": {name: value}, "inputs": []}, f"parameters.{name}: is ")
         for name, value in (("cutaway", 3), ("cutaway", True), ("binary_data_output", "true"), ("timeout", "5"))

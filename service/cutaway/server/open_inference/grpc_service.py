@@ -14,6 +14,7 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire.message_walk import (
     check_entries,
+    check_structure,
     has_few_entries,
     malformed,
     parse,
@@ -86,8 +87,8 @@ def _sent(methods: OpenInference, data: bytes) -> Sent:
     """Reads a ModelInferRequest of a caller who may call its model; its raw contents are stepped over.
 
     Raises:
-        CutawayError: the model is not known to the caller; ``MALFORMED_REQUEST``; ``INVALID_VALUE``, for too many
-            entries; ``REQUEST_TOO_LARGE``.
+        CutawayError: the model is not known to the caller; ``MALFORMED_REQUEST``; ``UNKNOWN_FIELD``;
+            ``INVALID_VALUE``, for too many entries; ``REQUEST_TOO_LARGE``.
     """
     check_entries(_REQUEST, data, _REQUEST.DESCRIPTOR.full_name)
     try:
@@ -100,7 +101,9 @@ def _sent(methods: OpenInference, data: bytes) -> Sent:
     if len(rest) > _MAX_FIELD_BYTES:
         what = f"the request has {len(rest)} bytes in fields, {_MAX_FIELD_BYTES} are the most: send raw_input_contents"
         raise error(Reason.REQUEST_TOO_LARGE, what, "inputs")
-    return Sent(parse(_REQUEST, rest), raw)
+    message = parse(_REQUEST, rest)
+    check_structure(message)
+    return Sent(message, raw)
 
 
 def _written(_: Inference, response: Any, data: list[Buffer]) -> list[Buffer]:

@@ -33,6 +33,8 @@ from cutaway.server.open_inference.infer import (
 from cutaway.server.rpc.status import TranslatedCall
 
 _FIELDS = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")  # the last two are KServe's
+_OUTPUT_FIELDS = ("name", "parameters")
+_INPUT_FIELDS = ("name", "shape", "datatype", "parameters", "data")
 _MAX_PARAMETERS = 1000
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
@@ -59,24 +61,30 @@ def read(model: str, version: str, head_bytes: int | None, data: bytes) -> Sent:
 
 def _fill(message: Any, head: Mapping[str, Any], rest: memoryview) -> list[Buffer]:
     """Fills a ModelInferRequest, and returns the raw contents, which every input has."""
-    others = [name for name in head if name not in _FIELDS]
-    if others:
-        raise error(Reason.UNKNOWN_FIELD, "the protocol has no such field", f"{others[0]:.80}")
+    _refuse_others(head, _FIELDS)
     _check_model(message, head)
     message.id = _required_text(head.get("id", ""), "id")
     _write_parameters(head.get("parameters"), message.parameters)
     for number, output in enumerate(_objects(head.get("outputs"), "outputs")):
         with at(f"outputs[{number}]"):
+            _refuse_others(output, _OUTPUT_FIELDS)
             requested = message.outputs.add(name=_required_text(output.get("name"), "name"))
             _write_parameters(output.get("parameters"), requested.parameters)
     raw: list[Buffer] = []
     for number, tensor in enumerate(_objects(head.get("inputs"), "inputs")):
         with at(f"inputs[{number}]"):
+            _refuse_others(tensor, _INPUT_FIELDS)
             data, rest = _write_input(tensor, rest, message)
             raw.append(data)
     if rest:
         raise error(Reason.TENSOR_SIZE, f"{len(rest)} bytes behind the JSON belong to no input: give {SIZE} of each")
     return raw
+
+
+def _refuse_others(values: Mapping[str, Any], fields: Sequence[str]) -> None:
+    for name in values:
+        if name not in fields:
+            raise error(Reason.UNKNOWN_FIELD, "the protocol has no such field", f"{name:.80}")
 
 
 def _check_model(message: Any, head: Mapping[str, Any]) -> None:
