@@ -411,6 +411,25 @@ def test_json_of_connect_may_name_its_charset(site: Site, kind: str) -> None:
     assert (status, sorted(each["name"] for each in reply["predictions"]["outputs"])) == (200, ["product", "sum"])
 
 
+EMPTY = bytes(5)
+NOT_CONNECT: dict[str, tuple[str, bytes, dict[str, str], str]] = {
+    "a compression": ("ListModels", b"{}", {"content_encoding": "gzip"}, "NOT_IMPLEMENTED"),
+    "two messages": ("InspectStream", EMPTY * 2, {"content_type": "application/connect+proto"}, "NOT_IMPLEMENTED"),
+    "no message": ("InspectStream", b"", {"content_type": "application/connect+proto"}, "NOT_IMPLEMENTED"),
+    "half a message": ("InspectStream", EMPTY[1:], {"content_type": "application/connect+proto"}, "MALFORMED_REQUEST"),
+    "no time": ("ListModels", b"{}", {"connect_timeout_ms": "0"}, "DEADLINE_EXCEEDED"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_CONNECT)
+def test_what_connect_itself_refuses_has_a_reason(site: Site, name: str) -> None:
+    method, body, headers, reason = NOT_CONNECT[name]
+    sent = {"content_type": "application/json", **headers}
+    _, _, reply = site.post(f"/{SERVICE}/{method}", body, **sent)
+    told = reply if isinstance(reply, dict) else json.loads(reply[5:])["error"]
+    assert reason.encode() in base64.b64decode(told["details"][0]["value"] + "=="), told
+
+
 def test_models(site: Site) -> None:
     """Their names, and what is known of one; a version may be named."""
     assert post(f"{site.url}/v1/models", None, {})[2] == b'{"models":["classes","pairs","types","words"]}'

@@ -38,6 +38,13 @@ _UNSERVED = ("application/grpc", "application/grpc+")
 """Content types of gRPC itself, whose trailers HTTP/1.1 servers do not send: it has a port of its own."""
 
 
+_REASONS = {
+    Code.INVALID_ARGUMENT: Reason.MALFORMED_REQUEST,
+    Code.DEADLINE_EXCEEDED: Reason.DEADLINE_EXCEEDED,
+    Code.UNIMPLEMENTED: Reason.NOT_IMPLEMENTED,
+}
+"""Why connectrpc itself refuses a request: its messages, compression or deadline."""
+
 _Context: TypeAlias = "RequestContext[Any, Any]"
 
 
@@ -52,9 +59,11 @@ class _Admission(MetadataInterceptor[None]):
             self._servicer.admit(call.invocation_metadata(), call.peer())
 
     async def on_end(self, token: None, ctx: _Context, failure: Exception | None, /) -> None:
-        """Releases the frames of an error: connectrpc's refers to its error, and to the request."""
+        """Releases the frames of an error: connectrpc's refers to its error, and to the request. Its own get a reason."""
         if isinstance(failure, ConnectError):
             release_frames(failure)
+            if not failure.details and failure.code in _REASONS:
+                raise _connect_error(error(_REASONS[failure.code], failure.message))
 
 
 class _Method:
