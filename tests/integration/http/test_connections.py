@@ -173,9 +173,15 @@ def test_the_handshake_of_tls_has_an_end(tmp_path: Path) -> None:
         assert time.monotonic() - begin < 50  # asyncio's own limit is a minute for each
 
 
-def test_a_request_has_one_host(server: Served) -> None:
+def test_a_request_has_one_host_and_one_limit(server: Served) -> None:
     """A proxy may have looked at the other one; each reply keeps itself out of other sites' pages."""
-    for more, status in (("", "200"), ("Host: 127.0.0.1\r\n", "400"), ("HOST: example\r\n", "400")):
+    for more, status in (
+        ("", "200"),
+        ("Host: 127.0.0.1\r\n", "400"),
+        ("HOST: example\r\n", "400"),
+        ("X-Timeout-Ms: 1000\r\n", "200"),
+        ("X-Timeout-Ms: 1000\r\nx-timeout-ms: 1\r\n", "400"),
+    ):
         with connected(server) as connection:
             connection.sendall(
                 f"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n{more}Connection: close\r\n\r\n".encode()

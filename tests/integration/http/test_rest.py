@@ -527,6 +527,21 @@ WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
         {"content_type": "multipart/form-data"},
         (400, "MALFORMED_REQUEST", ""),
     ),
+    "compressed": (
+        "/v1/models/classes:predict",
+        {"instances": X.tolist()},
+        {"content_encoding": "gzip"},
+        (501, "NOT_IMPLEMENTED", "content-encoding"),
+    ),
+    "form in base64": (
+        "/v1/models/classes:predict",
+        b'--b\r\nContent-Disposition: form-data; name="instances"; filename="a"\r\n'
+        b"Content-Transfer-Encoding: base64\r\n\r\nMSAyIDMgNA==\r\n--b--\r\n",
+        {"content_type": "multipart/form-data; boundary=b"},
+        (400, "MALFORMED_REQUEST", ""),
+    ),
+    "list for a message": ("/v1/models/classes:inspect", b"[]", {}, (400, "MALFORMED_REQUEST", "")),
+    "text for a message": ("/v1/models/classes:inspect", b' ""', {}, (400, "MALFORMED_REQUEST", "")),
     "contract": ("/v1/models/classes:inspect", {"tensros": {}}, {}, (400, "UNKNOWN_FIELD", "")),
     "another model": ("/v1/models/classes:inspect", {"model": "pairs"}, {}, (400, "INVALID_VALUE", "model")),
     "language": ("/v1/models/classes:program?language=perl", {}, {}, (400, "INVALID_VALUE", "language")),

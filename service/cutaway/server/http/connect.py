@@ -59,7 +59,7 @@ class _Admission(MetadataInterceptor[None]):
             self._servicer.admit(call.invocation_metadata(), call.peer())
 
     async def on_end(self, token: None, ctx: _Context, failure: Exception | None, /) -> None:
-        """Releases the frames of an error: connectrpc's refers to its error, and to the request. Its own get a reason."""
+        """Releases the frames of an error, which refer to the request; connectrpc's own errors get a reason."""
         if isinstance(failure, ConnectError):
             release_frames(failure)
             if not failure.details and failure.code in _REASONS:

@@ -148,7 +148,9 @@ class RequestBody:
 
     def __init__(self, scope: Scope, receive: Receive, settings: Settings, held: HeldBytes) -> None:
         self.max_bytes = settings.max_message_bytes
-        self._announced = int(dict(scope["headers"]).get(b"content-length", 0))
+        headers = dict(scope["headers"])
+        self._announced = int(headers.get(b"content-length", 0))
+        self._encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
         self._held = held
         self._receive = receive
         self._timeout_s = settings.receive_timeout_s
@@ -198,8 +200,12 @@ class RequestBody:
         """Returns the whole body.
 
         Raises:
-            CutawayError: as a call of this object; ``MALFORMED_REQUEST`` if the connection ends before.
+            CutawayError: as a call of this object; ``MALFORMED_REQUEST`` if the connection ends before;
+                ``NOT_IMPLEMENTED``, for a compressed one.
         """
+        if self._encoding != "identity":
+            what = f"{self._encoding!r:.40} is not served: send the request as it is"
+            raise error(Reason.NOT_IMPLEMENTED, what, "content-encoding")
         parts = [b""]
         try:
             while not self._complete:

@@ -108,6 +108,8 @@ def binary_of(kind: type[Message], text: bytes) -> bytes:
         InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``; as `check_json`.
     """
     check_json(text)
+    if text.lstrip()[:1] != b"{":  # protobuf takes a list or a text without elements for a message without fields
+        raise error(Reason.MALFORMED_REQUEST, "the request is no object in JSON")
     try:
         return json_format.Parse(text, kind()).SerializeToString()
     except json_format.ParseError as failure:

@@ -45,9 +45,7 @@ from cutaway.views.programs import program_of, question_of
 NPY, NPZ = "application/x-npy", "application/x-npz"
 
 _FIELD = "instances"
-_RIGHT = (
-    "instances are lists of numbers, texts, {b64: ..., media_type: ...}, or mappings of input names to lists of numbers"
-)
+_RIGHT = "instances are lists of numbers, texts, {b64: ..., media_type: ...}, or lists of numbers by input name"
 
 
 def _inputs_of(instances: Any) -> dict[str, Any]:
@@ -202,8 +200,9 @@ def _part(head: bytes, data: bytes) -> _Part:
     lines = (line.partition(b":") for line in head.split(b"\r\n"))
     headers = {key.strip().lower(): value.strip() for key, _, value in lines}
     _, named = parse_options_header(headers.get(b"content-disposition", b""))
-    if b"name" not in named:
-        raise _no_form("a part has no name")
+    encoding = headers.get(b"content-transfer-encoding", b"binary").lower()
+    if b"name" not in named or encoding not in (b"binary", b"8bit", b"7bit"):
+        raise _no_form("a part has no name, or its bytes are encoded: send them as they are")
     media_type = headers.get(b"content-type", b"").decode("latin-1")
     is_file = not named.keys().isdisjoint((b"filename", b"filename*"))
     return _Part(named[b"name"].decode(errors="replace"), media_type, is_file, data)

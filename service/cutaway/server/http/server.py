@@ -131,6 +131,8 @@ class _Files(StaticFiles):
         return response
 
 
+_ONCE = ("host", "content-type", "content-encoding", "x-timeout-ms")
+
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -171,8 +173,9 @@ class Guard:
         except UnicodeDecodeError:
             return error(Reason.MALFORMED_REQUEST, "the headers of the request are no UTF-8")
         host, origin = headers.get("host", ""), headers.get("origin")
-        if len(headers.getlist("host")) > 1:
-            return error(Reason.MALFORMED_REQUEST, "the request has several hosts; a proxy may see another one", "host")
+        for name in _ONCE:
+            if len(headers.getlist(name)) > 1:
+                return error(Reason.MALFORMED_REQUEST, "is sent several times; a proxy may read another one", name)
         if self._local and _name(host) not in _LOCAL:
             return error(Reason.ORIGIN_REFUSED, f"this server is not known as {host!r:.80}; ask for 127.0.0.1", "host")
         own = (f"http://{host}", f"https://{host}")

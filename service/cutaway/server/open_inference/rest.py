@@ -187,10 +187,7 @@ def _parameters(message: Any) -> dict[str, Any]:
 HEAD_BYTES = "inference-header-content-length"
 """The header with the size of the JSON, if bytes follow it."""
 
-_ENCODING = "content-encoding"
-
 _MODEL = "/v2/models/{model}"
-
 
 _JSON = "application/json"
 
@@ -251,9 +248,6 @@ async def _infer(methods: OpenInference, request: Request, call: TranslatedCall,
 
 
 def _head_bytes(request: Request) -> int | None:
-    encoding = request.headers.get(_ENCODING, "identity")
-    if encoding != "identity":
-        raise error(Reason.NOT_IMPLEMENTED, f"{encoding!r:.40} is not served: send the request as it is", _ENCODING)
     text = request.headers.get(HEAD_BYTES)
     if text is not None and not (text.isascii() and text.isdecimal() and len(text) <= 12):
         raise error(Reason.INVALID_VALUE, "is a number of bytes", HEAD_BYTES)
