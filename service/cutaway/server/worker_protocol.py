@@ -137,6 +137,7 @@ class ScratchDirectory(tempfile.TemporaryDirectory[str]):
 def listening(path: Path) -> socket.socket:
     """Returns a socket that listens at ``path``; the path exists only once it listens."""
     listener = socket.socket(socket.AF_UNIX)
+    listener.settimeout(None)  # a model's code may have set a default for all sockets
     not_yet = path.with_name(f"{path.name}.new")
     listener.bind(str(not_yet))
     listener.listen()

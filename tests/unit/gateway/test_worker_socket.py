@@ -413,6 +413,41 @@ async def test_a_pool_finds_workers_and_forgets_dead_ones(wide: Wide) -> None:
     pool.close()
 
 
+async def test_a_pool_connects_again_to_a_worker_that_lives(wide: Wide) -> None:
+    """Its model is served again, although only the connection has ended."""
+    pool = WorkerPool()
+    pool.open()
+    WorkerServer(Worker.of(wide, "wide"), pool.path / str(os.getpid()))
+    for _ in range(2):
+        await asyncio.wait_for(_greeted(pool), PATIENCE_S)
+        (worker,) = pool.of(NAME)
+        assert decode_worker_reply((await replies(worker, call(1)))[0]).response
+        worker.close()
+        await asyncio.sleep(0)
+    pool.close()
+
+
+async def _greeted(pool: WorkerPool) -> None:
+    while not pool.of(NAME):
+        pool.updated.clear()
+        await pool.updated.wait()
+
+
+async def test_a_default_timeout_of_sockets_ends_no_connection(wide: Wide) -> None:
+    """Code of a model sets one before it downloads; the gateway may send nothing for longer."""
+    with ScratchDirectory() as directory:
+        path = Path(directory) / "1"
+        socket.setdefaulttimeout(0.05)
+        try:
+            WorkerServer(Worker.of(wide, "wide"), path)
+            async with connected(path) as worker:
+                await asyncio.sleep(0.2)
+                assert worker.is_open
+                assert decode_worker_reply((await replies(worker, call(1)))[0]).response
+        finally:
+            socket.setdefaulttimeout(None)
+
+
 async def test_a_call_waits_for_the_next_worker(wide: Wide) -> None:
     """Its worker ends between the moment at which it is chosen and that at which the call is sent; and a call fails at
     once where no worker can come."""
@@ -423,11 +458,13 @@ async def test_a_call_waits_for_the_next_worker(wide: Wide) -> None:
     await pool.updated.wait()
     (worker,) = pool.of(NAME)
     asked = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
+    (pool.path / "1").unlink()
     worker.close()  # the call begins before the connection is lost, and its turn is sent afterwards
     await asyncio.wait([asked], timeout=0.2)
     assert not asked.done()
     WorkerServer(Worker.of(wide, "wide"), pool.path / "2")
     assert decode_worker_reply(await asked).response
+    (pool.path / "2").unlink()
     pool.of(NAME)[0].close()
     waiting = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))
     await asyncio.wait([waiting], timeout=0.2)

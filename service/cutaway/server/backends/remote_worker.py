@@ -77,6 +77,11 @@ class RemoteWorker(asyncio.Protocol):
         return max(self.turns.latest_deadline, self._fetched_until if self._fetching else 0.0)
 
     @property
+    def may_return(self) -> bool:
+        """Whether its process may still listen after a lost connection. A replica of Ray announces itself again."""
+        return self.pid != 0 and self.takes_turns
+
+    @property
     def takes_turns(self) -> bool:
         """Whether it accepts further turns; a worker that shall end refuses them."""
         return self._leaving is None
@@ -169,7 +174,7 @@ class RemoteWorker(asyncio.Protocol):
                 self._changed()
 
     def connection_lost(self, failure: Exception | None) -> None:
-        """Fails its calls: the process has ended."""
+        """Fails its calls: the process has ended, or the connection alone."""
         self.is_open = False
         self.turns.lost()
         self._changed()
@@ -266,7 +271,8 @@ class WorkerPool:
         def changed() -> None:
             if not worker.is_open:
                 self._found.pop(path, None)
-                path.unlink(missing_ok=True)
+                if not worker.may_return:
+                    path.unlink(missing_ok=True)
             self._tell()
 
         worker = self._found[path] = RemoteWorker(path, changed)  # it may answer before the connection is returned

@@ -136,6 +136,7 @@ class WorkerServer:
             except OSError:  # no file descriptor is left: tried again
                 time.sleep(_PAUSE_S)
                 continue
+            connection.settimeout(None)  # a model's code may have set a default for all sockets
             if _user_of(connection) in (None, self._user, 0):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
                 start(threading.Thread(target=self._serve, args=(connection,), name="cutaway-connection", daemon=True))
