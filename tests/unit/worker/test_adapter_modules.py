@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import io
 import pickle
 import sys
 import typing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from cutaway.adapters import find_adapter
+from cutaway.adapters import find_adapter, plain_names
 from cutaway.contract.errors import CutawayError, Reason
 
 CODE = """
@@ -87,6 +89,12 @@ def test_what_it_defines_is_what_other_modules_define(tmp_path: Path) -> None:
     assert module.Checked(config={"width": 3}).config.width == 3
 
 
+def test_caches_of_imports_can_be_emptied(tmp_path: Path) -> None:
+    """By code that writes modules, in any process that has an adapter."""
+    find_adapter("own_adapter.py:Own", written(tmp_path / "one", "one"))
+    importlib.invalidate_caches()
+
+
 def test_a_file_that_fails_leaves_no_module(tmp_path: Path) -> None:
     """Nor one of those that it had imported."""
     written(tmp_path / "one", "one")
@@ -97,3 +105,85 @@ def test_a_file_that_fails_leaves_no_module(tmp_path: Path) -> None:
     assert caught.value.reason == Reason.ADAPTER_INVALID
     assert "nowhere_at_all" in caught.value.message
     assert set(sys.modules) == before
+
+
+PICKLED = """
+import importlib
+import io
+import pickle
+
+import torch
+from torch import nn
+
+import words
+from cutaway.adapters import Adapter
+
+
+class Own(Adapter):
+    def build(self) -> nn.Module:
+        import late
+
+        saved = (self.directory / "words.pkl").read_bytes()
+        read = torch.load(self.directory / "words.pt", weights_only=False)
+        others = pickle.loads(saved), pickle._Unpickler(io.BytesIO(saved)).load(), late.made
+        named = importlib.import_module("words"), importlib.import_module("parts.inner").words
+        assert {type(each) for each in (read, *others)} == {words.Words}
+        assert {*named} == {words}
+        return nn.Linear(2, len(read.name))
+"""
+
+WORDS = """
+class Words:
+    def __init__(self, name):
+        self.name = name
+
+
+from late import made
+"""
+
+
+def pickled(folder: Path, name: str) -> Path:
+    """An adapter that reads pickles of a class in a file beside it; two of the files import each other."""
+    (folder / "parts").mkdir(parents=True)
+    (folder / "own_adapter.py").write_text(PICKLED)
+    (folder / "words.py").write_text(WORDS)
+    (folder / "late.py").write_text("import words\n\nmade = words.Words('late')\n")
+    (folder / "parts" / "__init__.py").touch()
+    (folder / "parts" / "inner.py").write_text("import words\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.delitem(sys.modules, "words", raising=False)
+        made = importlib.import_module("words").Words(name)
+        (folder / "words.pkl").write_bytes(pickle.dumps(made))
+        torch.save(made, folder / "words.pt")
+        for module in ("words", "late"):
+            del sys.modules[module]
+    return folder
+
+
+def test_a_pickle_finds_the_classes_beside_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is one module for all that imports it, also where a module of that name is imported already; two
+    adapters do not see each other's."""
+    foreign = ModuleType("words")
+    monkeypatch.setitem(sys.modules, "words", foreign)
+    for name in ("one", "three"):
+        folder = pickled(tmp_path / name, name)
+        monkeypatch.setitem(sys.modules, "words", foreign)
+        with plain_names(folder):
+            kind = find_adapter("own_adapter.py:Own", folder)
+            assert kind({}, folder).build().weight.shape == (len(name), 2)
+        assert sys.modules["words"] is foreign
+    assert not {"late", "parts", "parts.inner", "own_adapter"} & sys.modules.keys()
+
+
+def test_a_file_that_fails_is_not_imported_by_its_plain_name(tmp_path: Path) -> None:
+    """Whoever tries again gets the same error, and no module of half of the file."""
+    (tmp_path / "own_adapter.py").write_text("from cutaway.adapters import Adapter\n\n\nclass Own(Adapter): ...\n")
+    (tmp_path / "broken.py").write_text("raise ValueError('no')\n")
+    with plain_names(tmp_path):
+        find_adapter("own_adapter.py:Own", tmp_path)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no"):
+                importlib.import_module("broken")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("broken")

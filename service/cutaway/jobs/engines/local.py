@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cutaway.adapters import Adapter, create_adapter, find_adapter
+from cutaway.adapters import Adapter, create_adapter, find_adapter, plain_names
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail
@@ -35,8 +35,13 @@ def opened(job: Job) -> Iterator[JobModel]:
     with ScratchDirectory() as scratch:  # adapters may read their files at any time
         with at("model"):
             _refuse_device(job.model.device)
-            model = LocalModel(_worker(job, Path(scratch)))
-        yield model
+            if job.model.archive is not None:
+                reader.read(job.model.archive)  # verifies every checksum
+                reader.unpack(job.model.archive, Path(scratch))
+        with plain_names(Path(scratch)):
+            with at("model"):
+                model = LocalModel(_worker(job, Path(scratch)))
+            yield model
 
 
 def work(task: Task, model: JobModel, shards: Sequence[int], tick: Tick) -> Iterator[Written]:
@@ -111,8 +116,6 @@ def _refuse_device(device: str) -> None:
 def _worker(job: Job, scratch: Path) -> Worker:
     if job.model.archive is None:
         return Worker.of(*_named(job), device=job.model.device)
-    reader.read(job.model.archive)  # verifies every checksum
-    reader.unpack(job.model.archive, scratch)
     return Worker.load(scratch, device=job.model.device, batches_calls=False)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from cutaway.adapters import plain_names
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import as_message
@@ -137,6 +138,11 @@ class LocalWorkers:
         await asyncio.gather(*(worker.close(grace_s) for worker in self._workers.values()))
 
 
+def _load(directory: Path, proofs: Path | None) -> Worker:
+    with plain_names(directory):
+        return Worker.load(directory, device="cpu", proofs_dir=proofs)
+
+
 @asynccontextmanager
 async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIterator[tuple[Backend, Supervise]]:
     """Loads the models of ``store`` into this process, one after the other; logs those that do not load in time.
@@ -152,7 +158,7 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
             try:
                 reader.unpack(path, directory)
                 thread = ModelThreads(name.model)
-                loading = thread.submit(partial(Worker.load, directory, device="cpu", proofs_dir=proofs))
+                loading = thread.submit(partial(_load, directory, proofs))
                 thread.close(0.0)  # when it has loaded; nothing ends it before
                 workers.append(await within(settings.start_timeout_s, asyncio.wrap_future(loading)))
             except asyncio.TimeoutError:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from cutaway.adapters import plain_names, use_plain_names
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import Piece
@@ -82,6 +83,7 @@ def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
     """
     _share_cores(workers)
     device = "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"
+    use_plain_names(directory)  # the process has no other model
     worker = Worker.load(directory, device=device)
     if worker.memory is not None:
         worker.memory = RequestMemory(worker.memory.own, _pool())
@@ -132,8 +134,9 @@ def load_once(archive: Path, weights: Path | None) -> None:
         reader.unpack(archive, Path(directory), weights=weights)
         sys.path.insert(0, directory)  # an adapter may import other files of its archive, as in TorchServe's workers
         try:
-            worker = Worker.load(Path(directory), device="cpu", batches_calls=False)
-            _run_example(worker)
+            with plain_names(Path(directory)):
+                worker = Worker.load(Path(directory), device="cpu", batches_calls=False)
+                _run_example(worker)
         finally:
             sys.path.remove(directory)
 
