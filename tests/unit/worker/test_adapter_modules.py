@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from cutaway.adapters import find_adapter, plain_names
+from cutaway.adapter_modules import plain_names
+from cutaway.adapters import find_adapter
 from cutaway.contract.errors import CutawayError, Reason
 
 CODE = """

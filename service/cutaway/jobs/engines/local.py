@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from cutaway.adapters import Adapter, create_adapter, find_adapter, plain_names
+from cutaway.adapter_modules import plain_names
+from cutaway.adapters import Adapter, create_adapter, find_adapter
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail

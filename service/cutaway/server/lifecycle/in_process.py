@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from cutaway.adapters import plain_names
+from cutaway.adapter_modules import plain_names
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import as_message

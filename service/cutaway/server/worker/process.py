@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from cutaway.adapters import plain_names, use_plain_names
+from cutaway.adapter_modules import plain_names, use_plain_names
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import Piece
