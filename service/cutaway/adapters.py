@@ -16,7 +16,9 @@ A complete adapter, for a network whose inputs are grey images of 8 x 8 pixels:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -254,27 +256,54 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
     Raises:
         InvalidArgument: ``ADAPTER_INVALID``.
     """
-    try:
+    kind = type(adapter).__name__
+    with _code_of_owner(f"{kind}.load"):
         module = adapter.load(adapter.weights)
-    except (CutawayError, KeyboardInterrupt):
-        raise
-    except BaseException as failure:  # the owner's code may raise anything, such as SystemExit
-        problem = f"{type(adapter).__name__}.load raised {type(failure).__name__}: {failure}"
-        raise error(Reason.ADAPTER_INVALID, problem) from failure
     if not isinstance(module, nn.Module):
-        text = f"{type(adapter).__name__}.load returned a {type(module).__name__}, no nn.Module"
+        text = f"{kind}.load returned a {type(module).__name__}, no nn.Module"
         raise error(Reason.ADAPTER_INVALID, text)
-    inputs = tuple(adapter.inputs) or specs_from_signature(module)
-    for spec in inputs:
-        check_feature_names(spec)
-    module = module.eval().to(device)
+    with _code_of_owner(f"{kind}.inputs"):
+        inputs = tuple(adapter.inputs) or specs_from_signature(module)
+        for spec in inputs:
+            if not isinstance(spec, InputSpec):
+                raise error(Reason.ADAPTER_INVALID, f"{kind}.inputs has {spec!r}, which is no InputSpec", "inputs")
+            check_feature_names(spec)
+    with _code_of_owner(f"{kind}.labels"):
+        labels = _labels(adapter)
+    with _code_of_owner(f"moving the model of {kind} to {device}"):
+        module = module.eval().to(device)
     return InspectedModel(
         module,
         lambda inputs: adapter.forward(module, inputs),
         inputs,
-        adapter.labels,
+        labels,
         takes_any_name=not adapter.inputs and takes_any_name(module),
     )
+
+
+def _labels(adapter: Adapter) -> tuple[str, ...]:
+    """Returns the names of the classes, which may be an array of texts too."""
+    given: Any = adapter.labels
+    labels = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(labels, Sequence) and not isinstance(labels, str) and all(isinstance(each, str) for each in labels):
+        return tuple(labels)
+    what = f"{type(adapter).__name__}.labels is {reprlib.repr(given)}: list texts, in the order of their index"
+    raise error(Reason.ADAPTER_INVALID, what, "labels")
+
+
+def example_of(adapter: Adapter, device: torch.device) -> Inputs | None:
+    """Returns the example of ``adapter`` on ``device``, or None.
+
+    Raises:
+        InvalidArgument: ``ADAPTER_INVALID``.
+    """
+    example: Any = adapter.example()
+    if example is None:
+        return None
+    if not isinstance(example, Mapping) or not all(isinstance(value, Tensor) for value in example.values()):
+        what = f"{type(adapter).__name__}.example returned {reprlib.repr(example)}"
+        raise error(Reason.ADAPTER_INVALID, f"{what}; return tensors by name, {{'x': tensor}}", "adapter")
+    return {name: value.to(device) for name, value in example.items()}
 
 
 def create_adapter(kind: type[Adapter], options: Mapping[str, str], directory: Path, weights: Path | None) -> Adapter:
@@ -283,12 +312,25 @@ def create_adapter(kind: type[Adapter], options: Mapping[str, str], directory: P
     Raises:
         InvalidArgument: ``ADAPTER_INVALID``, if its code raises an error.
     """
-    try:
+    with _code_of_owner(kind.__name__):
         return kind(options, directory, weights)
-    except KeyboardInterrupt:
+
+
+@contextmanager
+def _code_of_owner(name: str) -> Iterator[None]:
+    """Enters a context in which the model owner's code runs, as ``name``; it may raise anything, such as SystemExit.
+
+    Raises:
+        InvalidArgument: ``ADAPTER_INVALID``, in place of it.
+    """
+    try:
+        yield
+    except (CutawayError, KeyboardInterrupt):
         raise
     except BaseException as failure:
-        problem = f"{kind.__name__} raised {type(failure).__name__}: {failure}"
+        problem = f"{name} raised {type(failure).__name__}: {failure}"
+        if isinstance(failure, FileNotFoundError):
+            problem += "; an adapter's files come with --extra, and are in self.directory"
         raise error(Reason.ADAPTER_INVALID, problem) from failure
 
 

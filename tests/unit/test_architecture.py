@@ -17,7 +17,20 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "service"
 HANDLER = ROOT / "handlers" / "inspection_handler.py"
 
-LAYERS = ["v1", "contract", "views", "client", "cutaway", "engine", "adapter_modules", "adapters", "server", "gateway", "jobs", "cli"]
+LAYERS = [
+    "v1",
+    "contract",
+    "views",
+    "client",
+    "cutaway",
+    "engine",
+    "adapter_modules",
+    "adapters",
+    "server",
+    "gateway",
+    "jobs",
+    "cli",
+]
 """The parts of the package; each may import those before it. A new part needs a place here."""
 
 INNER_LAYERS = {

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -132,13 +132,27 @@ def load_once(archive: Path, weights: Path | None) -> None:
     """
     with ScratchDirectory() as directory:
         reader.unpack(archive, Path(directory), weights=weights)
-        sys.path.insert(0, directory)  # an adapter may import other files of its archive, as in TorchServe's workers
-        try:
-            with plain_names(Path(directory)):
-                worker = Worker.load(Path(directory), device="cpu", batches_calls=False)
-                _run_example(worker)
-        finally:
-            sys.path.remove(directory)
+        with _in_archive(Path(directory)):
+            _run_example(Worker.load(Path(directory), device="cpu", batches_calls=False))
+        if sys.stdout.closed:
+            raise error(
+                Reason.ADAPTER_INVALID, "its code closes sys.stdout, where others write too: leave it", "adapter"
+            )
+
+
+@contextmanager
+def _in_archive(directory: Path) -> Iterator[None]:
+    """Enters the directory of an unpacked archive, from which an adapter imports and opens files as in a worker."""
+    before = os.open(".", os.O_RDONLY)
+    sys.path.insert(0, str(directory))
+    try:
+        os.chdir(directory)
+        with plain_names(directory):
+            yield
+    finally:
+        sys.path.remove(str(directory))
+        os.fchdir(before)
+        os.close(before)
 
 
 def _run_example(worker: Worker) -> None:

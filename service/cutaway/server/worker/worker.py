@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
-from cutaway.adapters import Adapter, TensorAdapter, decoded, feature_names, load_model, with_texts
+from cutaway.adapters import Adapter, TensorAdapter, decoded, example_of, feature_names, load_model, with_texts
 from cutaway.contract.errors import CutawayError, Reason, at
 from cutaway.contract.requests import InspectRequest, TopK
 from cutaway.contract.results import (
@@ -205,8 +205,7 @@ class Worker:
         return what_fits(self._model, self._example, self.memory)
 
     def _example(self) -> Inputs | None:
-        example = self._adapter.example()
-        return None if example is None else {name: value.to(self._model.device) for name, value in example.items()}
+        return example_of(self._adapter, self._model.device)
 
     def shares_with(self, other: Worker) -> bool:
         """Returns whether the two models have a module in common; hooks of one would then run in the other."""
