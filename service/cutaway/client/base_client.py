@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import grpc
+import numpy as np
 
 from cutaway.client.connect_channel import require_connect
 from cutaway.client.request_builder import (
@@ -32,7 +33,15 @@ from cutaway.client.request_builder import (
     TargetLike,
     build_request,
 )
-from cutaway.client.transport import SERVICE, TORCHSERVE_SCHEME, Call, GatewayTransport, TorchServeTransport, Transport
+from cutaway.client.transport import (
+    SERVICE,
+    TORCHSERVE_SCHEME,
+    Call,
+    GatewayTransport,
+    TorchServeTransport,
+    Transport,
+    check_text,
+)
 from cutaway.client.trust import Tls, is_loopback, make_trust
 from cutaway.contract.addresses import UNIX, check_target
 from cutaway.contract.errors import CutawayError, Reason, error
@@ -158,7 +167,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         address: ``host:port`` of a gateway, or ``unix:/path``; ``dns:///name:port`` or ``ipv4:host:port,host:port`` of
             several servers, whose serving ones get the calls in turn; or ``torchserve://host:port`` of TorchServe's own
             gRPC port.
-        timeout: seconds that a call may take, unless the call says otherwise.
+        timeout: seconds that a call may take, unless the call says otherwise; ``math.inf`` for the longest, 11 days.
         token: the caller's token, for servers that need one; it is sent to another machine only inside TLS. The token
             of a TorchServe that ``cutaway serve`` started is known to that command only.
         tls: True for an encrypted connection to a server with a certificate that the system trusts; a `Tls` says which
@@ -199,7 +208,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             self._make_channel = partial(self._trust.channel, self._grpc, self._target, options)
         self._channels: MutableMapping[Any, Any] = {}
         self._is_closed = False
-        self._timeout = timeout
+        self._timeout = _checked_timeout(timeout)
         self._sizes = ReplySizes()
 
     def inspect(
@@ -318,6 +327,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
 
     def _stream(self, request: InspectRequest, timeout: float | None, **options: Any) -> Any:
         """Returns the reply stream, with options of its class."""
+        check_text(request.model, "model")
 
         def send(seconds: float, in_parts: bool) -> Any:
             return self._messages(self._transport.inspect_stream(request, in_parts), seconds)
@@ -345,12 +355,13 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         """Yields the messages of the reply to ``call``."""
 
     def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else timeout
+        return self._timeout if timeout is None else _checked_timeout(timeout)
 
     def _call(self, call: Call[T], timeout: float | None) -> Steps[T]:
         return call.read((yield self._send(call, timeout)))
 
     def _inspect(self, request: InspectRequest, stream: bool | None, timeout: float | None) -> Steps[Inspection]:
+        check_text(request.model, "model")
         deadline = time.monotonic() + self._seconds(timeout)
         if not ((yield from self._prefers_stream(request, timeout)) if stream is None else stream):
             call = self._transport.inspect(request)
@@ -412,6 +423,21 @@ def _request(arguments: Mapping[str, Any]) -> InspectRequest:
     )
 
 
+_LONGEST_S = 1e6
+"""The longest timeout: Connect has ten digits for the milliseconds of a deadline, and gRPC takes no infinite one."""
+
+
+def _checked_timeout(timeout: Any) -> float:
+    """Returns a timeout as it is sent.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, unless it is a number of seconds from 0 on.
+    """
+    if isinstance(timeout, (int, float, np.integer, np.floating)) and timeout >= 0:  # not NaN
+        return float(min(timeout, _LONGEST_S))
+    raise error(Reason.INVALID_VALUE, f"{timeout!r:.200} is no number of seconds from 0 on", "timeout")
+
+
 def _options(target: str, transport: Transport) -> list[tuple[str, Any]]:
     """Returns the options of a channel to ``target``."""
     options: list[tuple[str, Any]] = [*_OPTIONS]
@@ -426,6 +452,7 @@ def _options(target: str, transport: Transport) -> list[tuple[str, Any]]:
 
 def _transport_for(address: str) -> tuple[Transport, str]:
     """Returns the transport for ``address``, and the ``host:port`` to connect to."""
+    check_text(address, "address")
     target = address.removeprefix(TORCHSERVE_SCHEME)
     check_target(target, "address")
     return GatewayTransport() if target == address else TorchServeTransport(), target

@@ -20,9 +20,6 @@ from cutaway.contract.wire.grpc_status import BytesCodec
 if TYPE_CHECKING:
     from connectrpc.errors import ConnectError
 
-_MAX_TIMEOUT_S = 1e6
-"""The longest timeout: Connect has ten digits for the milliseconds of a deadline."""
-
 _DIRECT = "*"
 """The pattern of hosts that are called without a proxy: all."""
 
@@ -160,7 +157,7 @@ def _method(path: str, *, streams: bool) -> Any:
 
 
 def _sent(timeout: float, metadata: Metadata) -> dict[str, Any]:
-    return {"headers": dict(metadata), "timeout_ms": round(1000 * min(timeout, _MAX_TIMEOUT_S))}
+    return {"headers": dict(metadata), "timeout_ms": round(1000 * timeout)}
 
 
 @contextmanager

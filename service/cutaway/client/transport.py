@@ -57,6 +57,7 @@ class Transport(ABC):
 
     def get_model(self, model: str, operators: bool, example: bool) -> Call[ModelDetail]:
         """Returns the call that describes a model, on request with its operators and its example."""
+        check_text(model, "model")
         request = wire_models.encode_model_request(model, operators=operators, example=example)
         return self._call("describe", model, request, _decode_detail)
 
@@ -149,6 +150,12 @@ def read_piece(message: bytes) -> bytes:
     """
     opening = torchserve.decode_stream_opening(message)
     return message if opening is None else header_message(complete_response(opening))
+
+
+def check_text(value: object, field: str) -> None:
+    """Raises ``INVALID_VALUE``, with ``field``, unless ``value`` is a text."""
+    if not isinstance(value, str):
+        raise error(Reason.INVALID_VALUE, f"{value!r:.200} is no text", field)
 
 
 def parse_model(model: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,44 @@ def test_whole_numbers_of_any_kind_are_sent(kind: str) -> None:
         edit = ca.Zero("m", call=several[0], rows=several)  # type: ignore[arg-type]
         message = wire_requests.encode(edited(edit)).edits[1]
         assert (message.call, list(message.rows)) == (2, [2, 1])
+
+
+@pytest.mark.parametrize("address", [None, 50051, b"localhost:50051"])
+def test_an_address_is_a_text(address: Any) -> None:
+    with pytest.raises(ca.InvalidArgument, match=f"{address!r} is no text") as caught:
+        ca.Client(address)
+    assert caught.value.field == "address"
+
+
+@pytest.mark.parametrize("model", [None, 3, ["net"], b"net"])
+def test_a_model_is_a_text(model: Any) -> None:
+    """In every call that names one."""
+    client = ca.Client("127.0.0.1:1")
+    for call in (
+        lambda: client.inspect(model, X),
+        lambda: client.inspect_stream(model, X),
+        lambda: client.ask(InspectRequest(model, X)),
+        lambda: client.get_model(model),
+    ):
+        with pytest.raises(ca.InvalidArgument, match="is no text") as caught:
+            call()
+        assert caught.value.field == "model"
+
+
+@pytest.mark.parametrize("timeout", [math.nan, -1, -math.inf, "5", [5]])
+def test_a_timeout_is_seconds_from_zero_on(timeout: Any) -> None:
+    """That of a client, and of a call."""
+    for call in (
+        lambda: ca.Client("127.0.0.1:1", timeout=timeout),
+        lambda: ca.Client("127.0.0.1:1").list_models(timeout=timeout),
+    ):
+        with pytest.raises(ca.InvalidArgument, match="is no number of seconds from 0 on") as caught:
+            call()
+        assert caught.value.field == "timeout"
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 9e9, 10**400, np.float32(9e9)])
+def test_a_long_timeout_is_the_longest(timeout: Any) -> None:
+    """A call fails for what is wrong: gRPC took such a deadline for one that had passed."""
+    with pytest.raises(ca.Unavailable):
+        ca.Client("127.0.0.1:1", timeout=timeout).list_models()
