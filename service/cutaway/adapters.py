@@ -24,6 +24,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from safetensors.torch import load_file
@@ -169,7 +170,7 @@ class ImageAdapter(Adapter):
     def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
         """Decodes one image of the ``media_type`` to float32 [1, channels, height, width]."""
         with pictures.opened(data, [media_type], self.most_pixels) as file:
-            image = _eight_bits(ImageOps.exif_transpose(file)).convert(self.mode)
+            image = _eight_bits(ImageOps.exif_transpose(file), file.format).convert(self.mode)
             image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         channels_first = pixels.reshape(1, *self.size, -1).permute(0, 3, 1, 2)
@@ -179,9 +180,21 @@ class ImageAdapter(Adapter):
         return {self.argument: (scaled - _channels(self.mean)) / _channels(self.std)}
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Returns a grey image of 16 bits with numbers from 0 to 255, which Pillow's own conversion would cut off there."""
-    return image.point(lambda value: value / 257 + 0.5) if image.mode.startswith("I;16") else image
+def _eight_bits(image: Image.Image, file_format: str | None) -> Image.Image:
+    """Returns a grey image of 16 bits with numbers from 0 to 255, which Pillow's own conversion would cut off there.
+
+    Raises:
+        ValueError: its numbers have 32 bits, and so no known range.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and file_format in _AT_MOST_16_BITS):
+        return Image.fromarray((np.asarray(image) / 257 + 0.5).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels are numbers of 32 bits, and no range is known: send 8 or 16 bits")
+    return image
+
+
+_AT_MOST_16_BITS = ("PNG", "PPM")
+"""Formats whose numbers of 16 bits some releases of Pillow read as 32."""
 
 
 def _channels(values: Sequence[float]) -> Tensor:

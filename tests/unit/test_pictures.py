@@ -15,6 +15,7 @@ from PIL import EpsImagePlugin, Image
 import cutaway as ca
 from cutaway.adapters import ImageAdapter
 from cutaway.cli.files import decode_image
+from cutaway.client.request_builder import build_request
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult
 from cutaway.views.pictures import sent_inputs
@@ -102,3 +103,39 @@ def test_an_error_says_what_was_stated() -> None:
     with pytest.raises(ca.InvalidArgument, match="no image that can be decoded as image/png") as caught:
         Photographs().decode(file_of("JPEG"), "image/png")
     assert (caught.value.reason, caught.value.field) == ("RAW_UNDECODABLE", "data")
+
+
+class Grey(ImageAdapter):
+    """Takes grey images of 4 pixels."""
+
+    size = (1, 4)
+    mode = "L"
+
+
+@pytest.mark.parametrize("order", ["I;16", "I;16B"])
+def test_numbers_of_16_bits_are_scaled(order: str) -> None:
+    """In both orders of bytes, each to the nearest of 256 steps."""
+    numbers = np.array([[0, 257, 129 * 257 + 128, 65535]], ">u2" if order == "I;16B" else "<u2")
+    file = io.BytesIO()
+    Image.frombytes(order, (4, 1), numbers.tobytes()).save(file, "TIFF")
+    pixels = Grey().decode(file.getvalue(), "image/tiff")["image"].flatten()
+    np.testing.assert_array_equal(pixels.numpy() * 255, [0, 1, 129, 255])
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_numbers_of_32_bits_are_refused(kind: type[np.generic]) -> None:
+    """Nobody knows their range: they were cut off at 255."""
+    file = io.BytesIO()
+    Image.fromarray(np.array([[0, 1, 300, 70000]], kind)).save(file, "TIFF")
+    with pytest.raises(
+        ca.InvalidArgument, match=r"numbers of 32 bits, and no range is known: send 8 or 16 bits"
+    ) as caught:
+        Grey().decode(file.getvalue(), "image/tiff")
+    assert caught.value.reason == "RAW_UNDECODABLE"
+
+
+@pytest.mark.parametrize("mode", ["F", "CMYK", "LAB"])
+def test_an_image_that_no_png_can_hold_is_refused_before_it_is_sent(mode: str) -> None:
+    with pytest.raises(ca.InvalidArgument, match=f"mode {mode} as PNG: convert the Pillow image to L or RGB") as caught:
+        build_request("net", Image.new(mode, (2, 2)))
+    assert caught.value.field == "inputs"

@@ -85,7 +85,11 @@ def _as_raw(value: Any) -> requests.Raw | None:
     image = getattr(sys.modules.get("PIL.Image"), "Image", None)
     if image is not None and isinstance(value, image):
         data = io.BytesIO()
-        value.save(data, "PNG")
+        try:
+            value.save(data, "PNG")
+        except OSError as failure:
+            what = f"{failure}: convert the Pillow image to L or RGB, or send an array by name"
+            raise error(Reason.INVALID_VALUE, what) from None
         return requests.Raw(data.getvalue(), "image/png")
     return None
 
