@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import subprocess
 import sys
+import time
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -17,9 +18,26 @@ from cutaway.server.worker import keeper
 
 
 def test_workers_that_end_early_wait_longer_and_longer() -> None:
-    """And never longer than half a minute, however often they have ended."""
-    assert [keeper.delay_after(failures) for failures in range(8)] == [0, 0, 1, 3, 7, 15, 30, 30]
-    assert keeper.delay_after(100_000) == 30
+    """Never longer than half a minute where the model loads, and than five minutes where it does not."""
+    for has_loaded, last in ((True, [30, 30, 30]), (False, [60, 120, 300])):
+        delays = [keeper.delay_after(failures, has_loaded=has_loaded) for failures in range(10)]
+        assert delays == [0, 0, 1, 3, 7, 15, 30, *last]
+        assert keeper.delay_after(100_000, has_loaded=has_loaded) == last[-1]
+
+
+@pytest.mark.parametrize(("has_loaded", "lived_s", "failures"), [(False, 60.0, 4), (True, 5.0, 4), (True, 60.0, 0)])
+def test_a_slow_load_that_fails_is_no_steady_worker(
+    has_loaded: bool, lived_s: float, failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one waits after any load that fails, however long it took."""
+    monkeypatch.setattr(keeper, "_run", lambda *_: None)
+    first = keeper._start(keeper.WorkerSlot(0, Path("/nowhere"), ModelName("none", "1.0"), 1))
+    first.loaded[0] = has_loaded
+    ended = first._replace(began=time.monotonic() - lived_s, failures=3)
+    second = keeper._next(ended)
+    for each in (first, second):
+        each.process.join()
+    assert second.failures == failures
 
 
 def test_each_worker_has_a_number_of_its_own() -> None:

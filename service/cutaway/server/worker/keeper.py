@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import multiprocessing
 import os
 import sys
@@ -30,10 +31,13 @@ from cutaway.server.worker.process import WorkerProcess
 from cutaway.server.worker_protocol import WORKERS
 
 _STEADY_S = 10.0
-"""Seconds below which a worker ended early, perhaps because its model cannot load; the next one then waits first."""
+"""Seconds below which a worker ended early; the next one then waits first, as after one that has not loaded."""
 
-_DELAYS_S = (0.0, 0.0, 1.0, 3.0, 7.0, 15.0, 30.0)
+_DELAYS_S = (0.0, 0.0, 1.0, 3.0, 7.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 """Seconds that a worker waits, by the number of workers before it that ended early; the last number for all more."""
+
+_LONGEST_S = 30.0
+"""The longest that a model waits which has loaded: its callers do."""
 
 _PAUSE_S = 1.0
 
@@ -48,12 +52,14 @@ class WorkerSlot(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """The worker in a slot: when it began, and how many before it ended early in a row."""
+    """The worker in a slot: when it began, how many before it ended early in a row, and a byte that is 1 once it has
+    loaded."""
 
     slot: WorkerSlot
     process: ForkProcess
     began: float
     failures: int
+    loaded: mmap.mmap
 
 
 def slots_of(argument: str) -> list[WorkerSlot]:
@@ -75,8 +81,7 @@ def keep(slots: list[WorkerSlot]) -> None:
             del running[sentinel]
             worker.process.join()
             _print_record(worker.process)
-            ended_early = time.monotonic() - worker.began < _STEADY_S
-            new = _start(worker.slot, worker.failures + 1 if ended_early else 0)
+            new = _next(worker)
             running[new.process.sentinel] = new
 
 
@@ -87,31 +92,43 @@ def _print_record(process: ForkProcess) -> None:
         print(load_records.note_end(Path(directory), process.pid, process.exitcode), end="", flush=True)
 
 
-def _start(slot: WorkerSlot, failures: int = 0) -> _Running:
-    """Starts a worker, which waits first if there are ``failures``; tries again if no process can be made."""
-    delay_s = delay_after(failures)
+def _next(ended: _Running) -> _Running:
+    """Starts the worker that follows one that has ended."""
+    has_loaded = bool(ended.loaded[0])
+    ended_early = not has_loaded or time.monotonic() - ended.began < _STEADY_S
+    failures = ended.failures + 1 if ended_early else 0
+    return _start(ended.slot, failures, delay_after(failures, has_loaded=has_loaded))
+
+
+def _start(slot: WorkerSlot, failures: int = 0, delay_s: float = 0.0) -> _Running:
+    """Starts a worker, which waits first for ``delay_s``; tries again if no process can be made."""
+    loaded = mmap.mmap(-1, 1)  # shared with the fork
     while True:
-        process = multiprocessing.get_context("fork").Process(target=_run, args=(slot, delay_s), name=slot.name.model)
+        process = multiprocessing.get_context("fork").Process(
+            target=_run, args=(slot, delay_s, loaded), name=slot.name.model
+        )
         try:
             process.start()
         except OSError as failure:
             print(f"no worker of {slot.name.model} can be started: {failure}; trying again", file=sys.stderr)
             time.sleep(_PAUSE_S)
         else:
-            return _Running(slot, process, time.monotonic() + delay_s, failures)
+            return _Running(slot, process, time.monotonic() + delay_s, failures, loaded)
 
 
-def delay_after(failures: int) -> float:
-    """Returns how long a worker waits after so many that ended early, in seconds."""
-    return _DELAYS_S[min(failures, len(_DELAYS_S) - 1)]
+def delay_after(failures: int, *, has_loaded: bool) -> float:
+    """Returns how long a worker waits after so many that ended early, in seconds; ``has_loaded`` is of the last one."""
+    delay_s = _DELAYS_S[min(failures, len(_DELAYS_S) - 1)]
+    return min(delay_s, _LONGEST_S) if has_loaded else delay_s
 
 
-def _run(slot: WorkerSlot, delay_s: float) -> None:
+def _run(slot: WorkerSlot, delay_s: float, loaded: mmap.mmap) -> None:
     """Runs a worker until the process is killed."""
     time.sleep(delay_s)
     os.chdir(slot.directory)
     sys.path.insert(0, str(slot.directory))  # an adapter may import other files of its archive
     WorkerProcess.start(slot.directory, slot.name, workers=slot.workers, gpu=_gpu(slot.number))
+    loaded[0] = 1
     threading.Event().wait()
 
 
