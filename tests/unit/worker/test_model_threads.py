@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -252,6 +254,25 @@ def test_a_fault_of_one_job_is_its_own(bench: Bench) -> None:
     bench.put("A", 3)
     assert bench.order() == "AAA"
     assert bench.threads.submit(lambda: 5).result(PATIENCE_S) == 5
+
+
+def test_a_closed_stderr_ends_no_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's code may close it; what the log says of a job is lost then, and nothing else."""
+
+    def fail() -> None:
+        raise RuntimeError
+
+    closed = io.StringIO()
+    closed.close()
+    handler = logging.StreamHandler(closed)
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    monkeypatch.setattr("sys.stderr", closed)
+    model_threads.log.addHandler(handler)
+    try:
+        bench.threads.put(Job(fail, ["bad"]))
+        assert bench.threads.submit(lambda: 5).result(PATIENCE_S) == 5
+    finally:
+        model_threads.log.removeHandler(handler)
 
 
 def test_closing_waits_for_what_was_set_aside(bench: Bench) -> None:

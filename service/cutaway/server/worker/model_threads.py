@@ -358,6 +358,7 @@ class ModelThreads(Turns):
         return mailbox
 
     def _serve(self, mailbox: _Mailbox, ready: threading.Event) -> None:
+        logging.raiseExceptions = False  # a model may close stderr: a line of the log would then end this thread
         _start_loops()
         ready.set()
         while self._serve_next(mailbox):
