@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
@@ -13,59 +14,10 @@ from cutaway.contract.errors import CutawayError, Reason, at, error, release_fra
 from cutaway.contract.pictures import media_type_of
 from cutaway.contract.requests import ClassIndex, InspectRequest, Raw
 from cutaway.contract.results import ModelDetail
-from cutaway.contract.tensors import DTYPES, FLOATING, Array
+from cutaway.contract.tensors import Array, dtype_name
+from cutaway.jobs.conversion import alike, convert, feature_vectors
 from cutaway.jobs.sources.source import Column, Source, Unreadable
 from cutaway.jobs.spec import Job, RawInput, TensorColumn, parse_request
-
-
-def feature_vectors(data: Mapping[str, Column], columns: Sequence[str], first: int) -> Column:
-    """Returns the numbers of ``columns`` as [rows, columns]; a row without one of them is `Unreadable`.
-
-    Args:
-        data: the columns of some rows.
-        columns: the names of the features, in order.
-        first: the index of the first row in the data set, for messages.
-    """
-    problems: dict[int, list[str]] = {}
-    arrays = []
-    for name in columns:
-        array, reasons = _numbers(data[name])
-        arrays.append(array)
-        for row, reason in reasons.items():
-            problems.setdefault(row, []).append(f"column {name!r}: {reason}")
-    vectors: Array = np.stack(arrays, axis=1)
-    if not problems:
-        return vectors
-    return [
-        Unreadable(_message(problems[row], first + row)) if row in problems else vector
-        for row, vector in enumerate(vectors)
-    ]
-
-
-def _message(reasons: Sequence[str], row: int) -> str:
-    more = f", and {len(reasons) - 1} more columns" if len(reasons) > 1 else ""
-    return f"row {row}, {reasons[0]}{more}"
-
-
-def _numbers(column: Column) -> tuple[Array, dict[int, str]]:
-    """Returns a column as numbers [rows], and why rows have none; NaN stands for a missing value in a table."""
-    if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "fiub":
-        missing = np.isnan(column) if column.dtype.kind == "f" else np.zeros(len(column), bool)
-        return column, {int(row): "there is no value" for row in np.flatnonzero(missing)}
-    numbers = np.zeros(len(column))
-    reasons = {}
-    for row, value in enumerate(column):
-        if isinstance(value, (int, float, np.number, np.bool_)) and value == value:
-            numbers[row] = value
-        else:
-            reasons[row] = _reason(value)
-    return numbers, reasons
-
-
-def _reason(value: object) -> str:
-    if isinstance(value, Unreadable):
-        return value.reason
-    return "there is no value" if value is None or value != value else f"{value!r:.40} is not a number"
 
 
 @dataclass(frozen=True)
@@ -110,6 +62,8 @@ class BatchBuilder:
 
     def __init__(self, job: Job, detail: ModelDetail, features: Mapping[str, Sequence[str]]) -> None:
         self._job = job
+        self._tensors = {} if isinstance(job.inputs, RawInput) else job.inputs
+        self._features = {name: tuple(columns) for name, columns in features.items()}
         self.template = template = parse_request(job.request, job.target)
         self._classes = {name: index for index, name in enumerate(detail.labels)}
         self._declared = {spec.name: spec.data_type for spec in detail.inputs}
@@ -118,17 +72,25 @@ class BatchBuilder:
         request = replace(template.request, model=job.model.name or detail.model.model, seed=template.seed)
         self.request = self._with_typed_baselines(request)
         self._named = named_columns(job)
-        self._features = {f"inputs.{name}": tuple(columns) for name, columns in features.items()}
-        self.inputs = tuple(section for section in [*self._named, *self._features] if section.startswith("inputs."))
+        sections = [*self._named, *(f"inputs.{name}" for name in self._features)]
+        self.inputs = tuple(section for section in sections if section.startswith("inputs."))
 
     def read(self, source: Source, start: int, stop: int) -> dict[str, Column]:
         """Returns the rows [start, stop) of the data set: what the job needs of them, by the section that names it."""
         names = [*self._named.values(), *(name for columns in self._features.values() for name in columns)]
         data = source.read(start, stop, tuple(dict.fromkeys(names)))
         return {
-            **{section: data[column] for section, column in self._named.items()},
-            **{section: feature_vectors(data, columns, start) for section, columns in self._features.items()},
+            **{section: self._column(section, data[column]) for section, column in self._named.items()},
+            **{f"inputs.{name}": self._vectors(name, data, start) for name in self._features},
         }
+
+    def _column(self, section: str, column: Column) -> Column:
+        name = section.removeprefix("inputs.")
+        return alike(column) if section != name and name in self._tensors and not self._declared_type(name) else column
+
+    def _vectors(self, name: str, data: Mapping[str, Column], first: int) -> Column:
+        spec = self._tensors[name]
+        return feature_vectors(data, self._features[name], first, self._data_type(name), spec.scale)
 
     def batch(
         self,
@@ -191,12 +153,8 @@ class BatchBuilder:
             array: Array = np.asarray(value)
         except ValueError:  # lists of unequal lengths
             raise error(Reason.INPUT_SHAPE, "the value is not a rectangular array") from None
-        data_type = self._data_type(name, array)
-        if array.dtype.kind not in ("fiub" if data_type in FLOATING else "iub"):
-            raise error(Reason.INPUT_DTYPE, f"{array.dtype} cannot be converted to {data_type}, the type of {name}")
-        if spec.scale != 1:
-            array = array * spec.scale
-        array = array.astype(DTYPES[data_type])
+        if name not in self._features:
+            array = convert(array, self._data_type(name, array), spec.scale)
         if spec.shape is None:
             return array
         try:
@@ -205,34 +163,38 @@ class BatchBuilder:
             what = f"{array.size} numbers of shape {list(array.shape)} cannot be reshaped to {list(spec.shape)}"
             raise error(Reason.INPUT_SHAPE, what) from None
 
-    def _data_type(self, name: str, array: Array) -> str:
+    def _data_type(self, name: str, array: Array | None = None) -> str:
         """Returns the data type of the input ``name``, as the job or else the model declares it.
 
-        Without a declaration, floats and features have the data type of the model's parameters, and all other inputs
-        that of ``array``.
+        Without a declaration, floats, features and numbers with a fractional scale have the data type of the model's
+        parameters, and all other inputs that of ``array``.
         """
-        inputs = self._job.inputs
-        given = "" if isinstance(inputs, RawInput) or name not in inputs else inputs[name].dtype
         # The numbers of a table may all be whole in one batch and not in another.
-        number = array.dtype.kind == "f" or f"inputs.{name}" in self._features
-        floating = number and self._parameters in FLOATING
-        return given or self._declared.get(name) or (self._parameters if floating else str(array.dtype))
+        is_scaled = name in self._tensors and not self._tensors[name].scale.is_integer()
+        if array is None or array.dtype.kind == "f" or name in self._features or is_scaled:
+            return self._declared_type(name) or self._parameters
+        return self._declared_type(name) or dtype_name(array)
+
+    def _declared_type(self, name: str) -> str:
+        return (self._tensors[name].dtype if name in self._tensors else "") or self._declared.get(name, "")
 
     def _with_typed_baselines(self, request: InspectRequest) -> InspectRequest:
         """Converts baselines that are lists to arrays in the data types of their inputs."""
-        known = {*self._declared, *(() if isinstance(self._job.inputs, RawInput) else self._job.inputs)}
+        known = {*self._declared, *self._tensors}
 
         def typed(name: str, baseline: Any) -> Any:
-            if isinstance(baseline, (int, float)) or name not in known:
+            if name not in known or not isinstance(baseline, np.ndarray):
                 return baseline
-            return np.asarray(baseline).astype(DTYPES[self._data_type(name, np.asarray(baseline))])
+            with at(f"baselines.{name}"):
+                return convert(baseline, self._data_type(name, baseline))
 
-        def with_baselines(attribution: Any) -> Any:
+        def with_baselines(attribution: Any, number: int) -> Any:
             baselines = getattr(attribution, "baselines", None) or {}
-            converted = {name: typed(name, baseline) for name, baseline in baselines.items()}
+            with at(f"request.attributions[{number}]"):
+                converted = {name: typed(name, baseline) for name, baseline in baselines.items()}
             return replace(attribution, baselines=converted) if baselines else attribution
 
-        return replace(request, attributions=tuple(map(with_baselines, request.attributions)))
+        return replace(request, attributions=tuple(map(with_baselines, request.attributions, count())))
 
     def _class_index(self, columns: Mapping[str, Column], row: int) -> int:
         """Returns the index of the class that the row's label names."""

@@ -171,14 +171,14 @@ def _structs(array: Any) -> Column:
 
 
 def from_values(values: Sequence[Any]) -> Column:
-    """Converts values of JSON: numbers and lists of numbers become arrays, None becomes `Unreadable`."""
+    """Converts values of JSON: numbers and lists of numbers of one type become arrays, None becomes `Unreadable`."""
     kinds = set(map(type, values))
-    if kinds and (kinds <= {int, float} or kinds == {bool}):
+    if kinds in ({int}, {float}, {bool}):
         numbers = np.array(values)
-        return numbers if numbers.dtype.kind in "biuf" else list(values)
+        return numbers if numbers.dtype.kind in ("f" if kinds == {float} else "biu") else list(values)
     items = [_value(value) for value in values]
-    shapes = {item.shape if isinstance(item, np.ndarray) else None for item in items}
-    if len(shapes) == 1 and None not in shapes and len({item.dtype == bool for item in items}) == 1:
+    alike = {(item.shape, item.dtype) if isinstance(item, np.ndarray) else None for item in items}
+    if len(alike) == 1 and None not in alike:  # numpy would round whole numbers beside floats
         return np.stack(items)
     return [item.item() if isinstance(item, np.ndarray) and not item.ndim else item for item in items]
 

@@ -1,0 +1,214 @@
+"""Values of a data set reach the model and the results as they are, or an error of the row or the job says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from cutaway.contract.errors import CutawayError, Reason
+from cutaway.jobs import Job, Results, read, run
+from cutaway.jobs.conversion import convert
+
+ADAPTER = """
+import torch
+from torch import nn
+
+from cutaway.adapters import Adapter
+from cutaway.contract.results import InputSpec
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x.float())
+
+
+class Typed(Adapter):
+    inputs = {inputs}
+    labels = {labels}
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return Sum()
+
+    def example(self):
+        return {{"x": torch.zeros(1, 3, dtype=torch.{dtype})}}
+"""
+BIG = 2**53 + 1
+"""The first whole number that no float64 holds."""
+
+
+def results(
+    folder: Path, dtype: str, data: str, columns: Any = "x", labels: tuple[str, ...] = ("a", "b"), **more: Any
+) -> Results:
+    """The results of a job over ``data``, a file in ``folder``, for a model whose input has that type; "" is none."""
+    inputs = f'(InputSpec("x", "{dtype}", (-1, 3)),)' if dtype else "()"
+    adapter = ADAPTER.format(inputs=inputs, labels=labels, dtype=dtype or "float32")
+    (folder / "typed_adapter.py").write_text(adapter)
+    run(
+        Job(
+            model={"adapter": f"{folder / 'typed_adapter.py'}:Typed"},
+            data=str(folder / data),
+            inputs={"x": {"column": columns} if isinstance(columns, str) else columns},
+            **{"output": {"folder": folder / "out", "keep_inputs": True}, **more},
+        )
+    )
+    return read(folder / "out")
+
+
+def good(found: Results) -> dict[int, list[Any]]:
+    """The inputs of good rows, by row."""
+    return {row: found["input:x"][row].tolist() for row, reason in enumerate(found["error"]) if reason is None}
+
+
+def messages(found: Results) -> dict[int, str]:
+    """The messages of bad rows."""
+    return {row: message for row, message in enumerate(found["error_message"]) if message is not None}
+
+
+def write_rows(folder: Path, rows: list[Any], suffix: str) -> str:
+    """The rows, lists of three numbers, as a column ``x`` of lists; in CSV as columns ``a``, ``b`` and ``c``."""
+    path = folder / f"x.{suffix}"
+    if suffix == "csv":
+        path.write_text("a,b,c\n" + "".join(",".join("" if n is None else str(n) for n in row) + "\n" for row in rows))
+    elif suffix == "jsonl":
+        path.write_text("".join(json.dumps({"x": row}) + "\n" for row in rows))
+    elif suffix == "parquet":
+        parquet.write_table(pa.table({"x": rows}), path)
+    else:
+        np.save(path, np.array(rows))
+    return path.name
+
+
+FEATURES = {"columns": ["a", "b", "c"]}
+MISFITS = {
+    "int32": (
+        [5_000_000_000, 2, 3],
+        "5000000000 is no int32, which holds whole numbers from -2147483648 to 2147483647",
+    ),
+    "uint8": ([300, 2, 3], "300 is no uint8, which holds whole numbers from 0 to 255"),
+    "int8": ([1, -129, 3], "-129 is no int8"),
+    "float32": ([1e300, 2, 3], "1e+300 is too large for float32"),
+    "float16": ([70000.0, 2, 3], "70000.0 is too large for float16"),
+    "int64": ([1.5, 2, 3], "1.5 is no int64"),
+}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "npy"])
+@pytest.mark.parametrize("dtype", MISFITS)
+def test_a_number_that_an_input_cannot_hold_costs_its_row(tmp_path: Path, dtype: str, suffix: str) -> None:
+    """It never becomes another number. The other rows of the shard have their values."""
+    misfit, message = MISFITS[dtype]
+    data = write_rows(tmp_path, [[1, 0, 1], misfit, [0, 1, 1]], suffix)
+    found = results(tmp_path, dtype, data, FEATURES if suffix == "csv" else "x")
+    assert good(found) == {0: [1, 0, 1], 2: [0, 1, 1]}
+    assert list(messages(found)) == [1]
+    assert message in messages(found)[1]
+    assert messages(found)[1].startswith("inputs.x: ")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "npy"])
+def test_a_scale_makes_no_other_numbers(tmp_path: Path, suffix: str) -> None:
+    """A product that is no whole number, or too large, is no input of a whole-number type."""
+    data = write_rows(tmp_path, [[2, 4, 6], [2, 4, 7], [510, 0, 0], [512, 0, 0]], suffix)
+    columns: dict[str, Any] = FEATURES if suffix == "csv" else {"column": "x"}
+    found = results(tmp_path, "uint8", data, {**columns, "scale": 0.5})
+    assert good(found) == {0: [1, 2, 3], 2: [255, 0, 0]}
+    assert "7 times the scale 0.5 is no uint8" in messages(found)[1]
+
+
+def test_a_fractional_scale_makes_floats_where_no_type_is_declared(tmp_path: Path) -> None:
+    """Pixels of a model that declares nothing are scaled, and not cut to 0."""
+    np.save(tmp_path / "x.npy", np.array([[0, 51, 255]], np.uint8))
+    found = results(tmp_path, "", "x.npy", {"column": "x", "scale": 1 / 255})
+    np.testing.assert_array_equal(found["input:x"], np.array([[0, 0.2, 1]], np.float32))
+
+
+@pytest.mark.parametrize("number", [2, -1, 0.5])
+def test_a_number_is_no_truth_value(number: float) -> None:
+    """But for 0 and 1."""
+    assert convert(np.array([0, 1.0]), "bool").tolist() == [False, True]
+    with pytest.raises(CutawayError, match=f"{number} is no bool, which holds whole numbers from 0 to 1"):
+        convert(np.array([number]), "bool")
+
+
+def test_an_infinite_number_stays_infinite(tmp_path: Path) -> None:
+    """It is the caller's own value, and so is NaN in an array."""
+    np.save(tmp_path / "x.npy", np.array([[np.inf, -np.inf, 0.0], [np.nan, 0, 0]]))
+    found = results(tmp_path, "float32", "x.npy")
+    np.testing.assert_array_equal(found["input:x"], np.load(tmp_path / "x.npy").astype(np.float32))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_an_empty_cell_costs_its_row_alone(tmp_path: Path, suffix: str) -> None:
+    """The whole numbers of the other rows stay exact, beside fractions too."""
+    rows: list[list[Any]] = [[BIG, 2, 3], [4, None, 6], [7, 8, -BIG], [1, 1.5, 1]]
+    if suffix == "parquet":
+        rows = [[int(n) if n is not None else None for n in row] for row in rows[:3]]
+        parquet.write_table(pa.table(dict(zip("abc", map(list, zip(*rows))))), tmp_path / "x.parquet")
+    elif suffix == "jsonl":
+        (tmp_path / "x.jsonl").write_text("".join(json.dumps(dict(zip("abc", row))) + "\n" for row in rows))
+    else:
+        write_rows(tmp_path, rows, "csv")
+    found = results(tmp_path, "int64", f"x.{suffix}", FEATURES)
+    assert good(found) == {0: [BIG, 2, 3], 2: [7, 8, -BIG]}
+    assert "row 1, column 'b': " in messages(found)[1]
+
+
+def test_columns_of_unsigned_numbers_change_no_others(tmp_path: Path) -> None:
+    """Only the number that is too large is an error; no column becomes one of floats."""
+    columns = {"a": np.array([BIG, 1], np.int64), "b": np.array([BIG, 2**63 + 1], np.uint64), "c": np.array([1.0, 2.0])}
+    parquet.write_table(pa.table(columns), tmp_path / "x.parquet")
+    found = results(tmp_path, "int64", "x.parquet", FEATURES)
+    assert good(found) == {0: [BIG, BIG, 1]}
+    assert "row 1, column 'b': 9223372036854775809 is no int64" in messages(found)[1]
+
+
+def test_a_list_of_floats_changes_no_list_of_whole_numbers(tmp_path: Path) -> None:
+    """A column of JSON has lists of both; a whole number that a float beside it has rounded is no whole number."""
+    write_rows(tmp_path, [[BIG, 2, 3], [1.0, 2.0, 3.0], [BIG, 2.0, 3.0], [1.5, 2.0, 3.0]], "jsonl")
+    found = results(tmp_path, "int64", "x.jsonl")
+    assert good(found) == {0: [BIG, 2, 3], 1: [1, 2, 3]}
+    assert list(messages(found)) == [2, 3]
+
+
+def test_whole_numbers_and_floats_of_json_are_one_column(tmp_path: Path) -> None:
+    """Of a model that declares no type, an input with fractions has the type of the parameters in all rows."""
+    write_rows(tmp_path, [[1, 2, 3], [1.5, 2, 3], [4, 5, 6]], "jsonl")
+    found = results(tmp_path, "", "x.jsonl")
+    assert found["input:x"].dtype == np.float32
+    assert good(found) == {0: [1, 2, 3], 1: [1.5, 2, 3], 2: [4, 5, 6]}
+
+
+def test_numbers_without_a_type_in_torch_are_refused(tmp_path: Path) -> None:
+    """By the name of their type, where nothing declares another."""
+    np.save(tmp_path / "x.npy", np.array([[1, 2, 3]], np.uint16))
+    with pytest.raises(CutawayError, match="uint16 cannot be sent") as caught:
+        results(tmp_path, "", "x.npy")
+    assert (caught.value.reason, caught.value.field) == (Reason.INPUT_DTYPE, "inputs.x")
+
+
+def test_a_number_of_400_digits_is_an_error_of_its_row(tmp_path: Path) -> None:
+    """No float holds it."""
+    (tmp_path / "x.jsonl").write_text('{"a":1,"b":2,"c":3}\n{"a":%s,"b":2,"c":3}\n' % ("1" * 400))
+    found = results(tmp_path, "float32", "x.jsonl", FEATURES)
+    assert good(found) == {0: [1, 2, 3]}
+    assert "row 1, column 'a': the number is too large" in messages(found)[1]
+
+
+def test_baselines_are_not_changed(tmp_path: Path) -> None:
+    """A number of a baseline that the input cannot hold is an error before anything runs."""
+    write_rows(tmp_path, [[1, 2, 3]], "jsonl")
+    request = {"attributions": [{"method": "feature_ablation", "inputs": ["x"], "baselines": {"x": [[300, 0, 0]]}}]}
+    with pytest.raises(CutawayError, match="300 is no uint8") as caught:
+        results(tmp_path, "uint8", "x.jsonl", request=request)
+    assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "request.attributions[0].baselines.x")
