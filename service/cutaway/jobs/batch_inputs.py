@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from cutaway.contract.requests import ClassIndex, InspectRequest, Raw
 from cutaway.contract.results import ModelDetail
 from cutaway.contract.tensors import Array, dtype_name
 from cutaway.jobs.conversion import alike, convert, feature_vectors
-from cutaway.jobs.sources.source import Column, Source, Unreadable
+from cutaway.jobs.sources.source import NOT_UTF8, Column, Source, Unreadable, as_numbers
 from cutaway.jobs.spec import Job, RawInput, TensorColumn, parse_request
 
 
@@ -85,8 +86,12 @@ class BatchBuilder:
         }
 
     def _column(self, section: str, column: Column) -> Column:
+        """Returns a column: for a tensor as numbers, which are floats if some are and nothing declares the type."""
         name = section.removeprefix("inputs.")
-        return alike(column) if section != name and name in self._tensors and not self._declared_type(name) else column
+        if name == section or name not in self._tensors:
+            return column
+        numbers = as_numbers(column)
+        return numbers if self._declared_type(name) else alike(numbers)
 
     def _vectors(self, name: str, data: Mapping[str, Column], first: int) -> Column:
         spec = self._tensors[name]
@@ -117,6 +122,7 @@ class BatchBuilder:
             if row in bad:
                 continue
             try:
+                self._check_texts(columns, row)
                 classes[row] = self._class_index(columns, row) if self.template.by_label else 0
                 examples[row] = self._example(columns, row)
             except CutawayError as failure:
@@ -129,6 +135,13 @@ class BatchBuilder:
         if self.template.by_label:
             request = replace(request, target=ClassIndex(tuple(classes[row] for row in present)))
         return Batch(tuple(rows), bad, _with_inputs(request, [examples[row] for row in present]))
+
+    def _check_texts(self, columns: Mapping[str, Column], row: int) -> None:
+        """Raises ``DATA_UNREADABLE`` if the row's id or label is a text that is not UTF-8, which no table holds."""
+        for section in {"id", "label"} & columns.keys():
+            value = columns[section][row]
+            if isinstance(value, Unreadable) and value == NOT_UTF8:
+                raise error(Reason.DATA_UNREADABLE, value.reason, f"{section}.column")
 
     def _example(self, columns: Mapping[str, Column], row: int) -> dict[str, Array] | Raw:
         inputs = self._job.inputs
@@ -217,7 +230,15 @@ class BatchBuilder:
     def row_id(self, columns: Mapping[str, Column], row: int, number: int) -> str:
         """Returns the id of the row; by default ``number``, its index in the data set."""
         value = None if self._job.id is None else columns["id"][row]
-        return str(number) if value is None or isinstance(value, Unreadable) else str(value)
+        return str(number) if value is None or isinstance(value, Unreadable) else _text(value)
+
+
+def _text(value: object) -> str:
+    """Returns a value as text; bytes that are not UTF-8 as Python writes them."""
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()
+    return str(value)
 
 
 def _value(columns: Mapping[str, Column], section: str, row: int) -> Any:

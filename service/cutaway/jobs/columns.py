@@ -15,7 +15,7 @@ from cutaway.contract.results import AttributionResult, InspectResult, WarningCo
 from cutaway.contract.results.arrays import Entry, by_name, entries, examples_first, numbered
 from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.tensors import Array
-from cutaway.jobs.sources.source import Column, Source, Unreadable, check_columns
+from cutaway.jobs.sources.source import Column, Source, Unreadable, as_numbers, check_columns
 from cutaway.jobs.spec import FEATURES, Job, RawInput, RequestTemplate, TensorColumn
 
 
@@ -234,11 +234,16 @@ def _refuse_order(columns: Sequence[str], names: Sequence[str]) -> None:
 
 def _not_numeric(column: Column) -> str:
     """Returns what a column holds that has no numbers; ``""`` for one with numbers, or without any value."""
-    if isinstance(column, np.ndarray):
-        if column.dtype.kind not in "fiub":
-            return f"holds {column.dtype}"
-        return "" if column.ndim == 1 else f"holds arrays of shape {list(column.shape[1:])}"
-    values = [value for value in column if value is not None and not isinstance(value, Unreadable)]
-    if not values or any(isinstance(value, (int, float, np.number, np.bool_)) for value in values):
+    numbers = as_numbers(column)
+    if isinstance(numbers, np.ndarray):
+        if numbers.dtype.kind not in "fiub":
+            return f"holds {numbers.dtype}"
+        return "" if numbers.ndim == 1 else f"holds arrays of shape {list(numbers.shape[1:])}"
+    values = [value for value in column if not (value is None or isinstance(value, Unreadable) or _is_blank(value))]
+    if not values or any(isinstance(value, (int, float, np.number, np.bool_)) for value in numbers):
         return ""
     return f"holds {values[0]!r:.40}"
+
+
+def _is_blank(value: object) -> bool:
+    return isinstance(value, str) and not value.strip()

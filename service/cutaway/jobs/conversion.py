@@ -9,7 +9,7 @@ import numpy as np
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.tensors import DTYPES, FLOATING, Array
-from cutaway.jobs.sources.source import Column, Unreadable
+from cutaway.jobs.sources.source import Column, Unreadable, as_numbers
 
 _WHOLE = 2**53 - 1
 """The largest whole number up to which a floating number stands for one whole number only."""
@@ -102,7 +102,7 @@ def feature_vectors(
     problems: dict[int, list[str]] = {}
     arrays = []
     for name in columns:
-        numbers, reasons = _numbers(data[name])
+        numbers, reasons = _numbers(as_numbers(data[name]))
         array, misfits = _cast(numbers, data_type, scale)
         reasons = {int(row): _misfit(numbers[row], data_type, scale) for row in np.flatnonzero(misfits)} | reasons
         arrays.append(array)

@@ -27,6 +27,7 @@ from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.request_reader.files import load_arrays
 from cutaway.jobs.sources import FORMATS, Column, Source, Unreadable, open_source
 from cutaway.jobs.sources.files import find_files
+from cutaway.jobs.sources.source import as_numbers
 from tests.support.npy_files import HOSTILE_NPY
 
 ROWS = 25
@@ -39,7 +40,10 @@ def everything(source: Source, step: int) -> dict[str, Column]:
     """All rows, read ``step`` at a time."""
     starts = range(0, source.rows, step)
     pieces = [source.read(start, min(start + step, source.rows), source.columns) for start in starts]
-    return {name: [item for piece in pieces for item in piece[name]] for name in source.columns}
+    return {
+        name: [item for piece in pieces for item in (piece[name] if name == "text" else as_numbers(piece[name]))]
+        for name in source.columns
+    }
 
 
 def table() -> pa.Table:
@@ -201,8 +205,9 @@ def test_every_format_gives_its_values(
     for name, values in source.read(3, 9, source.columns).items():  # back to the start
         assert len(values) == 6
         if name != "text":
-            assert isinstance(values, np.ndarray)
-            assert values.dtype.kind == ("i" if name == "label" else "f")
+            numbers = as_numbers(values)
+            assert isinstance(numbers, np.ndarray)
+            assert numbers.dtype.kind == ("i" if name == "label" else "f")
     assert source.read(5, 5, source.columns).keys() == set(source.columns)
     with pytest.raises(CutawayError) as caught:
         source.read(0, 1, ["colour"])
@@ -235,6 +240,8 @@ def test_ragged_and_missing_values_are_lists(tmp_path: Path) -> None:
         "score": [0.5, None, 1.5, 2.5],
         "word": pa.array(["a", None, "b", "a"]).dictionary_encode(),
         "shaped": [{"values": [1.0, 2.0], "shape": [2, 1]}] * 3 + [{"values": [3.0], "shape": [1, 1]}],
+        "misshapen": [{"values": [1.0, 2.0], "shape": [2]}] * 2
+        + [{"values": [1.0, None], "shape": [2]}, {"values": [3.0], "shape": [2]}],
         "image": [{"bytes": b"png", "path": None}] * 3 + [{"bytes": None, "path": "a.png"}],
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
@@ -245,6 +252,7 @@ def test_ragged_and_missing_values_are_lists(tmp_path: Path) -> None:
     assert read["score"] == [0.5, missing, 1.5, 2.5]
     assert read["word"] == ["a", missing, "b", "a"]
     assert [values.shape for values in read["shaped"]] == [(2, 1)] * 3 + [(1, 1)]
+    assert [isinstance(values, Unreadable) for values in read["misshapen"]] == [False, False, True, True]
     assert read["image"] == [b"png"] * 3 + [Unreadable("the image has only a path, 'a.png'")]
 
 
@@ -259,12 +267,16 @@ def test_bad_csv_rows_are_single_rows(tmp_path: Path) -> None:
     source = open_source(str(tmp_path / "a.csv"))
     assert source.rows == 40
     read = source.read(0, 40, ["id", "score", "text"])
-    assert read["id"][:2] == ["000", "001"]  # leading zeros make a name
-    assert read["score"][:3] == [0.5, 1.5, Unreadable("'what' is not a number")]
-    assert read["score"][4] == Unreadable("the cell is empty")
+    assert read["id"][:2] == ["000", "001"]
+    assert read["score"][:3] == ["0.5", "1.5", "what"]
+    scores = as_numbers(read["score"])
+    assert scores[:3] == [0.5, 1.5, Unreadable("'what' is not a number")]
+    assert scores[4] == Unreadable("the cell is empty")
+    assert as_numbers(read["id"])[0] == Unreadable("'000' is not a number")  # leading zeros make a name
     assert {read[name][6] for name in read} == {Unreadable("the row has 2 fields and the first line 3")}
     assert read["text"][8] == Unreadable("the text is not UTF-8")
-    assert [row for row in range(40) if any(isinstance(read[name][row], Unreadable) for name in read)] == [2, 4, 6, 8]
+    assert [row for row in range(40) if any(isinstance(read[name][row], Unreadable) for name in read)] == [6, 8]
+    assert [row for row, score in enumerate(scores) if isinstance(score, Unreadable)] == [2, 4, 6]
 
 
 def test_bad_json_lines_are_single_rows(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,13 @@ BIG = 2**53 + 1
 
 
 def results(
-    folder: Path, dtype: str, data: str, columns: Any = "x", labels: tuple[str, ...] = ("a", "b"), **more: Any
+    folder: Path,
+    dtype: str,
+    data: str,
+    columns: Any = "x",
+    labels: tuple[str, ...] = ("a", "b"),
+    into: str = "out",
+    **more: Any,
 ) -> Results:
     """The results of a job over ``data``, a file in ``folder``, for a model whose input has that type; "" is none."""
     inputs = f'(InputSpec("x", "{dtype}", (-1, 3)),)' if dtype else "()"
@@ -59,10 +66,11 @@ def results(
             model={"adapter": f"{folder / 'typed_adapter.py'}:Typed"},
             data=str(folder / data),
             inputs={"x": {"column": columns} if isinstance(columns, str) else columns},
-            **{"output": {"folder": folder / "out", "keep_inputs": True}, **more},
+            output={"folder": folder / into, "keep_inputs": True},
+            **more,
         )
     )
-    return read(folder / "out")
+    return read(folder / into)
 
 
 def good(found: Results) -> dict[int, list[Any]]:
@@ -212,3 +220,56 @@ def test_baselines_are_not_changed(tmp_path: Path) -> None:
     with pytest.raises(CutawayError, match="300 is no uint8") as caught:
         results(tmp_path, "uint8", "x.jsonl", request=request)
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "request.attributions[0].baselines.x")
+
+
+IDS = ["01234", "1.10", str(BIG), "1e5", "nan", "-0", " 7", "", "1_000", "\u00fc"]
+
+
+def test_ids_are_the_texts_of_the_table(tmp_path: Path) -> None:
+    """Whatever number they look like, and also where the column is an input too."""
+    (tmp_path / "x.csv").write_text("id,a,b,c\n" + "".join(f"{name},1,2,3\n" for name in IDS))
+    assert list(results(tmp_path, "float32", "x.csv", FEATURES, id="id")["id"]) == IDS
+    (tmp_path / "both.csv").write_text("a,b,c\n1.10,2,3\n2.0,2,3\n")
+    found = results(tmp_path, "float32", "both.csv", FEATURES, id="a", into="both")
+    assert list(found["id"]) == ["1.10", "2.0"]
+
+
+def test_ids_of_other_formats_are_what_they_were(tmp_path: Path) -> None:
+    """Whole numbers beside floats, decimals with all their digits, and bytes as the text that they are."""
+    rows = [{"id": BIG, "x": [1, 2, 3]}, {"id": 0.5, "x": [1, 2, 3]}, {"id": 7, "x": [1, 2, 3]}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = results(tmp_path, "int64", "x.jsonl", id="id", into="json")
+    assert list(found["id"]) == [str(BIG), "0.5", "7"]
+    decimals = [Decimal("12345678901234567890.10"), None, Decimal("7.00")]
+    parquet.write_table(pa.table({"id": decimals, "x": [[1, 2, 3]] * 3}), tmp_path / "x.parquet")
+    found = results(tmp_path, "int64", "x.parquet", id="id", into="decimals")
+    assert list(found["id"]) == ["12345678901234567890.10", "1", "7.00"]
+    np.savez(tmp_path / "x.npz", id=np.array([b"a", "\u00fc".encode(), b"\xff"]), x=np.ones((3, 3)))
+    found = results(tmp_path, "float32", "x.npz", id="id", into="bytes")
+    assert list(found["id"]) == ["a", "\u00fc", r"b'\xff'"]
+
+
+def test_decimals_are_numbers_of_inputs(tmp_path: Path) -> None:
+    """As columns of features and as lists; a null costs its row."""
+    columns = {"a": [Decimal("1.5"), None], "b": [Decimal(2), Decimal(3)], "c": [Decimal(3), Decimal(4)]}
+    parquet.write_table(
+        pa.table(columns | {"x": [[Decimal("1.5"), Decimal(2), Decimal(3)]] * 2}), tmp_path / "x.parquet"
+    )
+    assert good(results(tmp_path, "float32", "x.parquet", FEATURES, into="features")) == {0: [1.5, 2, 3]}
+    assert good(results(tmp_path, "float32", "x.parquet")) == {0: [1.5, 2, 3], 1: [1.5, 2, 3]}
+
+
+def test_a_name_that_is_not_utf8_costs_its_row(tmp_path: Path) -> None:
+    """A table cannot hold it, and the number of the row is not its id."""
+    (tmp_path / "x.csv").write_bytes(b"id,a,b,c,y\nm\xfcller,1,2,3,u\nb,1,2,3,\xff\nc,1,2,3,v\n")
+    found = results(tmp_path, "float32", "x.csv", FEATURES, id="id", label="y")
+    told = {0: "id.column: the text is not UTF-8", 1: "label.column: the text is not UTF-8"}
+    assert messages(found) == told
+
+
+def test_a_text_that_is_too_large_a_number_is_none(tmp_path: Path) -> None:
+    """It does not become infinite; only a text that says so is."""
+    (tmp_path / "x.csv").write_text("a,b,c\n1e400,2,3\n-inf,2,3\n")
+    found = results(tmp_path, "float64", "x.csv", FEATURES)
+    assert good(found) == {1: [float("-inf"), 2, 3]}
+    assert "row 0, column 'a': '1e400' is not a number" in messages(found)[0]

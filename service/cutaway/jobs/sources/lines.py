@@ -1,14 +1,14 @@
 """CSV and JSON Lines files: an index of the rows is built once, and then any range of rows can be read.
 
 Values are parsed only when their rows are read, so that a value that cannot be parsed costs one row. The index
-has 8 bytes per row. The first thousand rows decide whether a CSV column holds numbers.
+has 8 bytes per row. The values of CSV are texts, which are parsed where an input takes numbers.
 """
 
 from __future__ import annotations
 
 import csv
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
@@ -19,12 +19,10 @@ import numpy.typing as npt
 
 from cutaway.contract.json_text import read_json
 from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
-from cutaway.jobs.sources.source import Column, Unreadable, check_columns, from_values
+from cutaway.jobs.sources.source import NOT_UTF8, Column, Unreadable, Untyped, check_columns, from_values
 
-_SAMPLE = 1000  # rows that decide columns and types
-_NUMBERS = 0.9  # the least fraction of numbers among the values of a column of numbers
+_SAMPLE = 1000  # rows that decide the columns of JSON
 _DELIMITERS = ",;\t|"
-_NOT_UTF8 = Unreadable("the text is not UTF-8")
 
 Record = dict[str, Any]
 
@@ -46,13 +44,13 @@ class RecordFiles(FileSource):
         self._starts = [0, *accumulate(file.rows for file in self._opened)]
         self.rows = self._starts[-1]
         self.columns: tuple[str, ...] = tuple(dict.fromkeys(name for file in self._opened for name in file.columns))
-        self._numeric = self._numeric_columns() if kind is CsvFile else set()
+        self._column: Callable[[list[Any]], Column] = Untyped if kind is CsvFile else from_values
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Column]:
         """Returns the rows [start, stop); a value that is missing or cannot be parsed is `Unreadable`."""
         check_columns(columns, self.columns)
         records = self._records(start, stop)
-        return {name: from_values([self._value(record, name) for record in records]) for name in columns}
+        return {name: self._column([_value(record, name) for record in records]) for name in columns}
 
     def _records(self, start: int, stop: int) -> list[Record | Unreadable]:
         records: list[Record | Unreadable] = []
@@ -64,46 +62,14 @@ class RecordFiles(FileSource):
                 records += self._opened[index].read(max(start - first, 0), min(stop, self._starts[index + 1]) - first)
         return records
 
-    def _numeric_columns(self) -> set[str]:
-        """Returns the columns of a CSV file that hold numbers."""
-        records = [record for record in self._records(0, _SAMPLE) if isinstance(record, dict)]
-        numeric = set()
-        for name in self.columns:
-            cells = [record.get(name) for record in records]
-            texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
-            if texts and sum(_number(text) is not None for text in texts) >= _NUMBERS * len(texts):
-                numeric.add(name)
-        return numeric
 
-    def _value(self, record: Record | Unreadable, name: str) -> Any:
-        if isinstance(record, Unreadable):
-            return record
-        if name not in record:
-            return Unreadable(f"the row has no {name!r}")
-        value = record[name]
-        if not isinstance(value, str):
-            return value
-        if not _is_utf8(value):
-            return _NOT_UTF8
-        if name not in self._numeric:
-            return value
-        number = _number(value)
-        if number is None:
-            return Unreadable(f"{value!r} is not a number" if value.strip() else "the cell is empty")
-        return number
-
-
-def _number(text: str) -> int | float | None:
-    """Returns the number in ``text``. Digits after a leading zero (``007``), or with ``_``, are a name."""
-    digits = text.strip().lstrip("+-")
-    if "_" in digits or (len(digits) > 1 and digits.isdigit() and digits[0] == "0"):
-        return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return None
+def _value(record: Record | Unreadable, name: str) -> Any:
+    if isinstance(record, Unreadable):
+        return record
+    if name not in record:
+        return Unreadable(f"the row has no {name!r}")
+    value = record[name]
+    return value if not isinstance(value, str) or _is_utf8(value) else NOT_UTF8
 
 
 def _is_utf8(text: str) -> bool:
@@ -214,5 +180,5 @@ def _json_record(line: str) -> Record | Unreadable:
     try:
         record = read_json(line)
     except ValueError as failure:
-        return Unreadable(f"the line is not JSON: {failure}") if _is_utf8(line) else _NOT_UTF8
+        return Unreadable(f"the line is not JSON: {failure}") if _is_utf8(line) else NOT_UTF8
     return record if isinstance(record, dict) else Unreadable("the line is not a JSON object")

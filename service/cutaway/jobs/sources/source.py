@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -28,6 +29,40 @@ class Unreadable:
 
 Column: TypeAlias = "npt.NDArray[Any] | list[Any]"
 """The values of one column, one per row: a list if they are ragged, texts, bytes or `Unreadable`."""
+
+
+class Untyped(list[Any]):
+    """A column of texts and `Unreadable` in a format without types, such as CSV: ids and labels are these texts."""
+
+    def numbers(self) -> Column:
+        """Returns the numbers in the texts, for an input; a text without one becomes `Unreadable`."""
+        numbers: list[Any] = [_number(text) if isinstance(text, str) else text for text in self]
+        kinds = set(map(type, numbers))
+        if kinds == {float} or (kinds <= {int, float} and max(map(abs, numbers), default=0) <= 2**53):
+            return np.array(numbers)
+        return numbers  # numpy would round whole numbers beside floats
+
+
+def as_numbers(column: Column) -> Column:
+    """Returns an `Untyped` column as numbers; other columns as they are."""
+    return column.numbers() if isinstance(column, Untyped) else column
+
+
+def _number(text: str) -> int | float | Unreadable:
+    """Returns the number in ``text``. Digits after a leading zero (``007``), or with ``_``, are a name."""
+    digits = text.strip().lstrip("+-")
+    if "_" not in digits and not (len(digits) > 1 and digits.isdigit() and digits[0] == "0"):
+        try:
+            if -(2**63) <= (whole := int(text)) < 2**64:
+                return whole
+        except ValueError:
+            pass
+        try:
+            if math.isfinite(number := float(text)) or digits[0] in "iInN":  # 1e400 is not infinite
+                return number
+        except ValueError:
+            pass
+    return Unreadable(f"{text!r} is not a number" if digits else "the cell is empty")
 
 
 class Source(Protocol):
@@ -70,6 +105,7 @@ _LISTED = 20
 # A column is an array for numbers of one shape, else a list.
 
 MISSING = Unreadable("there is no value")
+NOT_UTF8 = Unreadable("the text is not UTF-8")
 _RAGGED = Unreadable("the value is a list whose parts differ in length or type")
 
 
@@ -81,8 +117,10 @@ def from_arrow(values: Any) -> Column:
     """
     array = _combined(values)
     if array.null_count:
-        present = iter(from_arrow(array.drop_null()))
-        return [next(present) if valid else MISSING for valid in array.is_valid().to_pylist()]
+        column = from_arrow(array.drop_null())
+        present = iter(column)
+        items = [next(present) if valid else MISSING for valid in array.is_valid().to_pylist()]
+        return Untyped(items) if isinstance(column, Untyped) else items
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         tensors: npt.NDArray[Any] = array.to_numpy_ndarray()
@@ -92,7 +130,7 @@ def from_arrow(values: Any) -> Column:
     if pa.types.is_dictionary(kind):
         return from_arrow(array.dictionary_decode())
     if pa.types.is_decimal(kind):
-        return from_arrow(array.cast(pa.float64()))
+        return Untyped(array.cast(pa.string()).to_pylist())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _lists(array)
     if pa.types.is_struct(kind):
@@ -116,7 +154,7 @@ def _item(scalar: Any) -> Any:
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
-        return Unreadable("the text is not UTF-8")
+        return NOT_UTF8
 
 
 def _combined(values: Any) -> Any:
@@ -136,7 +174,7 @@ def _lists(array: Any) -> Column:
 
     Other lists stay lists.
     """
-    inner = from_arrow(array.flatten())
+    inner = as_numbers(from_arrow(array.flatten()))
     lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
     if isinstance(inner, list) and not all(isinstance(item, np.ndarray) for item in inner):
         return [_RAGGED if isinstance(item, list) and None in item else item for item in _items(array)]
@@ -160,14 +198,20 @@ def _stacked(items: Column) -> Any:
 def _structs(array: Any) -> Column:
     names = {array.type.field(index).name for index in range(array.type.num_fields)}
     if names == {"values", "shape"}:
-        lists = array.field("values")
-        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
-        tensors = _split(np.asarray(from_arrow(lists.flatten())), lengths)
-        return [np.asarray(values).reshape(shape) for values, shape in zip(tensors, array.field("shape").to_pylist())]
+        return [*map(_shaped, from_arrow(array.field("values")), array.field("shape").to_pylist())]
     if names == {"bytes", "path"}:
         images = zip(array.field("bytes").to_pylist(), array.field("path").to_pylist())
         return [Unreadable(f"the image has only a path, {path!r}") if data is None else data for data, path in images]
     return _items(array)
+
+
+def _shaped(values: Any, shape: Any) -> Any:
+    if isinstance(values, Unreadable):
+        return values
+    try:
+        return np.asarray(values).reshape(shape)
+    except (TypeError, ValueError):
+        return Unreadable(f"the values do not have the shape {shape}")
 
 
 def from_values(values: Sequence[Any]) -> Column:
