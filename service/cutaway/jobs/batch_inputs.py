@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from cutaway.contract.requests import ClassIndex, InspectRequest, Raw
 from cutaway.contract.results import ModelDetail
 from cutaway.contract.tensors import Array, dtype_name
 from cutaway.jobs.conversion import alike, convert, feature_vectors
-from cutaway.jobs.sources.source import NOT_UTF8, Column, Source, Unreadable, as_numbers
+from cutaway.jobs.sources.source import NOT_UTF8, Column, Source, Unreadable, Untyped, as_numbers, read_number
 from cutaway.jobs.spec import Job, RawInput, TensorColumn, parse_request
 
 
@@ -67,6 +68,7 @@ class BatchBuilder:
         self._features = {name: tuple(columns) for name, columns in features.items()}
         self.template = template = parse_request(job.request, job.target)
         self._classes = {name: index for index, name in enumerate(detail.labels)}
+        self._shared_names = {name for name, count in Counter(detail.labels).items() if count > 1}
         self._declared = {spec.name: spec.data_type for spec in detail.inputs}
         self._media_types = detail.media_types
         self._parameters = detail.provenance.data_type
@@ -214,18 +216,37 @@ class BatchBuilder:
         label = self.label(columns, row)
         if label is None:
             raise error(Reason.TARGET_RANGE, "there is no label, and the target is the label", "label.column")
-        if not isinstance(label, str):
-            return label
-        if label not in self._classes:
+        if label.class_index is not None:
+            return label.class_index
+        if label.text in self._shared_names:
+            what = f"several classes of the model are called {label.text!r}; use the index of one"
+            raise error(Reason.TARGET_RANGE, what, "label.column")
+        index = self._classes.get(label.text, _whole(read_number(label.text)))
+        if index is None:
             known = ", ".join(map(repr, list(self._classes)[:_MAX_CLASSES_NAMED])) or "none: use class indices"
             known += ", ..." if len(self._classes) > _MAX_CLASSES_NAMED else ""
-            what = f"the model has no class {label!r}; it has {known}"
+            what = f"the model has no class {label.text!r}; it has {known}"
             raise error(Reason.TARGET_RANGE, what, "label.column")
-        return self._classes[label]
+        return index
 
-    def label(self, columns: Mapping[str, Column], row: int) -> int | str | None:
+    def read_labels(self, source: Source, start: int, stop: int) -> list[Label | None]:
+        """Returns the labels of the rows [start, stop) of the data set, of a job that names their column."""
+        columns = {"label": source.read(start, stop, (self._named["label"],))[self._named["label"]]}
+        return [self.label(columns, row) for row in range(stop - start)]
+
+    def label(self, columns: Mapping[str, Column], row: int) -> Label | None:
         """Returns the label of the row; None where it has none, or the job names no column."""
-        return None if self._job.label is None else _label(columns["label"][row])
+        value = None if self._job.label is None else columns["label"][row]
+        value = value.item() if isinstance(value, np.generic) else value
+        if value is None or isinstance(value, Unreadable) or (isinstance(value, float) and value != value):
+            return None
+        if not isinstance(value, (str, bytes)):
+            index = _whole(value)
+            return Label(str(value) if index is None else str(index), index)
+        text = _text(value)
+        index = _whole(read_number(text)) if isinstance(columns["label"], Untyped) else None
+        is_name = text in self._shared_names or self._classes.get(text) not in (None, index)
+        return Label(text, None if is_name else index) if text else None
 
     def row_id(self, columns: Mapping[str, Column], row: int, number: int) -> str:
         """Returns the id of the row; by default ``number``, its index in the data set."""
@@ -248,24 +269,25 @@ def _value(columns: Mapping[str, Column], section: str, row: int) -> Any:
     return value
 
 
-def _label(value: Any) -> int | str | None:
-    """Returns a class index for a whole number, and text for all else: 3.5 is not class 3."""
-    if value is None or isinstance(value, (str, Unreadable)):
-        return value if isinstance(value, str) else None
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, (int, float)):
-        if value != value:  # NaN
-            return None
-        if abs(value) < _INT64 and value == int(value):
-            return int(value)
-    return str(value)[:_MAX_LABEL_CHARACTERS]
+class Label(NamedTuple):
+    """The label of a row.
+
+    Attributes:
+        text: the label as text, as the data set has it.
+        class_index: the class index, for a whole number; None for a text, if the format has types or it is a name.
+    """
+
+    text: str
+    class_index: int | None
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, (int, float)) and abs(value) < _INT64 and value == int(value):
+        return int(value)
+    return None
 
 
 _INT64 = 2**63
-_MAX_LABEL_CHARACTERS = 80
 _MAX_CLASSES_NAMED = 20
 
 

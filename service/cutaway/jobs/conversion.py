@@ -19,13 +19,16 @@ def convert(array: Array, data_type: str, scale: float = 1.0) -> Array:
     """Returns ``array * scale`` as ``data_type``.
 
     Raises:
-        InvalidArgument: ``INPUT_DTYPE``: it holds no numbers; ``INVALID_VALUE``: ``data_type`` cannot hold one of them.
+        InvalidArgument: ``INPUT_DTYPE``: it holds no numbers, or floats that are not whole; ``INVALID_VALUE``:
+            ``data_type`` cannot hold one of its numbers.
     """
     if array.dtype.kind not in "fiub":
         raise error(Reason.INPUT_DTYPE, f"{array.dtype} cannot be converted to {data_type}")
     converted, misfits = _cast(array, data_type, scale)
     if misfits.any():
-        raise error(Reason.INVALID_VALUE, _misfit(array[misfits][0], data_type, scale))
+        is_other_type = array.dtype.kind == "f" and data_type not in FLOATING
+        reason = Reason.INPUT_DTYPE if is_other_type else Reason.INVALID_VALUE
+        raise error(reason, _misfit(array[misfits][0], data_type, scale))
     return converted
 
 

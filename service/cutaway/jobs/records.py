@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.tensors import Array
+from cutaway.jobs.batch_inputs import Label
 from cutaway.jobs.columns import Cells
 
 PREFIX = "cutaway."
@@ -138,15 +139,18 @@ class Records:
         ids: the ids of the rows.
         labels: the labels of the rows; empty for a job without labels.
 
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``: a label is a text, and the layout has whole numbers.
+
     Attributes:
         errors: the errors of bad rows, by index in the shard.
     """
 
-    def __init__(self, layout: Layout, first: int, ids: Sequence[str], labels: Sequence[int | str | None]) -> None:
+    def __init__(self, layout: Layout, first: int, ids: Sequence[str], labels: Sequence[Label | None]) -> None:
         self._layout = layout
         self._first = first
         self._ids = ids
-        self._labels = labels
+        self._labels = _label_values(layout, first, labels)
         self.errors: dict[int, CutawayError] = {}
         self._columns = {
             field.name: _buffer(field, len(ids), first) for field in layout.schema if field.name not in _FIXED
@@ -199,18 +203,22 @@ class Records:
         values: dict[str, Sequence[Any]] = {
             "row": range(self._first, self._first + count),
             "id": self._ids,
-            "label": [_as_label(label, field.type) for label in self._labels],
+            "label": self._labels,
             "error": [failure and failure.reason for failure in failures],
             "error_message": [failure and _message(failure) for failure in failures],
         }
         return pa.array(values[field.name], field.type)
 
 
-def _as_label(label: int | str | None, arrow: Any) -> int | str | None:
-    """Returns ``label`` as text in a column of texts; in a column of numbers, a text is no label."""
-    if pa.types.is_string(arrow):
-        return None if label is None else str(label)
-    return label if isinstance(label, int) else None
+def _label_values(layout: Layout, first: int, labels: Sequence[Label | None]) -> Sequence[int | str | None]:
+    """Returns the labels as indices of classes or as texts, whatever the layout has."""
+    if not labels or pa.types.is_string(layout.schema.field("label").type):
+        return [label and label.text for label in labels]
+    for row, label in enumerate(labels, first):
+        if label is not None and label.class_index is None:
+            what = f"row {row} has the label {label.text!r:.80}, and this job began with whole numbers only"
+            raise error(Reason.INVALID_VALUE, f"{what}: run again into another folder", "label.column")
+    return [label and label.class_index for label in labels]
 
 
 def _message(failure: CutawayError) -> str:

@@ -198,9 +198,9 @@ _MAX_FAILURES = 8
 def probe_layout(
     job: Job, source: Source, model: JobModel, features: Mapping[str, Sequence[str]], rows: int | None = None
 ) -> Layout:
-    """Returns the columns of the job's tables, from the largest and the smallest row of the first shard.
+    """Returns the columns of the job's tables, from all labels, and the largest and smallest row of the first shard.
 
-    Where their results differ in the shape of a tensor, those of other rows will, too.
+    Where the results of these rows differ in the shape of a tensor, those of other rows will, too.
 
     Args:
         job: the spec.
@@ -226,7 +226,7 @@ def probe_layout(
             break
     if not probes:
         raise failures[0]
-    label = _label_type(builder, columns) if job.label else None
+    label = _label_type(builder, source, rows or source.rows, job.output.shard_rows) if job.label else None
     return Layout.of(probes, label, job.output.tensors, job.output.captures_to)
 
 
@@ -255,10 +255,14 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, (str, bytes, list, tuple)) else 1
 
 
-def _label_type(builder: BatchBuilder, columns: Mapping[str, Column]) -> Any:
-    count = len(columns[builder.inputs[0]])
-    texts = any(isinstance(builder.label(columns, row), str) for row in range(count))
-    return pa.string() if texts else pa.int64()
+def _label_type(builder: BatchBuilder, source: Source, rows: int, step: int) -> Any:
+    """Returns the type that holds the labels of the first ``rows`` rows: whole numbers, or texts if one is no index."""
+    stop = min(rows, source.rows)
+    for start in range(0, stop, step):
+        labels = builder.read_labels(source, start, min(start + step, stop))
+        if any(label is not None and label.class_index is None for label in labels):
+            return pa.string()
+    return pa.int64()
 
 
 TRANSIENT = (Reason.OVERLOADED, Reason.DEADLINE_EXCEEDED)

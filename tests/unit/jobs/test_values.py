@@ -14,7 +14,9 @@ import pytest
 
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.jobs import Job, Results, read, run
+from cutaway.jobs.batch_inputs import Label
 from cutaway.jobs.conversion import convert
+from cutaway.jobs.records import Layout, Records
 
 ADAPTER = """
 import torch
@@ -66,8 +68,7 @@ def results(
             model={"adapter": f"{folder / 'typed_adapter.py'}:Typed"},
             data=str(folder / data),
             inputs={"x": {"column": columns} if isinstance(columns, str) else columns},
-            output={"folder": folder / into, "keep_inputs": True},
-            **more,
+            **{"output": {"folder": folder / into, "keep_inputs": True}, **more},
         )
     )
     return read(folder / into)
@@ -273,3 +274,77 @@ def test_a_text_that_is_too_large_a_number_is_none(tmp_path: Path) -> None:
     found = results(tmp_path, "float64", "x.csv", FEATURES)
     assert good(found) == {1: [float("-inf"), 2, 3]}
     assert "row 0, column 'a': '1e400' is not a number" in messages(found)[0]
+
+
+def write_labels(folder: Path, labels: list[Any], suffix: str = "csv") -> str:
+    """Rows of features with a column ``y`` of labels."""
+    path = folder / f"x.{suffix}"
+    if suffix == "csv":
+        path.write_text("a,b,c,y\n" + "".join(f"1,2,3,{label}\n" for label in labels))
+    elif suffix == "jsonl":
+        path.write_text("".join(json.dumps({"a": 1, "b": 2, "c": 3, "y": label}) + "\n" for label in labels))
+    else:
+        ones = np.ones(len(labels))
+        parquet.write_table(pa.table({"a": ones, "b": ones, "c": ones, "y": labels}), path)
+    return path.name
+
+
+SALIENCY: dict[str, Any] = {"target": "label", "label": "y", "request": {"attributions": ["saliency"]}}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_text_that_is_the_name_of_a_class_is_that_class(tmp_path: Path, suffix: str) -> None:
+    """Also where it is a number, as a label is for the client; another whole number is an index."""
+    data = write_labels(tmp_path, ["1", "0", "1"], suffix)
+    found = results(tmp_path, "float32", data, FEATURES, labels=("1", "0"), **SALIENCY)
+    assert found["targets"].tolist() == [0, 1, 0]
+    assert list(found["label"]) == ["1", "0", "1"]
+    found = results(tmp_path, "float32", data, FEATURES, into="unnamed", **SALIENCY)
+    assert found["targets"].tolist() == [1, 0, 1]
+    assert found["label"].tolist() == ([1, 0, 1] if suffix == "csv" else ["1", "0", "1"])
+
+
+def test_a_number_that_is_no_text_is_an_index(tmp_path: Path) -> None:
+    """Whatever the classes are called."""
+    data = write_labels(tmp_path, [1, 0, 1.0], "jsonl")
+    found = results(tmp_path, "float32", data, FEATURES, labels=("1", "0"), **SALIENCY)
+    assert found["targets"].tolist() == found["label"].tolist() == [1, 0, 1]
+
+
+def test_an_empty_label_is_none_and_others_keep_their_text(tmp_path: Path) -> None:
+    """A table that pandas wrote has 1.0 for a class where another row has no class; 01 is a name."""
+    data = write_labels(tmp_path, ["1.0", "", "0"])
+    found = results(tmp_path, "float32", data, FEATURES, **SALIENCY)
+    assert found["label"].tolist() == [1, None, 0]
+    assert messages(found) == {1: "label.column: there is no label, and the target is the label"}
+    found = results(tmp_path, "float32", write_labels(tmp_path, ["1.0", "01", "", "b"]), FEATURES, into="t", **SALIENCY)
+    assert list(found["label"]) == ["1.0", "01", None, "b"]
+    assert messages(found)[1] == "label.column: the model has no class '01'; it has 'a', 'b'"
+    assert found["targets"].tolist() == [1, None, None, 1]
+
+
+def test_a_name_of_two_classes_is_no_class(tmp_path: Path) -> None:
+    """As for a client; the label is kept."""
+    data = write_labels(tmp_path, ["a", "1"])
+    found = results(tmp_path, "float32", data, FEATURES, labels=("a", "a"), **SALIENCY)
+    assert messages(found) == {0: "label.column: several classes of the model are called 'a'; use the index of one"}
+    assert list(found["label"]) == ["a", "1"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_labels_that_are_texts_in_a_later_shard_only_are_kept(tmp_path: Path, suffix: str) -> None:
+    """All labels are read before the columns of the tables are decided."""
+    labels: list[Any] = [0, 1, 0, 3.5] if suffix == "parquet" else [0, 1, 0, "cat"]
+    data = write_labels(tmp_path, labels, suffix)
+    output = {"folder": tmp_path / "out", "shard_rows": 2}
+    found = results(tmp_path, "float32", data, FEATURES, label="y", output=output)
+    assert list(found["label"]) == ["0", "1", "0", str(labels[3])]
+
+
+def test_a_label_that_the_tables_cannot_hold_ends_the_job(tmp_path: Path) -> None:
+    """The data was changed under the job, or an earlier version began it."""
+    layout = Layout.of([], pa.int64(), "auto")
+    label = [Label("1", 1), None, Label("cat", None)]
+    with pytest.raises(CutawayError, match="row 12 has the label 'cat', and this job began with whole") as caught:
+        Records(layout, 10, ["a", "b", "c"], label)
+    assert caught.value.field == "label.column"

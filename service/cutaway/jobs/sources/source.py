@@ -36,7 +36,7 @@ class Untyped(list[Any]):
 
     def numbers(self) -> Column:
         """Returns the numbers in the texts, for an input; a text without one becomes `Unreadable`."""
-        numbers: list[Any] = [_number(text) if isinstance(text, str) else text for text in self]
+        numbers: list[Any] = [read_number(text) if isinstance(text, str) else text for text in self]
         kinds = set(map(type, numbers))
         if kinds == {float} or (kinds <= {int, float} and max(map(abs, numbers), default=0) <= 2**53):
             return np.array(numbers)
@@ -48,7 +48,7 @@ def as_numbers(column: Column) -> Column:
     return column.numbers() if isinstance(column, Untyped) else column
 
 
-def _number(text: str) -> int | float | Unreadable:
+def read_number(text: str) -> int | float | Unreadable:
     """Returns the number in ``text``. Digits after a leading zero (``007``), or with ``_``, are a name."""
     digits = text.strip().lstrip("+-")
     if "_" not in digits and not (len(digits) > 1 and digits.isdigit() and digits[0] == "0"):
