@@ -307,6 +307,10 @@ class _Tensors(_Values):
                 f"{list(self._shape)}: run again into another folder with output: {{tensors: ragged}}",
                 "output.tensors",
             )
+        if not np.can_cast(value.dtype, self._array.dtype):
+            what = f"row {self._first + row}: {self._field.name} is {value.dtype}, and the first rows had "
+            what += f"{self._array.dtype}: name the type of the input, and run again into another folder"
+            raise error(Reason.INVALID_VALUE, what, "inputs")
         self._array[row] = value
         self._missing[row] = False
 

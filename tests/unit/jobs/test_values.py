@@ -348,3 +348,13 @@ def test_a_label_that_the_tables_cannot_hold_ends_the_job(tmp_path: Path) -> Non
     with pytest.raises(CutawayError, match="row 12 has the label 'cat', and this job began with whole") as caught:
         Records(layout, 10, ["a", "b", "c"], label)
     assert caught.value.field == "label.column"
+
+
+def test_an_input_of_another_type_than_the_first_rows_had_is_not_cut(tmp_path: Path) -> None:
+    """Where nothing declares a type, a later shard of JSON may have fractions, which the column could not hold."""
+    write_rows(tmp_path, [[1, 2, 3], [4, 5, 6], [1.5, 2, 3]], "jsonl")
+    output = {"folder": tmp_path / "out", "shard_rows": 2, "keep_inputs": True}
+    with pytest.raises(CutawayError, match="row 2: input:x is float32, and the first rows had int64: name the type"):
+        results(tmp_path, "", "x.jsonl", output=output)
+    found = results(tmp_path, "", "x.jsonl", {"column": "x", "dtype": "float32"}, into="typed")
+    assert good(found) == {0: [1, 2, 3], 1: [4, 5, 6], 2: [1.5, 2, 3]}
