@@ -274,6 +274,12 @@ def test_a_text_that_is_too_large_a_number_is_none(tmp_path: Path) -> None:
     found = results(tmp_path, "float64", "x.csv", FEATURES)
     assert good(found) == {1: [float("-inf"), 2, 3]}
     assert "row 0, column 'a': '1e400' is not a number" in messages(found)[0]
+    (tmp_path / "x.jsonl").write_text(
+        '{"x":[1e400,2,3]}\n{"x":[1e300,-Infinity,1e-400]}\n{"x":[1%s.0,2,3]}\n' % ("0" * 309)
+    )
+    found = results(tmp_path, "float64", "x.jsonl", into="json")
+    assert good(found) == {1: [1e300, float("-inf"), 0]}
+    assert "1e400 is too large for a number" in messages(found)[0]
 
 
 def write_labels(folder: Path, labels: list[Any], suffix: str = "csv") -> str:
