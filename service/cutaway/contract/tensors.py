@@ -257,24 +257,45 @@ def converted(array: Array, data_type: str) -> Array:
         InvalidArgument: ``INPUT_DTYPE`` for a fraction where integers are; ``INVALID_VALUE`` for a number that
             ``data_type`` cannot hold.
     """
-    dtype = DTYPES[data_type]
-    if dtype == array.dtype or not array.size:
-        return array.astype(dtype, copy=False)
-    with np.errstate(all="ignore"):
-        result = array.astype(dtype)
-        if dtype.kind not in "iu":
-            lost = np.isinf(result) & np.isfinite(array)
-        elif array.dtype.kind in "iu":
-            lost = (array < np.iinfo(dtype).min) | (array > np.iinfo(dtype).max)
-        else:
-            if (fractions := array != np.trunc(array)).any():
-                raise error(Reason.INPUT_DTYPE, f"holds {array[fractions][0]:g}, which is no {data_type}")
-            # Beyond the mantissa, another integer may have been meant.
-            limit = 2 ** (ml_dtypes.finfo(array.dtype).nmant + 1)  # type: ignore[no-untyped-call]
-            lost = (array < np.iinfo(dtype).min) | (array > np.iinfo(dtype).max) | (np.abs(array) > limit)
-    if lost.any():
-        raise error(Reason.INVALID_VALUE, f"holds {array[lost][0]!s}, which {data_type} cannot hold")
+    result, misfits = fitted(array, data_type)
+    if misfits.any():
+        number = array[misfits][0]
+        reason = Reason.INPUT_DTYPE if data_type not in FLOATING and number % 1 else Reason.INVALID_VALUE
+        raise error(reason, f"holds {number!s}, which {data_type} cannot hold")
     return result
+
+
+def fitted(array: Array, data_type: str) -> tuple[Array, Array]:
+    """Returns numbers as ``data_type``, and which of them it cannot hold; instead of these are others.
+
+    A floating type rounds, but makes no finite number infinite. Other types hold whole numbers in their range: of
+    floating numbers, those that stand for one whole number only.
+    """
+    dtype = DTYPES[data_type]
+    if np.can_cast(array.dtype, dtype):
+        return array.astype(dtype, copy=False), np.zeros(array.shape, bool)
+    with np.errstate(all="ignore"):
+        if data_type in FLOATING:
+            result = array.astype(dtype)
+            infinite = np.isinf(result)
+            return result, infinite & np.isfinite(array) if infinite.any() else infinite
+        low, high = whole_numbers(data_type)
+        if array.dtype.kind not in "iubO":
+            array, low, high = array.astype(np.float64), max(low, -MOST_WHOLE), min(high, MOST_WHOLE)
+        held: Array = (array >= low) & (array <= high)
+        if array.dtype.kind in "fO":
+            held &= array % 1 == 0
+    return np.where(held, array, 0).astype(dtype), ~held
+
+
+MOST_WHOLE = 2**53 - 1
+"""The largest number up to which a floating number stands for one whole number only."""
+
+
+def whole_numbers(data_type: str) -> tuple[int, int]:
+    """Returns the least and the largest whole number of ``data_type``, which is not floating."""
+    dtype = DTYPES[data_type]
+    return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
 
 
 def cast(array: Array, data_type: str, place: str) -> Array:
@@ -285,11 +306,9 @@ def cast(array: Array, data_type: str, place: str) -> Array:
     """
     if not data_type or dtype_name(array) not in FLOATING:
         return array
-    with np.errstate(over="ignore"):
-        result = array.astype(DTYPES[data_type], copy=False)
-    overflowed = np.isinf(result)
-    if overflowed.any() and (overflowed := overflowed & np.isfinite(array)).any():
-        raise too_large(float(array[overflowed][0]), data_type, place)
+    result, misfits = fitted(array, data_type)
+    if misfits.any():
+        raise too_large(float(array[misfits][0]), data_type, place)
     return result
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.tensors import DTYPES, FLOATING, Array
+from cutaway.contract.tensors import FLOATING, MOST_WHOLE, Array, fitted, whole_numbers
 from cutaway.jobs.sources.source import Column, Unreadable, as_numbers
-
-_WHOLE = 2**53 - 1
-"""The largest whole number up to which a floating number stands for one whole number only."""
 
 
 def convert(array: Array, data_type: str, scale: float = 1.0) -> Array:
@@ -33,38 +29,17 @@ def convert(array: Array, data_type: str, scale: float = 1.0) -> Array:
 
 
 def _cast(array: Array, data_type: str, scale: float) -> tuple[Array, Array]:
-    """Returns ``array * scale`` as ``data_type``, and which elements it cannot hold.
-
-    A floating type rounds, but makes no finite number infinite. Other types hold whole numbers in their range.
-    """
-    dtype = DTYPES[data_type]
+    """Returns ``array * scale`` as ``data_type``, and which elements it cannot hold, as `fitted` does."""
     if array.dtype.kind == "O" and data_type in FLOATING:
         array = array.astype(np.float64)
-    if scale == 1 and np.can_cast(array.dtype, dtype):
-        return array.astype(dtype, copy=False), np.zeros(array.shape, bool)
-    with np.errstate(all="ignore"):
-        scaled = array if scale == 1 else array.astype(np.float64) * scale
-        if data_type in FLOATING:
-            converted = scaled.astype(dtype)
-            infinite = np.isinf(converted)
-            return converted, infinite & np.isfinite(array) if infinite.any() else infinite
-        held = _holds(dtype, scaled)
-        if scale != 1:
-            held &= (array >= -_WHOLE) & (array <= _WHOLE)
-    return np.where(held, scaled, 0).astype(dtype), ~held
-
-
-def _holds(dtype: np.dtype[Any], array: Array) -> Array:
-    """Returns which elements a type of whole numbers, or ``bool``, holds."""
-    low, high = _limits(dtype)
-    if array.dtype.kind == "f":
-        array, low, high = array.astype(np.float64), max(low, -_WHOLE), min(high, _WHOLE)
-    held: Array = (array >= low) & (array <= high)
-    return held & (array % 1 == 0) if array.dtype.kind in "fO" else held
-
-
-def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
-    return (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    if scale == 1:
+        return fitted(array, data_type)
+    numbers = array.astype(np.float64)
+    with np.errstate(over="ignore"):
+        scaled = numbers * scale
+    converted, misfits = fitted(scaled, data_type)
+    is_lost = np.isinf(scaled) if data_type in FLOATING else np.abs(numbers) > MOST_WHOLE
+    return converted, misfits | (is_lost & np.isfinite(numbers))
 
 
 def _misfit(number: object, data_type: str, scale: float) -> str:
@@ -72,8 +47,8 @@ def _misfit(number: object, data_type: str, scale: float) -> str:
     times = "" if scale == 1 else f" times the scale {scale:g}"
     if data_type in FLOATING:
         return f"{number}{times} is too large for {data_type}"
-    low, high = _limits(DTYPES[data_type])
-    exact = " (floating ones below 2**53)" if high > _WHOLE else ""
+    low, high = whole_numbers(data_type)
+    exact = " (floating ones below 2**53)" if high > MOST_WHOLE else ""
     return f"{number}{times} is no {data_type}, which holds whole numbers from {low} to {high}{exact}"
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from ts.context import Context
 from ts.utils.util import list_classes_from_module
 
+from cutaway.adapter_modules import plain_names
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.torchserve_messages import decode_worker_reply
 from cutaway.server.archive import reader
@@ -36,9 +37,10 @@ def test_no_collection_looks_through_what_a_worker_loaded(tmp_path: Path) -> Non
     manifest = {"model": {"modelName": "tiny", "modelVersion": "1.0"}}
     level = logging.getLogger().level
     try:
-        inspection_handler.InspectionHandler().initialize(
-            Context("tiny", str(directory), manifest, 1, None, "", model_yaml_config={})
-        )
+        with plain_names(directory):  # which a worker keeps, and the tests after this one do not
+            inspection_handler.InspectionHandler().initialize(
+                Context("tiny", str(directory), manifest, 1, None, "", model_yaml_config={})
+            )
         assert gc.get_freeze_count() > 50 * len(gc.get_objects())
     finally:
         gc.unfreeze()
