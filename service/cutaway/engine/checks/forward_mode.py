@@ -36,7 +36,14 @@ from torch.autograd import Function, forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from cutaway.engine.hooks.operators import Operators
 
 # Autocast and a model's own casts show in the data types of its operators only.
 
@@ -67,12 +74,16 @@ def tangents_pass(modules: Sequence[nn.Module]) -> Iterator[list[str]]:
         ends.enter_context(_without_backward_hooks(modules))
         ends.enter_context(calling_functions(partial(_with_tangents, left)))
         ends.enter_context(_parameters_with_tangents())
-        ends.enter_context(_KeepTangents(left))
+        ends.enter_context(_modes([_KeepTangents(left), *_get_current_function_mode_stack()]))
         yield left
 
 
 class _KeepTangents(TorchFunctionMode):
-    """A mode that keeps the tangents of detached tensors, and notes where the model reads their numbers."""
+    """A mode that keeps the tangents of detached tensors, and notes where the model reads their numbers.
+
+    It is below all other modes, as that of `torch.device` is: it may run an operator twice, and those that number and
+    edit operators must see each of the model's once, with its tangent.
+    """
 
     def __init__(self, left: list[str]) -> None:
         super().__init__()
@@ -91,6 +102,24 @@ class _KeepTangents(TorchFunctionMode):
             with torch.inference_mode(False), torch.no_grad():
                 return _run(func, args, keywords)
         return _run(func, args, keywords)
+
+
+@contextmanager
+def _modes(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
+    """Replaces this thread's modes while the block runs; the last one sees an operator first."""
+    before = _get_current_function_mode_stack()
+    _set_modes(modes)
+    try:
+        yield
+    finally:
+        _set_modes(before)
+
+
+def _set_modes(modes: Sequence[TorchFunctionMode]) -> None:
+    for _ in _get_current_function_mode_stack():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
 
 
 def _without_bias(weight: Any, bias: Any = None, *more: Any, **keywords: Any) -> Any:
@@ -232,21 +261,34 @@ def _with_tangents(left: list[str], function: type[Function], apply: Apply, args
     tangents = [_tangent(value) for value in args]
     if all(tangent is None for tangent in tangents):
         return apply(*args)
-    primals = [forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) else value for value in args]
-    with torch.no_grad():
-        slopes = differences(apply, primals, tangents)
-    if slopes is None or not slopes.exact:
-        return _unrolled(left, function, args)
-    copies = copied(primals)
-    outputs = apply(*copies)
-    duals = [
-        forward_ad.make_dual(output, change.to(output.dtype)) if is_floating(output) else output
-        for output, change in zip(several(outputs), slopes.by_output)
-    ]
-    for number, output in enumerate(several(outputs)):
-        for value in (value for value, copy in zip(args, copies) if copy is output and isinstance(value, Tensor)):
-            duals[number] = value.copy_(duals[number])  # the function changes its argument in place
+    modes = _get_current_function_mode_stack()
+    with _modes([mode for mode in modes if isinstance(mode, _KeepTangents)]):  # not all operators are the model's
+        primals = [forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) else value for value in args]
+        with torch.no_grad():
+            slopes = differences(partial(_again, modes, apply), primals, tangents)
+        if slopes is None or not slopes.exact:
+            with _modes(modes):
+                return _unrolled(left, function, args)
+        copies = copied(primals)
+        with _modes(modes):
+            outputs = apply(*copies)
+        duals = [
+            forward_ad.make_dual(output, change.to(output.dtype)) if is_floating(output) else output
+            for output, change in zip(several(outputs), slopes.by_output)
+        ]
+        for number, output in enumerate(several(outputs)):
+            for value in (value for value, copy in zip(args, copies) if copy is output and isinstance(value, Tensor)):
+                duals[number] = value.copy_(duals[number])  # the function changes its argument in place
     return type(outputs)(duals) if isinstance(outputs, (tuple, list)) else duals[0]
+
+
+def _again(modes: Sequence[TorchFunctionMode], apply: Apply, *args: Any) -> Any:
+    """Applies a custom function in the model's ``modes``, without an effect on the numbers of later operators."""
+    with _modes(modes), ExitStack() as ends:
+        for mode in modes:
+            if isinstance(mode, Operators):
+                ends.enter_context(mode.repeating())
+        return apply(*args)
 
 
 class Slopes(NamedTuple):

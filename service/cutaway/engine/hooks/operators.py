@@ -12,7 +12,8 @@ import difflib
 import re
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -129,6 +130,16 @@ class Operators(TorchFunctionMode):
     def leave(self, *_: Any) -> None:
         """Ends the innermost running module, as a forward hook."""
         self._state.running.pop()
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Runs a part of the model's forward once more, edited as it is, without an effect on the numbers behind it."""
+        running, numbers = self._state.running, self._recording.numbers
+        self._state.running, self._recording.numbers = _copied(running), dict(numbers)
+        try:
+            yield
+        finally:
+            self._state.running, self._recording.numbers = running, numbers
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

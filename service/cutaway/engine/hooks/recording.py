@@ -365,6 +365,7 @@ class Recording:
         kept_output: the first output tensor, in the graph, of the module whose output is kept.
         pending: the captures after which forward may stop; ``None`` lets it run to its end.
         in_forward: whether a forward pass is running.
+        numbers: by module name or operator address, how often it was called in this pass.
     """
 
     def __init__(self) -> None:
@@ -377,9 +378,9 @@ class Recording:
         self.kept_output: Tensor | None = None
         self.pending: set[tuple[str, Point]] | None = None
         self.in_forward = False
+        self.numbers: dict[str, int] = {}
         self._replaced: list[tuple[Tensor, Tensor, int, int]] = []
         self._faults: list[CutawayError] = []
-        self._numbers: dict[str, int] = {}
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -389,7 +390,7 @@ class Recording:
         Raises:
             CutawayError: the error of a hook, also if the model caught it or raised another one instead.
         """
-        self._numbers = {}
+        self.numbers = {}
         self.in_forward = True
         try:
             yield
@@ -409,9 +410,9 @@ class Recording:
     def begin_call(self, name: str) -> RecordedCall:
         """Begins the record of a call of ``name``."""
         if in_backward():
-            return RecordedCall(0 if self._numbers.get(name) == 1 else None)
-        call = RecordedCall(self._numbers.get(name, 0))
-        self._numbers[name] = self._numbers.get(name, 0) + 1
+            return RecordedCall(0 if self.numbers.get(name) == 1 else None)
+        call = RecordedCall(self.numbers.get(name, 0))
+        self.numbers[name] = self.numbers.get(name, 0) + 1
         self.calls.setdefault(name, []).append(call)
         return call
 
