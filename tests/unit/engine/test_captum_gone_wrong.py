@@ -376,7 +376,7 @@ def test_a_row_has_its_own_outcome(asked: Any, mode: CheckMode) -> None:
 
 
 def test_where_the_fault_is_the_models_no_row_is_excepted() -> None:
-    """A batch that agrees, a single row, a model that couples its rows, and wrong passes have one outcome for all."""
+    """A batch that agrees, a single row, and a model that couples its rows have one outcome for all."""
     assert not any(check.rows for asked in GRADIENTS for check in answer(asked, CheckMode.SAME_PASS).checks)
     alone = {name: tensor[:1] for name, tensor in INPUTS.items()}
     saliency = GRADIENTS[0]
@@ -387,9 +387,14 @@ def test_where_the_fault_is_the_models_no_row_is_excepted() -> None:
         coupled = net(lambda m, x: m.head(x - x.mean(0, keepdim=True)))()
         found = ask(coupled, X, ca.Saliency(), target=TARGET).attributions[0].checks[0]
     assert (found.verdict, found.rows) == (Verdict.DISAGREES, ())
+
+
+def test_rows_whose_targets_are_exchanged_are_named() -> None:
+    """The others were explained by the passes of the method."""
     with spoiled(attr.Saliency, **FAULTS["targets exchanged between rows"].how):
-        found = answer(saliency, CheckMode.SAME_PASS).checks[0]
-    assert (found.cause, found.rows) == (Cause.OTHER_PASSES, ())
+        found = answer(GRADIENTS[0], CheckMode.SAME_PASS).checks[0]
+    other = Cause.OTHER_PASSES
+    assert (found.cause, [row.cause for row in found.rows]) == (other, [None, other, other, None])
 
 
 @pytest.mark.parametrize("mode", CHECKED)

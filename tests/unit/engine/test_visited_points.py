@@ -45,4 +45,4 @@ def test_points_that_are_no_finite_numbers(wanted: list[float], seen: list[float
         method = replace(method_of(about.request), points=partial(_in_parts, size))
         summary = PassSummary(about, method, consecutive([len(wanted)]), of_captum=True)
         summary.add(Pass({"x": rows[1]}))
-        assert (summary.mismatches() == [""]) is same
+        assert any(summary.mismatches()) is not same

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from cutaway.contract import requests
 from cutaway.contract.requests import CheckMode, CheckRequest
-from cutaway.contract.results import Cause, Check, Verdict
+from cutaway.contract.results import Cause, Check, RowCheck, Verdict
 from cutaway.engine.checks import completeness, model_properties
 from cutaway.engine.checks.fault_location import no_gradient
-from cutaway.engine.checks.pass_summary import GradientEffects, PassSummary, summarized
+from cutaway.engine.checks.pass_summary import GradientEffects, Mismatch, PassSummary, summarized
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes import reference_inputs
@@ -151,13 +151,10 @@ class _Comparison:
         if self.request.mode is not CheckMode.SAME_PASS:
             return self._compared(blank)
         mismatches = self.summary.mismatches()
-        checks = [
-            replace(blank, verdict=Verdict.DISAGREES, reason=mismatch, cause=Cause.OTHER_PASSES)
-            for mismatch in mismatches
-        ]
-        if all(mismatches):
-            return checks
-        return [check if check.reason else own for check, own in zip(checks, self._compared(blank))]
+        by_part = [mismatches[part.rows.start : part.rows.stop] for part in self.parts]
+        if all(mismatch and not mismatch.of_undefined for mismatch in mismatches):
+            return [_of_other_passes(blank, blank, found) for found in by_part]
+        return [_of_other_passes(blank, own, found) for own, found in zip(self._compared(blank), by_part)]
 
     def _compared(self, blank: Check) -> list[Check]:
         problem, method, captums = self.problem, self.method, self.request.mode is CheckMode.SAME_PASS
@@ -204,7 +201,8 @@ class _Comparison:
     def of_method(self) -> Finding | None:
         """Why the method tells nothing of this model; None if it does."""
         if self.limitation:
-            return Finding(self.limitation.cause, f"{self.limitation.reason}; for this input that makes no difference")
+            reason = f"{self.limitation.reason}; for this input that makes no difference"
+            return self.limitation._replace(reason=reason)
         return self.method.vacuous(self.problem)
 
     @cached_property
@@ -226,6 +224,27 @@ class _Comparison:
         model, draws = self.problem.model, model_properties.random_forward(self.problem)
         with model.unrecorded() if draws else model.passes.uncounted(), torch.no_grad():
             return self.problem.read(self.problem.inputs).detach()
+
+
+def _of_other_passes(blank: Check, own: Check, mismatches: Sequence[Mismatch | None]) -> Check:
+    """Returns ``own``, the check of Captum's passes, with the rows in which these are not the method's.
+
+    NaN that Captum makes of an input that is not finite is no fault where the attribution is not finite either.
+    """
+    rows = own.rows or [RowCheck(own.max_relative_error, own.verdict, own.reason, own.cause)] * len(mismatches)
+    reasons = [
+        "" if found is None or (found.of_undefined and row.cause is Cause.NOT_FINITE) else found.reason
+        for found, row in zip(mismatches, rows)
+    ]
+    if not any(reasons):
+        return own
+    by_row = [
+        replace(row, verdict=Verdict.DISAGREES, reason=reason, cause=Cause.OTHER_PASSES) if reason else row
+        for row, reason in zip(rows, reasons)
+    ]
+    first = next(row for row, reason in zip(by_row, reasons) if reason)
+    listed = () if all(reasons) else tuple(by_row)
+    return replace(blank, verdict=first.verdict, reason=first.reason, cause=first.cause, rows=listed)
 
 
 @dataclass(frozen=True)
@@ -297,11 +316,11 @@ class _PartComparison:
         independent = self.blank.mode is CheckMode.INDEPENDENT
         if independent and (random := model_properties.random_forward(self.whole.problem) or self._drift):
             return Verdict.INCONCLUSIVE, random
-        return Verdict.DISAGREES, self._fault(measured)
+        return Verdict.DISAGREES, self._fault(measured, row)
 
-    def _fault(self, measured: _Measured) -> Finding:
+    def _fault(self, measured: _Measured, row: int | None) -> Finding:
         """Returns why attribution and reference differ."""
-        if self.whole.limitation:
+        if self.whole.limitation and self.whole.limitation.concerns(row):
             return self.whole.limitation
         if (calls := self.whole.summary.calls) > 1:
             return Finding(
@@ -314,12 +333,14 @@ class _PartComparison:
     @cached_property
     def _doubts(self) -> list[Finding]:
         """Why a match of attribution and reference proves nothing: of some rows first, then of every row, if at all."""
-        whole = self.whole
-        if doubt := model_properties.random_forward(whole.problem) or whole.of_method or self._model_doubt:
+        whole, of_method = self.whole, self.whole.of_method
+        of_rows = of_method if of_method and of_method.rows else None
+        random = model_properties.random_forward(whole.problem)
+        if doubt := random or (None if of_rows else of_method) or self._model_doubt:
             return [doubt]
         at_baseline = _baseline_is_input(self.part.problem)
         further = self._doubt_of_effects()
-        return [doubt for doubt in (at_baseline, further) if doubt]
+        return [doubt for doubt in (of_rows, at_baseline, further) if doubt]
 
     def _doubt_of_effects(self) -> Finding | None:
         whole, method, of = self.whole, self.whole.method, self.part.rows.of
@@ -368,7 +389,7 @@ _NO_RULE = Finding(
     "function of the model's own), and its plain gradient was used",
 )
 _UNDEFINED = Finding(
-    Cause.NOT_FINITE, "attribution and reference are not finite in the same places: no gradient exists there"
+    Cause.NOT_FINITE, "attribution and reference are not finite in the same places: there is nothing to compare there"
 )
 _NOT_FINITE = Finding(
     Cause.NOT_FINITE,

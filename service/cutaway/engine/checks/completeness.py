@@ -34,6 +34,10 @@ A larger change shows a path from the input to the target that bypasses the laye
 _CANCELLING = 0.1
 """The weight of the attributions' magnitudes beside the target's change, to which what is missing is compared."""
 
+_EDITED = Finding(Cause.WRONG_BACKWARD, "gradients are edited: their integral is no longer the target's change")
+
+_UNKNOWN = "the attributions are unknown, or not a number, in"
+
 
 def check_completeness(
     problem: AttributionProblem, method: Method, sums: CompletenessSums, request: CheckRequest, dtype: torch.dtype
@@ -47,11 +51,16 @@ def check_completeness(
     errors = missing / (sums.change.abs() + _CANCELLING * sums.mass).clamp(min=1e-30)
     relative = float(errors.max())
     tolerance = method.completeness_tolerances.of(dtype)
-    verdict, finding = _judge(problem, method, relative <= tolerance, sums)
     bound = getattr(problem.request, "max_delta", None)
     complete = (errors <= tolerance) & (missing <= (torch.inf if bound is None else bound))
-    by_row = verdict is Verdict.INCONCLUSIVE and finding is not None and finding.cause is not Cause.WRONG_BACKWARD
-    rows = zip(errors.tolist(), complete.tolist()) if by_row else ()
+    unknown = ~missing.isfinite()
+    judged = _judge(problem, method, bool((errors <= tolerance)[~unknown].all()), _without(sums, unknown))
+    undefined = Verdict.INCONCLUSIVE, Finding(Cause.NOT_FINITE, f"{_UNKNOWN} {row_list(unknown)}")
+    some_unknown = bool(unknown.any()) and judged[1] is not _EDITED
+    verdict, finding = undefined if some_unknown else judged
+    # A wrong backward pass concerns every row, and so does what makes the check inapplicable.
+    apart = judged[0] is Verdict.INCONCLUSIVE and judged[1] is not None and judged[1].cause is not Cause.WRONG_BACKWARD
+    rows = zip(errors.tolist(), complete.tolist(), unknown.tolist()) if apart or some_unknown else ()
     return Check(
         compared_sums(method),
         request.mode,
@@ -63,9 +72,20 @@ def check_completeness(
         reason=finding.reason if finding else "",
         cause=finding.cause if finding else None,
         rows=row_checks(
-            problem, [(error, *((Verdict.AGREES, None) if agrees else (verdict, finding))) for error, agrees in rows]
+            problem,
+            [
+                (error, *(undefined if no_number else (Verdict.AGREES, None) if agrees and apart else judged))
+                for error, agrees, no_number in rows
+            ],
         ),
     )
+
+
+def _without(sums: CompletenessSums, rows: Tensor) -> CompletenessSums:
+    """Returns ``sums`` in which nothing is missing in ``rows``, and nothing follows from them."""
+    at_baseline = sums.at_baseline.masked_fill(rows, 0.0)
+    at_input, total = sums.at_input.masked_fill(rows, 0.0), sums.total.masked_fill(rows, 0.0)
+    return CompletenessSums(at_input, at_baseline, total, sums.mass.masked_fill(rows, torch.inf))
 
 
 def row_checks(
@@ -92,16 +112,12 @@ def _judge(
     problem: AttributionProblem, method: Method, complete: bool, sums: CompletenessSums
 ) -> tuple[Verdict, Finding | None]:
     if problem.edits_gradients and method.runs_backward:
-        reason = "gradients are edited: their integral is no longer the target's change"
-        return Verdict.NOT_APPLICABLE, Finding(Cause.WRONG_BACKWARD, reason)
+        return Verdict.NOT_APPLICABLE, _EDITED
     bound = getattr(problem.request, "max_delta", None)
     if bound is not None and not bool((sums.delta.abs() <= bound).all()):
         return Verdict.INCONCLUSIVE, _above_bound(problem, sums, bound)
     if complete:
         return Verdict.AGREES, None
-    if bool(sums.delta.isnan().any()):
-        reason = "the attributions of each row are unknown, or not a number"
-        return Verdict.INCONCLUSIVE, Finding(Cause.NOT_FINITE, reason)
     if method.satisfies_conservation:
         return Verdict.NOT_APPLICABLE, Finding(Cause.NOT_MOVED, _absorbed(problem))
     still = sums.mass == 0
@@ -203,7 +219,7 @@ def _better_steps(problem: AttributionProblem, method: Method, sums: Completenes
 
 
 def _largest(sums: CompletenessSums) -> float:
-    return float(torch.nan_to_num(sums.delta).abs().max())
+    return float(sums.delta.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 # Rows whose gradient is zero, or too small to explain anything.

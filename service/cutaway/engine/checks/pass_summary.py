@@ -41,6 +41,19 @@ class GradientEffects(NamedTuple):
     are_zero: Tensor
 
 
+class Mismatch(NamedTuple):
+    """How Captum's passes differ from those of the method in a row.
+
+    Attributes:
+        reason: in words.
+        of_undefined: whether only by NaN that Captum makes of a NaN or an infinity in this row, which it replaces by a
+            product with 0.
+    """
+
+    reason: str
+    of_undefined: bool = False
+
+
 class PassSummary:
     """A summary of passes, which it gets one by one.
 
@@ -95,13 +108,13 @@ class PassSummary:
         if self._failure is not None:
             raise self._failure
 
-    def mismatches(self) -> list[str]:
-        """Returns for each part how Captum's passes differ from those of the method, in words; ``""`` if they do not.
+    def mismatches(self) -> list[Mismatch | None]:
+        """Returns for each row how Captum's passes differ from those of the method; None if they do not.
 
         Raises:
             CannotShare: Captum ran another number of rows, and it is not known whose.
         """
-        return self._visited.mismatches() if self._of_captum else [""] * len(self.parts)
+        return self._visited.mismatches() if self._of_captum else [None] * self._problem.rows
 
     @cached_property
     def _visited(self) -> _Visited:
@@ -243,8 +256,9 @@ class _Visited:
         self._rows_of_copy = max(1, len(method.points(problem)) * problem.rows)
         self._ahead = {name: problem.inputs[name][:0].detach().cpu() for name in problem.explained}
         self._visited = dict.fromkeys(problem.explained, 0)
-        self._errors = {name: [0.0] * len(parts) for name in problem.explained}
-        self._others = [""] * len(parts)
+        # The largest of each row: of all elements, and without those of which Captum's product makes NaN.
+        self._errors = {name: torch.zeros(2, problem.rows, dtype=torch.float64) for name in problem.explained}
+        self._others = [""] * problem.rows
         self._is_short = False
 
     def _points(self) -> Iterator[Values]:
@@ -254,21 +268,45 @@ class _Visited:
     def add(self, recorded: Pass) -> None:
         """Compares a pass, and numbers it by the noisy copy of the inputs to which it belongs."""
         recorded.copy = max(self._visited.values()) // self._rows_of_copy
-        for name, errors in self._errors.items():
+        for name in self._errors:
             visited = recorded.points[name]
             self._visited[name] += len(visited)
             expected = self._next_rows(name, len(visited))
             self._is_short |= len(expected) < len(visited)
             if len(expected) == len(visited) and numerics.largest_error(expected, visited):
-                for number, rows in enumerate(self._parts):
-                    error = numerics.largest_error(rows.of_copies(expected), rows.of_copies(visited))
-                    errors[number] = max(errors[number], error)
+                errors = numerics.errors(expected, visited)
+                defined = errors.masked_fill(visited.isnan() & self._undefined(name, len(visited)), 0.0)
+                by_row = torch.stack([self._by_row(errors), self._by_row(defined)])
+                self._errors[name] = torch.maximum(self._errors[name], by_row)
         for text, expected, visited in self._further_pairs(recorded):
             if numerics.largest_error(expected, visited):
+                allowed = _roundings(expected, self._by_row(_magnitudes(expected)))
+                differ = self._by_row(numerics.errors(expected, visited)) > allowed
                 self._others = [
-                    known or (text if _differ(expected, visited, rows) else "")
-                    for known, rows in zip(self._others, self._parts)
+                    known or (text if differs else "") for known, differs in zip(self._others, differ.tolist())
                 ]
+
+    def _by_row(self, values: Tensor) -> Tensor:
+        """Returns the largest of ``values`` in each row, ``[batch]``; the largest of all where they are of a part of
+        the batch.
+
+        Raises:
+            CannotShare: it is not known whose part.
+        """
+        rows = self._problem.rows
+        if values.ndim and len(values) % rows == 0:
+            return values.double().reshape(len(values) // rows, rows, -1).amax(dim=(0, 2))
+        if len(self._parts) > 1:
+            raise CannotShare
+        return values.double().amax().expand(rows)
+
+    def _undefined(self, name: str, count: int) -> Tensor:
+        """Returns which elements of ``count`` rows of copies of the batch are not finite in the input or baseline."""
+        problem = self._problem
+        sides = [side[name] for side in (problem.inputs, problem.baselines) if name in side]
+        undefined = ~torch.stack([side.detach().cpu().isfinite() for side in sides if len(side) == problem.rows]).all(0)
+        copies, rest = divmod(count, problem.rows)
+        return torch.tensor(False) if rest else torch.cat([undefined] * copies)
 
     def _next_rows(self, name: str, rows: int) -> Tensor:
         """Returns the next ``rows`` rows that the method has of the input ``name``; fewer where it has no more."""
@@ -295,8 +333,8 @@ class _Visited:
             expected = copy_to_host(target.gradient_at(recorded.output.to(device)))
             yield "Captum differentiated another scalar than the target", expected, recorded.cotangent
 
-    def mismatches(self) -> list[str]:
-        """Returns for each part how all passes differ from those of the method, in words; ``""`` if they do not.
+    def mismatches(self) -> list[Mismatch | None]:
+        """Returns for each row how all passes differ from those of the method; None if they do not.
 
         Raises:
             CannotShare: they have another number of rows, and it is not known whose.
@@ -304,13 +342,15 @@ class _Visited:
         if other_number := self._other_number():
             if len(self._parts) > 1:
                 raise CannotShare
-            return [other_number]
-        others = list(self._others)
+            return [Mismatch(other_number)] * self._problem.rows
+        found = [Mismatch(text) if text else None for text in self._others]
         for name, errors in reversed(self._errors.items()):
             text = f"Captum ran other values of {name!r} through the model than the method consists of"
-            allowed = self._allowed(name) if any(errors) else errors
-            others = [text if error > most else known for error, most, known in zip(errors, allowed, others)]
-        return others
+            differ, defined = (errors > self._allowed(name) if bool(errors.any()) else errors > 0).tolist()
+            for row, differs in enumerate(differ):
+                if differs and (defined[row] or found[row] is None):
+                    found[row] = Mismatch(text, of_undefined=not defined[row])
+        return found
 
     def _other_number(self) -> str:
         if not self._is_short and not any(map(len, self._ahead.values())) and next(self._further, None) is None:
@@ -321,25 +361,23 @@ class _Visited:
                 return f"Captum ran {visited} rows of {name!r} through the model; the method consists of {expected}"
         return ""
 
-    def _allowed(self, name: str) -> list[float]:
-        """Returns for each part the largest difference of the input ``name`` that is a rounding of its largest
-        value."""
-        scales = [0.0] * len(self._parts)
+    def _allowed(self, name: str) -> Tensor:
+        """Returns for each row the largest difference of the input ``name`` that is a rounding of its largest value."""
+        scales = torch.zeros(self._problem.rows, dtype=torch.float64)
         for point in self._points():
-            sizes = (numerics.largest_magnitude(rows.of_copies(point[name])) for rows in self._parts)
-            scales = list(map(max, scales, sizes))
-        return [_rounding(self._problem.inputs[name], scale) for scale in scales]
+            scales = torch.maximum(scales, self._by_row(_magnitudes(point[name].detach().cpu())))
+        return _roundings(self._problem.inputs[name], scales)
 
 
-def _differ(expected: Tensor, visited: Tensor, rows: RowRange) -> bool:
-    """Returns whether ``rows`` differ by more than a rounding of their largest value."""
-    expected, visited = rows.of_copies(expected), rows.of_copies(visited)
-    error = numerics.largest_error(expected, visited)
-    return error > _rounding(expected, numerics.largest_magnitude(expected))
+def _magnitudes(values: Tensor) -> Tensor:
+    """Returns the magnitudes of floating ``values``; 0 for those that are not finite, and for integers."""
+    return values.abs().nan_to_num(0.0, 0.0, 0.0) if values.is_floating_point() else torch.zeros_like(values)
 
 
-def _rounding(of: Tensor, scale: float) -> float:
-    return numerics.VISITED_POINTS.of(of.dtype) * (scale or 1.0) if of.is_floating_point() else 0.0
+def _roundings(of: Tensor, scales: Tensor) -> Tensor:
+    if not of.is_floating_point():
+        return torch.zeros_like(scales)
+    return numerics.VISITED_POINTS.of(of.dtype) * torch.where(scales == 0, 1.0, scales)
 
 
 # Rows whose gradient is zero, or too small to explain anything.

@@ -5,7 +5,7 @@ A region is the set of elements that are replaced together: a feature, or one po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations, repeat
 from math import factorial
@@ -268,19 +268,29 @@ def limitation(problem: AttributionProblem) -> Finding | None:
             f"the layer {problem.layer!r} was called {len(calls)} times in one forward pass, and Captum replaces the "
             "output of each call by that of the last: build the model with a module for each call",
         )
-    if not all(bool(output.isfinite().all()) for call in calls for output in call.at(Point.OUTPUT).values()):
-        return Finding(
-            Cause.NOT_FINITE,
-            f"the layer {problem.layer!r} returns NaN or infinities, and Captum removes a unit by multiplying it by 0, "
-            "which leaves NaN: explain a later layer that returns finite values",
-        )
     if _is_overwritten(problem):
         return Finding(
             Cause.OTHER_PASSES,
             f"the model changes in place what {problem.layer!r} returns, and Captum continues with the changed values: "
             "explain the module that does so, or build it with inplace=False",
         )
-    return None
+    outputs = [output for call in calls for output in call.at(Point.OUTPUT).values()]
+    if all(bool(output.isfinite().all()) for output in outputs):
+        return None
+    return Finding(
+        Cause.NOT_FINITE,
+        f"the layer {problem.layer!r} returns NaN or infinities, and Captum removes a unit by multiplying it by 0, "
+        "which leaves NaN: explain a later layer that returns finite values",
+        _undefined_rows(outputs, problem.rows),
+    )
+
+
+def _undefined_rows(outputs: Sequence[Tensor], rows: int) -> tuple[int, ...]:
+    """Returns the numbers of the rows that are not finite; none where axis 0 is not that of the rows."""
+    if any(output.shape[:1] != (rows,) for output in outputs):
+        return ()
+    finite = torch.stack([output.isfinite().reshape(rows, -1).all(dim=1) for output in outputs]).all(dim=0)
+    return tuple((~finite).nonzero().flatten().tolist())
 
 
 def _is_overwritten(problem: AttributionProblem) -> bool:

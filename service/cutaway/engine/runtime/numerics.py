@@ -146,21 +146,27 @@ def close_unmasked(one: Tensor, other: Tensor, tolerances: Tolerances) -> bool:
 
 
 def largest_error(one: Tensor, other: Tensor) -> float:
-    """Returns the largest absolute difference of two elements.
-
-    It is 0 for elements that are the same infinity, or both NaN. It is infinite where only one element is finite, where
-    shapes differ, and where integers differ.
-    """
+    """Returns the largest of `errors`."""
     if one.dtype == other.dtype and torch.equal(one, other):
         return 0.0  # as almost always, and told in a tenth of the time
-    if one.shape != other.shape or not one.is_floating_point():
-        return math.inf
-    errors = (one.double() - other.double()).abs()
-    largest = float(errors.max())
-    if not math.isnan(largest):
-        return largest
+    return float(errors(one, other).max())
+
+
+def errors(one: Tensor, other: Tensor) -> Tensor:
+    """Returns the absolute difference of each element, in the shape of ``one``.
+
+    It is 0 for elements that are the same infinity, or both NaN. It is infinite where only one element is finite, where
+    integers differ, and everywhere if shapes differ.
+    """
+    if one.shape != other.shape:
+        return torch.full(one.shape or (1,), math.inf)
+    if not one.is_floating_point():
+        return torch.where(one == other, 0.0, math.inf)
+    found = (one.double() - other.double()).abs()
+    if not math.isnan(float(found.max())):
+        return found
     same = (one == other) | (one.isnan() & other.isnan())
-    return float(errors.masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf).max())
+    return found.masked_fill(same, 0.0).nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def largest_magnitude(values: Tensor) -> float:
