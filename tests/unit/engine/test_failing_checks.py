@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from inspect import unwrap
 from types import FrameType, FunctionType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -126,6 +127,19 @@ def test_a_check_that_breaks_costs_no_value(asked: Attribution, mode: CheckMode)
             assert "cutaway.engine." in check.reason
             broken.append(name)
     assert len(broken) > 5, broken
+
+
+@pytest.mark.parametrize(
+    "text", ["could not create a primitive", "std::bad_alloc", "DefaultCPUAllocator: can't allocate memory"]
+)
+def test_a_check_without_memory_says_so(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever words a library says it; a failure of another kind keeps its own."""
+    for failure, said in ((RuntimeError(text), "more memory than is free"), (RuntimeError("sabotage"), "sabotage")):
+        monkeypatch.setattr(pass_summary.PassSummary, "mismatches", Mock(side_effect=failure))
+        (check,) = explained(ca.Saliency(), CheckMode.SAME_PASS).checks
+        assert check.cause is Cause.CHECK_FAILED
+        assert said in check.reason
+        assert text not in check.reason
 
 
 def test_a_hook_that_fails_in_captums_own_pass_costs_no_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from cutaway.engine.checks.fault_location import no_gradient
 from cutaway.engine.checks.pass_summary import GradientEffects, Mismatch, PassSummary, summarized
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
+from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes import reference_inputs
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, RowRange, Values
@@ -94,14 +95,20 @@ _Measured: TypeAlias = reference_inputs.Distance | reference_inputs.RowDistance
 def failed_check(problem: AttributionProblem, method: Method, request: CheckRequest, failure: Exception) -> Check:
     """Returns the check that could not be made, because ``failure`` ended it: INCONCLUSIVE, with the place."""
     _LOG.warning("a check of %s failed", type(problem.request).__name__, exc_info=failure)
+    return Check(
+        method.compares(problem.request), request.mode, 0.0, 0.0, 0.0, 0.0, Verdict.INCONCLUSIVE,
+        f"the check {_failed_how(failure)}"[:500],
+        Cause.CHECK_FAILED,
+    )  # fmt: skip
+
+
+def _failed_how(failure: Exception) -> str:
+    if is_out_of_memory(failure):
+        return "needs more memory than is free, so nothing is known of these values: send fewer rows, or ask no check"
     frames = [frame for frame, _ in walk_tb(failure.__traceback__)]
     modules = [(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames]
     where = next((f"{module}.{name}" for module, name in reversed(modules) if module.startswith("cutaway.")), "")
-    return Check(
-        method.compares(problem.request), request.mode, 0.0, 0.0, 0.0, 0.0, Verdict.INCONCLUSIVE,
-        f"the check failed in {where}, so nothing is known of these values: {type(failure).__name__}: {failure}"[:500],
-        Cause.CHECK_FAILED,
-    )  # fmt: skip
+    return f"failed in {where}, so nothing is known of these values: {type(failure).__name__}: {failure}"
 
 
 class _Part(NamedTuple):
