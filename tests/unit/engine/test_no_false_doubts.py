@@ -66,6 +66,26 @@ def test_a_row_in_which_the_layer_does_not_move(mode: CheckMode) -> None:
     assert [(row.verdict, row.cause) for row in check.rows] == [unmoved, AGREES, AGREES]
 
 
+EMBEDDED = wired(
+    lambda m, x, c: m.b(torch.tanh(m.a(x) + m.words(c))),
+    a=lambda: nn.Linear(8, 16), words=lambda: nn.Embedding(5, 16), b=lambda: nn.Linear(16, 3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_category_that_equals_its_baseline(mode: CheckMode) -> None:
+    """It reaches the layer, and its baseline is the reason; an input that does not is named as such."""
+    inputs = {"x": noise(3, 8), "c": torch.tensor([1, 0, 2])}
+    moved, still = (
+        Served(EMBEDDED()).ask(ca.LayerIntegratedGradients(layer="words", inputs=names), inputs=inputs, mode=mode)[0]
+        for names in (("x", "c"), ("x",))
+    )
+    unmoved = (Verdict.INCONCLUSIVE, Cause.NOTHING_CHANGED)
+    assert [(row.verdict, row.cause) for row in moved.checks[0].rows] == [AGREES, unmoved, AGREES]
+    assert "in row 1: there, the baseline of 'c' equals the input, and no other" in moved.checks[0].reason
+    assert "in every row: the explained inputs (x) do not reach it; name" in still.checks[0].reason
+
+
 @pytest.mark.parametrize("mode", CHECKED)
 def test_a_row_whose_gradient_ends_behind_the_layer(mode: CheckMode) -> None:
     """Where a row has no gradient at the layer itself, the reason names the layer."""

@@ -357,7 +357,7 @@ class _PartComparison:
         if not (stays or bool(moves.all())):
             return _unchanged(~moves)
         if not bool((moves := of(summary.layer_moves)).all()):
-            return _unmoved(whole.problem, ~moves)
+            return _unmoved(self.part.problem, ~moves)
         if method.runs_backward and not summary.has_gradient[whole.parts.index(self.part)]:
             return no_gradient(self.part.problem)
         if not method.runs_backward or method.reference_passes is not None:
@@ -430,25 +430,38 @@ def _unchanged(rows: Tensor) -> Finding:
 
 
 def _unmoved(problem: AttributionProblem, rows: Tensor) -> Finding:
+    return Finding(
+        Cause.NOTHING_CHANGED,
+        f"the layer {problem.layer!r} returns the same for the input and for the baseline, in "
+        f"{completeness.row_list(rows)}: {_why_unmoved(problem, rows)}",
+        completeness.row_numbers(rows),
+    )
+
+
+def _why_unmoved(problem: AttributionProblem, rows: Tensor) -> str:
+    if not isinstance(problem.request, requests.Expectation):
+        same = [name for name in problem.baselines if bool(_equals_baseline(problem, name)[rows].all())]
+        if same:
+            beside = ", and no other explained input reaches it" if len(same) < len(problem.explained) else ""
+            return f"there, the baseline of {', '.join(map(repr, same))} equals the input{beside}; choose another one"
     others = [name for name in problem.inputs if name not in problem.explained]
     also = f", such as {', '.join(map(repr, others[:3]))}" if others else ""
     integers = not all(problem.inputs[name].is_floating_point() for name in others)
     if integers and not moves_integers(problem.request):
         also += "; of these, only LayerIntegratedGradients and LayerDeepLift move integers"
-    return Finding(
-        Cause.NOTHING_CHANGED,
-        f"the layer {problem.layer!r} returns the same for the input and for the baseline, in "
-        f"{completeness.row_list(rows)}: the explained inputs ({', '.join(problem.explained)}) do not reach it; name "
-        f"in inputs those that do{also}",
-        completeness.row_numbers(rows),
-    )
+    return f"the explained inputs ({', '.join(problem.explained)}) do not reach it; name in inputs those that do{also}"
+
+
+def _equals_baseline(problem: AttributionProblem, name: str) -> Tensor:
+    """Returns, [batch], whether an input equals its baseline."""
+    equal = problem.inputs[name] == problem.baselines[name]
+    return equal.reshape(problem.rows, -1).all(dim=1).cpu()
 
 
 def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
-    pairs = [(problem.inputs[name], baseline) for name, baseline in problem.baselines.items()]
-    if not pairs or isinstance(problem.request, requests.Expectation):
+    if not problem.baselines or isinstance(problem.request, requests.Expectation):
         return None
-    same = torch.stack([(x == baseline).reshape(problem.rows, -1).all(dim=1) for x, baseline in pairs]).all(dim=0)
+    same = torch.stack([_equals_baseline(problem, name) for name in problem.baselines]).all(dim=0)
     if not bool(same.any()):
         return None
     return Finding(
