@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.contract.errors import Code, Reason, error
 from cutaway.contract.results import Verdict
+from cutaway.engine.planning.plan import in_place
 from cutaway.gateway import serve
+from cutaway.server.settings import Settings
 from tests.support.checked_attributions import noise
 
 X = {"x": noise(2, 3).numpy()}
@@ -83,6 +86,74 @@ def _dry(*asked: ca.Attribution) -> tuple[ca.AttributionResult, ...]:
     subject = InspectedModel(model, lambda tensors: model(**tensors))
     request = ca.InspectRequest("m", attributions=asked, attribution_errors_in_place=True, dry_run=True)
     return estimate(plan_request(subject, request, {"x": torch.from_numpy(X["x"])})).attributions
+
+
+LIMITS = Settings(max_steps=16, max_passes=1600)
+
+OF_VALUES: tuple[tuple[ca.Attribution, str, str], ...] = (
+    (ca.IntegratedGradients(n_steps=17), "LIMIT_EXCEEDED", "integrated_gradients.n_steps"),
+    (ca.GradientShap(baselines=X, n_samples=17), "LIMIT_EXCEEDED", "gradient_shap.n_samples"),
+    (ca.IntegratedGradients(n_steps=16, noise=ca.NoiseTunnel(n_samples=100)), "LIMIT_EXCEEDED",
+     "integrated_gradients"),
+    (ca.IntegratedGradients(max_delta=-1.0), "INVALID_VALUE", "integrated_gradients.path.max_delta"),
+    (ca.LayerConductance(layer="fc", max_delta=-1.0), "INVALID_VALUE", "layer_conductance.path.max_delta"),
+    (ca.GradientShap(baselines=X, stdev=-1.0), "INVALID_VALUE", "gradient_shap.stdev"),
+    (ca.Saliency(metrics=(ca.SensitivityMax(radius=-1.0),)), "INVALID_VALUE",
+     "metrics[0].sensitivity_max.radius"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason", "field"), OF_VALUES, ids=[f"{type(each[0]).__name__}-{each[2]}" for each in OF_VALUES]
+)
+def test_limits_and_values_of_one_cost_the_others_nothing(bad: ca.Attribution, reason: str, field: str) -> None:
+    """Whether a message cannot hold the value, or the operator does not allow it; those behind it keep their numbers,
+    and one alone fails the call as ever."""
+    nowhere = ca.LayerGradCam(layer="nowhere")
+    with serve({"m": Net()}, settings=LIMITS) as server, ca.Client(server.address) as client:
+        found = client.inspect(
+            "m",
+            X,
+            attributions=[bad, ca.Saliency(), nowhere, bad, ca.InputXGradient()],
+            attribution_errors_in_place=True,
+        ).attributions
+        with pytest.raises(ca.CutawayError) as caught:
+            client.inspect("m", X, attributions=[ca.Saliency(), bad])
+    assert [each.method for each in found[::3]] == [type(bad).__name__] * 2
+    assert found[0].layer == found[3].layer == getattr(bad, "layer", "")
+    assert [(each.error.reason, each.error.field) if each.error else each.verdict for each in found] == [
+        (reason, f"attributions[0].{field}"), Verdict.AGREES,
+        ("MODULE_NOT_FOUND", "attributions[2].layer_grad_cam.layer"),
+        (reason, f"attributions[3].{field}"), Verdict.AGREES,
+    ]  # fmt: skip
+    assert (caught.value.reason, caught.value.field) == (reason, f"attributions[1].{field}")
+
+
+def test_more_attributions_than_allowed_fail_the_call() -> None:
+    """Also where some of them hold what is not allowed."""
+    many = [ca.IntegratedGradients(max_delta=-1.0)] * 2 + [ca.Saliency()]
+    with (
+        serve({"m": Net()}, settings=Settings(max_attributions=2)) as server,
+        ca.Client(server.address) as client,
+        pytest.raises(ca.ResourceExhausted, match="3 attributions, 2 are allowed"),
+    ):
+        client.inspect("m", X, attributions=many, attribution_errors_in_place=True)
+
+
+@pytest.mark.parametrize("reason", Reason, ids=str)
+def test_which_reasons_stay_in_their_place(reason: Reason) -> None:
+    """All that the caller, the model or a limit is the reason of; not that the server failed, or nobody waits."""
+    request = ca.InspectRequest("m", attributions=(ca.Saliency(),), attribution_errors_in_place=True)
+    of_the_call = {Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.UNAVAILABLE, Code.UNIMPLEMENTED, Code.NOT_FOUND}
+    of_the_call |= {Code.PERMISSION_DENIED, Code.UNAUTHENTICATED}
+    fails = {Reason.REPLY_TOO_LARGE, Reason.REQUEST_TOO_LARGE, Reason.OVERLOADED}
+    if reason in fails or reason.code in of_the_call:
+        with pytest.raises(ca.CutawayError):
+            in_place(request, ca.Saliency(), error(reason, "why"))
+    else:
+        failed = in_place(request, ca.Saliency(), error(reason, "why", "where")).error
+        assert failed is not None
+        assert (failed.code, failed.reason, failed.field) == (reason.code, reason, "where")
 
 
 def test_without_the_wish_the_call_fails() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import CheckMode
 from cutaway.contract.results.arrays import array, named, numbers, parts
 from cutaway.contract.results.summary import describe_attribution
@@ -222,6 +223,12 @@ class AttributionResult:
 
     def __repr__(self) -> str:
         return describe_attribution(self)
+
+    @classmethod
+    def failed(cls, method: str, layer: str, failure: CutawayError) -> AttributionResult:
+        """Returns the result that has ``failure`` in the place of the attribution."""
+        why = AttributionError(int(failure.code), failure.reason, failure.message, failure.field)
+        return cls(method, layer, {}, error=why)
 
     @property
     def worst_check(self) -> Check | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.errors import InvalidArgument, Reason, at, error
 from cutaway.contract.requests import Argument, InspectRequest, Raw
 from cutaway.contract.requests.fields import given
+from cutaway.contract.results import AttributionResult
 from cutaway.contract.tensors import Buffer, as_array, bytes_in, check_compression, dtype_name
 from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, by_name, only, record, several, spread
 from cutaway.contract.wire.message_walk import (
@@ -181,21 +182,30 @@ def decode(data: bytes, *, max_unpacked_bytes: int | None = None) -> InspectRequ
         InvalidArgument: the bytes are no such message, or a field holds a value that is not allowed.
         ResourceExhausted: ``REQUEST_TOO_LARGE``, once unpacked.
     """
+    return _decode(data, max_unpacked_bytes, in_place=False).request
+
+
+def decode_in_place(data: bytes, *, max_unpacked_bytes: int | None = None) -> Decoded:
+    """Returns what `decode` does; where the request takes errors of attributions in their places, they are there."""
+    return _decode(data, max_unpacked_bytes, in_place=True)
+
+
+def _decode(data: bytes, max_unpacked_bytes: int | None, *, in_place: bool) -> Decoded:
     message = parse(inspection_pb2.InspectRequest, data)
     kind = message.WhichOneof("input")
     sent: Any = getattr(message, kind or "tensors")
     if kind is not None:
         check_structure(sent, kind)
-    rest = _decode_rest(without_input(data))
+    rest = _decode_rest(without_input(data), in_place)
     if kind is None:
         raise error(Reason.INPUT_MISSING, "send tensors by name, or raw bytes", "tensors")
     refuse_large_unpacked(rest.unpacked_bytes + unpacked_bytes(sent), max_unpacked_bytes)
     with at(kind):
         if kind == "tensors":
-            return rest.request.with_input(tensors=_TENSORS.read(sent))
+            return rest._replace(request=rest.request.with_input(tensors=_TENSORS.read(sent)))
         if not sent.examples:
             raise error(Reason.INPUT_EMPTY, "raw holds no example; send at least one", "examples")
-        return rest.request.with_input(raw=_RAW.read(sent))
+        return rest._replace(request=rest.request.with_input(raw=_RAW.read(sent)))
 
 
 def validated(request: InspectRequest) -> InspectRequest:
@@ -210,11 +220,18 @@ def validated(request: InspectRequest) -> InspectRequest:
     return rest.request.with_input(request.tensors, request.raw)
 
 
-class _Rest(NamedTuple):
-    """A request without its input, and the size of the compressed tensors in it once they are unpacked."""
+class Decoded(NamedTuple):
+    """A request.
+
+    Attributes:
+        request: without the attributions that failed.
+        unpacked_bytes: the size of the compressed tensors in it, its input aside, once they are unpacked.
+        failed: the errors of attributions with a value that is not allowed, by number in the message.
+    """
 
     request: InspectRequest
     unpacked_bytes: int
+    failed: Mapping[int, AttributionResult]
 
 
 _INPUT = frozenset(field.number for field in inspection_pb2.InspectRequest.DESCRIPTOR.oneofs_by_name["input"].fields)
@@ -235,17 +252,38 @@ def without_input(data: bytes) -> bytes:
         return message.SerializeToString(deterministic=True)
 
 
-def _decode_rest(data: bytes) -> _Rest:
-    return (_remembered if len(data) <= _MAX_REMEMBERED_BYTES else _decode_bytes)(data)
+def _decode_rest(data: bytes, in_place: bool = False) -> Decoded:
+    return (_remembered if len(data) <= _MAX_REMEMBERED_BYTES else _decode_bytes)(data, in_place)
 
 
-def _decode_bytes(data: bytes) -> _Rest:
+def _decode_bytes(data: bytes, in_place: bool) -> Decoded:
     message = parse(inspection_pb2.InspectRequest, data)
     check_structure(message)
+    size = unpacked_bytes(message)
+    failed = _take_failed(message) if in_place and message.attribution_errors_in_place else {}
     request = InspectRequest(**_FIELDS.read(message))
     if request.compare and not request.edits:
         raise error(Reason.INVALID_VALUE, "comparing needs edits: without them both models are the same", "compare")
-    return _Rest(request, unpacked_bytes(message))
+    return Decoded(request, size, failed)
+
+
+def _take_failed(message: inspection_pb2.InspectRequest) -> dict[int, AttributionResult]:
+    """Removes the attributions with a value that is not allowed, and returns their errors by number."""
+    failed = {}
+    for number, sent in enumerate(message.attributions):
+        try:
+            with at(f"attributions[{number}]"):
+                METHODS.codec.read(sent)
+        except InvalidArgument as failure:
+            name = sent.WhichOneof("method") or ""
+            method, layer = (
+                METHODS.kinds[name].__name__ if name else "",
+                getattr(getattr(sent, name, None), "layer", ""),
+            )
+            failed[number] = AttributionResult.failed(method, layer, failure)
+    for number in sorted(failed, reverse=True):
+        del message.attributions[number]
+    return failed
 
 
 _MAX_REMEMBERED_BYTES = 1 << 14

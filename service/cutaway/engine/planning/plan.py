@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from cutaway.contract import requests
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
 from cutaway.contract.module_globs import glob_matcher, is_glob
-from cutaway.contract.results import AttributionError, AttributionResult
+from cutaway.contract.results import AttributionResult
 from cutaway.contract.values import changed
 from cutaway.engine.hooks.hook_site import NumberedEdit, validate_edit
 from cutaway.engine.hooks.operators import is_address
@@ -26,6 +28,11 @@ from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning.attribution_setup import differentiable, moves_integers, resolve_attribution
 from cutaway.engine.planning.embedded_inputs import embedded_inputs
 from cutaway.engine.runtime.rng import new_seed
+
+Failed: TypeAlias = Mapping[int, AttributionResult]
+"""The errors of attributions that cannot be computed, by number in the request."""
+
+NONE_FAILED: Failed = MappingProxyType({})
 
 # Names, globs and operator addresses of captures and edits.
 
@@ -265,6 +272,8 @@ def plan_request(
     request: requests.InspectRequest,
     inputs: Inputs,
     cancellation: Cancellation = NEVER_CANCELLED,
+    failed: Failed = NONE_FAILED,
+    check: Callable[[requests.Attribution], None] = lambda _: None,
 ) -> RequestPlan:
     """Resolves and validates ``request``; the model runs for no more than `embedded_inputs`.
 
@@ -273,6 +282,8 @@ def plan_request(
         request: the request.
         inputs: its tensors, ``[batch, ...]`` each, on the model's device.
         cancellation: when the caller stops waiting.
+        failed: the errors of attributions that the request had besides, by their numbers.
+        check: raises for an attribution that is not allowed, before anything runs.
 
     Raises:
         InvalidArgument: with the field at fault.
@@ -290,10 +301,11 @@ def plan_request(
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
     draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)
     seed = new_seed() if draws and request.seed is None else request.seed
-    attributions, failed = {}, {}
-    chosen = any(moves_integers(attribution) and not attribution.inputs for attribution in request.attributions)
+    allowed, failed = _allowed(request, failed, check)
+    attributions = {}
+    chosen = any(moves_integers(attribution) and not attribution.inputs for attribution in allowed.values())
     embedded = embedded_inputs(model, inputs, cancellation, request.arguments) if chosen else frozenset()
-    for number, attribution in enumerate(request.attributions):
+    for number, attribution in allowed.items():
         try:
             with at(f"attributions[{number}]"):
                 asked = _with_index(model, attribution)
@@ -301,7 +313,7 @@ def plan_request(
         except CutawayError as failure:
             failed[number] = in_place(request, attribution, failure)
     if failed:
-        request = replace(request, attributions=tuple(request.attributions[number] for number in attributions))
+        request = replace(request, attributions=tuple(allowed[number] for number in attributions))
     with at("target.neuron.module"):
         neuron = model.tree.resolve(request.target.module) if isinstance(request.target, requests.Neuron) else None
     explained = (tuple(attributions.values()), tuple(attributions), failed)
@@ -309,6 +321,24 @@ def plan_request(
     plan = RequestPlan(model, request, inputs, cancellation, *resolved)
     stops = request.omit_predictions and not (plan.needs_target or request.attributions or request.compare)
     return replace(plan, missing=_missing(sites)) if stops else plan
+
+
+def _allowed(
+    request: requests.InspectRequest,
+    failed: Failed,
+    check: Callable[[requests.Attribution], None],
+) -> tuple[dict[int, requests.Attribution], dict[int, AttributionResult]]:
+    """Returns the attributions that ``check`` allows, and the errors of the others beside ``failed``, by number."""
+    allowed, errors = {}, dict(failed)
+    numbers = (number for number in itertools.count() if number not in failed)
+    for number, attribution in zip(numbers, request.attributions):
+        try:
+            with at(f"attributions[{number}]"):
+                check(attribution)
+            allowed[number] = attribution
+        except CutawayError as failure:
+            errors[number] = in_place(request, attribution, failure)
+    return allowed, errors
 
 
 def _with_index(model: InspectedModel, attribution: requests.Attribution) -> requests.Attribution:
@@ -341,15 +371,34 @@ def in_place(
     Raises:
         CutawayError: ``failure``, unless the request takes such errors in their places.
     """
-    is_own = failure.code in _OF_ONE_ATTRIBUTION or failure.reason == Reason.OUT_OF_MEMORY
+    is_own = failure.code in _CODES_OF_ONE or failure.reason in _REASONS_OF_ONE
     if not (request.attribution_errors_in_place and is_own):
         raise failure
-    why = AttributionError(int(failure.code), failure.reason, failure.message, failure.field)
-    return AttributionResult(type(attribution).__name__, getattr(attribution, "layer", ""), {}, error=why)
+    return AttributionResult.failed(type(attribution).__name__, getattr(attribution, "layer", ""), failure)
 
 
-_OF_ONE_ATTRIBUTION = (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
-"""The errors of an attribution that say nothing about the rest of its request."""
+_CODES_OF_ONE = (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
+_REASONS_OF_ONE = (Reason.OUT_OF_MEMORY, Reason.LIMIT_EXCEEDED)
+"""The errors of an attribution that say nothing about the rest of its request, by their codes or their reasons."""
+
+
+def without(plan: RequestPlan, failures: Mapping[int, CutawayError]) -> RequestPlan:
+    """Returns ``plan`` without some attributions, by position among those left; their errors are in their places.
+
+    Raises:
+        CutawayError: the first of ``failures``, unless the request takes such errors in their places.
+    """
+    if not failures:
+        return plan
+    asked, kept = plan.request.attributions, [each for each in range(len(plan.attributions)) if each not in failures]
+    failed = {plan.numbers[each]: in_place(plan.request, asked[each], why) for each, why in failures.items()}
+    return replace(
+        plan,
+        request=replace(plan.request, attributions=tuple(asked[each] for each in kept)),
+        attributions=tuple(plan.attributions[each] for each in kept),
+        numbers=tuple(plan.numbers[each] for each in kept),
+        failed={**plan.failed, **failed},
+    )
 
 
 def _missing(sites: CaptureSites) -> set[tuple[str, requests.Point]] | None:

@@ -13,9 +13,10 @@ from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from cutaway.contract.errors import CutawayError, Reason, error, release_frames
-from cutaway.contract.requests import InspectRequest, field_name
+from cutaway.contract.requests import Attribution, InspectRequest, field_name
 from cutaway.contract.wire import chunks
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory
+from cutaway.engine.planning.plan import RequestPlan, without
 from cutaway.server.settings import Settings
 from cutaway.v1 import worker_pb2
 
@@ -264,38 +265,51 @@ def check_memory(request: InspectRequest, least: int, allowed: int) -> None:
         raise error(Reason.OUT_OF_MEMORY, what, "raw" if request.raw else "tensors.by_name")
 
 
-def check_counts(request: InspectRequest, settings: Settings) -> None:
-    """Raises ``LIMIT_EXCEEDED``, with the field, if the request has more rows, captures, attributions or steps than the
-    settings allow."""
-    for field, what, count, limit in _counts(request, settings):
-        if count > limit:
-            raise error(Reason.LIMIT_EXCEEDED, f"the request has {count} {what}, {limit} are allowed", field)
+def check_counts(request: InspectRequest, failed: int, settings: Settings) -> None:
+    """Raises ``LIMIT_EXCEEDED``, with the field, if the request has more rows, captures or attributions than the
+    settings allow; ``failed`` attributions it had besides."""
+    for field, what, count, limit in _counts(request, failed, settings):
+        _check_count(field, what, count, limit)
 
 
-def _counts(request: InspectRequest, settings: Settings) -> Iterator[tuple[str, str, int, int]]:
+def check_steps(settings: Settings, attribution: Attribution) -> None:
+    """Raises ``LIMIT_EXCEEDED``, with the field, if the attribution has more steps than the settings allow."""
+    for steps in ("n_steps", "n_samples"):
+        field = f"{field_name(type(attribution))}.{steps}"
+        _check_count(field, "steps", getattr(attribution, steps, 0), settings.max_steps)
+
+
+def _check_count(field: str, what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise error(Reason.LIMIT_EXCEEDED, f"the request has {count} {what}, {limit} are allowed", field)
+
+
+def _counts(request: InspectRequest, failed: int, settings: Settings) -> Iterator[tuple[str, str, int, int]]:
     """Yields field, noun, count and limit."""
     for name, array in request.tensors.items():
         yield f"tensors.by_name.{name}", "rows", array.shape[0] if array.ndim else 1, settings.max_rows
     yield "raw", "examples", len(request.raw), settings.max_rows
     yield "captures", "captures", len(request.captures), settings.max_captures
-    yield "attributions", "attributions", len(request.attributions), settings.max_attributions
-    for index, attribution in enumerate(request.attributions):
-        for steps in ("n_steps", "n_samples"):
-            field = f"attributions[{index}].{field_name(type(attribution))}.{steps}"
-            yield field, "steps", getattr(attribution, steps, 0), settings.max_steps
+    yield "attributions", "attributions", len(request.attributions) + failed, settings.max_attributions
 
 
-def check_passes(costs: Iterable[tuple[str, int]], limit: int) -> None:
-    """Raises ``LIMIT_EXCEEDED``, with the field of the attribution that exceeds the limit.
+def within_passes(plan: RequestPlan, costs: Iterable[tuple[str, int]], limit: int) -> tuple[RequestPlan, int]:
+    """Returns the plan, and the passes of its attributions, without those that exceed the limit beside those before.
 
     Args:
+        plan: the plan.
         costs: field and number of passes of one row, by attribution.
         limit: `Settings.max_passes`.
+
+    Raises:
+        ResourceExhausted: ``LIMIT_EXCEEDED``, with the field, unless the request takes such errors in their places.
     """
-    total = 0
-    for field, passes in costs:
-        total += passes
-        if total > limit:
-            advice = "request fewer rows, steps, samples or features, or no check"
-            what = f"attributions would take up to {total} passes of one row, {limit} are allowed: {advice}"
-            raise error(Reason.LIMIT_EXCEEDED, what, field)
+    total, failures = 0, {}
+    for position, (field, passes) in enumerate(costs):
+        if total + passes <= limit:
+            total += passes
+            continue
+        advice = "request fewer rows, steps, samples or features, or no check"
+        what = f"attributions would take up to {total + passes} passes of one row, {limit} are allowed: {advice}"
+        failures[position] = error(Reason.LIMIT_EXCEEDED, what, field)
+    return without(plan, failures), total

@@ -45,7 +45,7 @@ from cutaway.engine.hooks.observe import CancelledPasses
 from cutaway.engine.model.input_validation import named, validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, timed
-from cutaway.engine.planning.plan import RequestPlan, plan_request
+from cutaway.engine.planning.plan import NONE_FAILED, Failed, RequestPlan, plan_request
 from cutaway.engine.runtime.numerics import from_numpy, to_numpy
 from cutaway.server.archive import reader
 from cutaway.server.memory import RequestMemory
@@ -58,9 +58,10 @@ from cutaway.server.worker.call import (
     check_counts,
     check_deadline,
     check_memory,
-    check_passes,
     check_reply_size,
+    check_steps,
     raising_errors,
+    within_passes,
 )
 from cutaway.server.worker.capacity import what_fits
 from cutaway.server.worker.loading import load_archived
@@ -218,7 +219,7 @@ class Worker:
             CutawayError: the request cannot be run.
         """
         with raising_errors():
-            plan, _ = self._plan(wire_requests.validated(request))
+            plan, _ = self._plan(wire_requests.validated(request), NEVER_CANCELLED, NONE_FAILED)
             outcomes: list[Outcome] = []
             self._answer_plans({0: plan}, lambda _, outcome: outcomes.append(outcome))
             return self._complete(outcomes[0], plan.request)
@@ -370,19 +371,19 @@ class Worker:
 
     def _inspect(self, call: Call) -> _Decoded:
         start = time.perf_counter()
-        request = wire_requests.decode(call.payload, max_unpacked_bytes=self._settings.max_message_bytes)
-        return _Decoded(*self._plan(request, call.cancellation), call, _since(start))
+        read = wire_requests.decode_in_place(call.payload, max_unpacked_bytes=self._settings.max_message_bytes)
+        return _Decoded(*self._plan(read.request, call.cancellation, read.failed), call, _since(start))
 
-    def _plan(self, request: InspectRequest, cancellation: Cancellation = NEVER_CANCELLED) -> tuple[RequestPlan, int]:
+    def _plan(self, request: InspectRequest, cancellation: Cancellation, failed: Failed) -> tuple[RequestPlan, int]:
         """Returns the plan, and how many passes of each row it may take besides the first."""
-        check_counts(request, self._settings)
-        plan = plan_request(self._model, request, self._inputs(request, cancellation), cancellation)
+        check_counts(request, len(failed), self._settings)
+        inputs, check = self._inputs(request, cancellation), partial(check_steps, self._settings)
+        plan = plan_request(self._model, request, inputs, cancellation, failed, check)
         if self.memory is not None:
             check_memory(request, least_bytes(plan, self.memory.most), self.memory.most)
-        passes = [*costs(plan)]
-        check_passes(passes, self._settings.max_passes)
+        plan, passes = within_passes(plan, costs(plan), self._settings.max_passes)
         classes = request.target.k if isinstance(request.target, TopK) else 0
-        return plan, classes + sum(count for _, count in passes) // max(1, plan.rows)
+        return plan, classes + passes // max(1, plan.rows)
 
     def _encode(self, decoded: _Decoded, result: InspectResult | BaseException) -> worker_pb2.WorkerReply:
         """Returns the reply; for a streamed one, the number under which its pieces wait."""
