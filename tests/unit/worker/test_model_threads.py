@@ -370,11 +370,17 @@ def served() -> Iterator[Served]:
         yield made
 
 
-def test_ten_callers_are_answered_between_two_passes(served: Served) -> None:
+def test_ten_callers_are_answered_between_two_passes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gets to the bit what it gets alone, and so does the long one, whose edits, captures and dice they never see;
     the gateway is told that the long one keeps no other turn from running."""
+    ahead = 0.0
+    clock = SimpleNamespace(time=time.time, perf_counter=lambda: time.perf_counter() + ahead)
+    monkeypatch.setattr(model_threads, "time", clock)
+    monkeypatch.setattr(model_threads, "CREDIT_S", PATIENCE_S)
 
     def come() -> None:
+        nonlocal ahead
+        ahead = PATIENCE_S  # the long one has used more than short ones use on a busy machine
         for number in range(1, 11):
             served.ask(number, SMALL, **(WRONG if number == 5 else SHORT))
 
