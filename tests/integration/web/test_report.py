@@ -22,6 +22,7 @@ from playwright.sync_api import Browser
 
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.jobs import Job, Results, read, report, run
+from cutaway.jobs.batch_inputs import Label
 from cutaway.jobs.columns import Cells
 from cutaway.jobs.manifest import Folder, Manifest
 from cutaway.jobs.records import Layout, Records
@@ -372,7 +373,7 @@ def test_texts_are_coloured_by_token(browser: Browser, tmp_path: Path) -> None:
 def test_what_others_wrote_stays_text(browser: Browser, tmp_path: Path) -> None:
     """Tokens, names, labels and reasons come from data: none of them becomes part of the page."""
     cells = [*texts(TOKENS), *checked("lig", ["DISAGREES"] * 4, [0.5, 0.25, 0.125, 1.0], [EVIL] * 4)]
-    page = handmade(tmp_path, cells, 4, labels=[EVIL] * 4, names=[EVIL] * 4)
+    page = handmade(tmp_path, cells, 4, labels=[Label(EVIL, None)] * 4, names=[EVIL] * 4)
     text = page.read_text("utf-8")
     assert "intrude" not in text
     assert text.count("<script") == text.count("</script>") == 3  # two files, and the page's own

@@ -62,10 +62,11 @@ def results(
     """The results of a job over ``data``, a file in ``folder``, for a model whose input has that type; "" is none."""
     inputs = f'(InputSpec("x", "{dtype}", (-1, 3)),)' if dtype else "()"
     adapter = ADAPTER.format(inputs=inputs, labels=labels, dtype=dtype or "float32")
-    (folder / "typed_adapter.py").write_text(adapter)
+    file = folder / f"{into}_adapter.py"  # of one name, Python takes what it compiled of the other within a second
+    file.write_text(adapter)
     run(
         Job(
-            model={"adapter": f"{folder / 'typed_adapter.py'}:Typed"},
+            model={"adapter": f"{file}:Typed"},
             data=str(folder / data),
             inputs={"x": {"column": columns} if isinstance(columns, str) else columns},
             **{"output": {"folder": folder / into, "keep_inputs": True}, **more},

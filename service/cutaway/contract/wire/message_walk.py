@@ -179,12 +179,12 @@ def _message_fields(kind: Descriptor) -> dict[int, tuple[str, Descriptor]]:
     return {number: (name, inner) for number, name, inner in fields if inner is not None}
 
 
-def check_structure(message: Message, path: str = "") -> None:
+def check_structure(message: Message, path: str = "", longest: float = MAX_TEXT) -> None:
     """Checks ``message``, whose own path is ``path``, and every message in it, before anything is made of it.
 
     Raises:
         InvalidArgument: ``UNKNOWN_FIELD``, for a field that is not in this server's contract; ``INVALID_VALUE``, for a
-            name of more than `MAX_TEXT` characters.
+            name of more than ``longest`` characters.
     """
     unknown = UnknownFieldSet(message)
     if len(unknown):
@@ -199,11 +199,11 @@ def check_structure(message: Message, path: str = "") -> None:
         if kind.has_texts or kind.has_messages:
             where = f"{path}.{field.name}" if path else field.name
             for text in value if field.is_repeated else (value,):
-                if kind.has_texts and len(text) > MAX_TEXT:
-                    what = f"a text of {len(text)} characters; {MAX_TEXT} are the most"
+                if kind.has_texts and len(text) > longest:
+                    what = f"a text of {len(text)} characters; {longest} are the most"
                     raise error(Reason.INVALID_VALUE, what, where)
             for inner, child in children(field, value, where):
-                check_structure(child, inner)
+                check_structure(child, inner, longest)
 
 
 class _Kind(NamedTuple):
