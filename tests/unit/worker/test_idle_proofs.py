@@ -250,17 +250,21 @@ def test_a_caller_waits_for_no_test(load: Load, monkeypatch: pytest.MonkeyPatch)
     ended: list[tuple[int, int]] = []
     steps[0].waits = True
     worker.begin_idle_tests()
+
+    def look() -> tuple[int, int]:
+        steps[0].go.clear()  # before the test goes on: else it would not wait there
+        return steps[1].runs, len(_global_forward_hooks)
+
     for _ in range(2):
         assert steps[0].begun.wait(PATIENCE_S)
         before = steps[1].runs
         assert worker.threads.busy_until == model_threads.IDLE
-        answer = worker.threads.submit(lambda: (steps[1].runs, len(_global_forward_hooks)))
+        answer = worker.threads.submit(look)
         assert time.time() < worker.threads.busy_until < time.time() + PATIENCE_S
         steps[0].begun.clear()
         steps[0].go.set()
         runs, hooks = answer.result(PATIENCE_S)
         ended.append((runs - before, hooks))
-        steps[0].go.clear()
     assert ended == [(0, 0)] * 2
     steps[0].waits = False
     steps[0].go.set()
