@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -72,8 +71,7 @@ class BatchBuilder:
         self._declared = {spec.name: spec.data_type for spec in detail.inputs}
         self._media_types = detail.media_types
         self._parameters = detail.provenance.data_type
-        request = replace(template.request, model=job.model.name or detail.model.model, seed=template.seed)
-        self.request = self._with_typed_baselines(request)
+        self.request = replace(template.request, model=job.model.name or detail.model.model, seed=template.seed)
         self._named = named_columns(job)
         sections = [*self._named, *(f"inputs.{name}" for name in self._features)]
         self.inputs = tuple(section for section in sections if section.startswith("inputs."))
@@ -192,24 +190,6 @@ class BatchBuilder:
 
     def _declared_type(self, name: str) -> str:
         return (self._tensors[name].dtype if name in self._tensors else "") or self._declared.get(name, "")
-
-    def _with_typed_baselines(self, request: InspectRequest) -> InspectRequest:
-        """Converts baselines that are lists to arrays in the data types of their inputs."""
-        known = {*self._declared, *self._tensors}
-
-        def typed(name: str, baseline: Any) -> Any:
-            if name not in known or not isinstance(baseline, np.ndarray):
-                return baseline
-            with at(f"baselines.{name}"):
-                return convert(baseline, self._data_type(name, baseline))
-
-        def with_baselines(attribution: Any, number: int) -> Any:
-            baselines = getattr(attribution, "baselines", None) or {}
-            with at(f"request.attributions[{number}]"):
-                converted = {name: typed(name, baseline) for name, baseline in baselines.items()}
-            return replace(attribution, baselines=converted) if baselines else attribution
-
-        return replace(request, attributions=tuple(map(with_baselines, request.attributions, count())))
 
     def _class_index(self, columns: Mapping[str, Column], row: int) -> int:
         """Returns the index of the class that the row's label names."""

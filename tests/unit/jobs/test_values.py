@@ -219,9 +219,12 @@ def test_baselines_are_not_changed(tmp_path: Path) -> None:
     """A number of a baseline that the input cannot hold is an error before anything runs."""
     write_rows(tmp_path, [[1, 2, 3]], "jsonl")
     request = {"attributions": [{"method": "feature_ablation", "inputs": ["x"], "baselines": {"x": [[300, 0, 0]]}}]}
-    with pytest.raises(CutawayError, match="300 is no uint8") as caught:
+    with pytest.raises(CutawayError, match="holds 300, which uint8 cannot hold") as caught:
         results(tmp_path, "uint8", "x.jsonl", request=request)
-    assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, "request.attributions[0].baselines.x")
+    assert (caught.value.reason, caught.value.field) == (
+        Reason.INVALID_VALUE,
+        "request.attributions[0].feature_ablation.baselines.by_input.x",
+    )
 
 
 IDS = ["01234", "1.10", str(BIG), "1e5", "nan", "-0", " 7", "", "1_000", "\u00fc"]
