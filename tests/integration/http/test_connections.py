@@ -306,6 +306,7 @@ def test_small_chunks_are_no_trailers(server: Served) -> None:
         assert everything(connection).startswith(b"HTTP/1.1 200")
 
 
+LAST = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
 ROW = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
 BODIES = {
@@ -320,10 +321,9 @@ BODIES = {
 def test_who_asks_for_another_protocol_is_answered_in_this_one(server: Served, what: str, apart: str) -> None:
     """As Java's HTTP client asks by default, and curl with ``--http2``; its body is no request, the next one is."""
     one = f"{HEAD}{UPGRADE}".encode() + BODIES[what]
-    last = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
     with connected(server) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sent = one + one + last
+        sent = one + one + LAST
         if apart == "whole":
             connection.sendall(sent)
         elif apart == "byte by byte":
@@ -338,6 +338,16 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(server: Served, w
     assert said.count(b"HTTP/1.1 200") == 3
     assert said.count(b'"predictions"') == 2
     assert said.endswith(b'{"models":["echo","net","slow"]}')
+
+
+@pytest.mark.parametrize("behind", [b"", LAST + b"and more"], ids=["nothing behind it", "more than requests behind it"])
+def test_a_long_call_that_asks_for_another_protocol_is_answered(server: Served, behind: bytes) -> None:
+    """It takes longer than a head may, and what its caller sent behind the last request ends nothing."""
+    with connected(server) as connection:
+        connection.sendall(HEAD.replace("net", "slow").encode() + UPGRADE.encode() + BODIES["of a length"] + behind)
+        said = everything(connection)
+    assert said.startswith(b"HTTP/1.1 200")
+    assert said.count(b"HTTP/1.1 200") == said.count(b"HTTP/1.1") == (2 if behind else 1)
 
 
 def test_an_upgrade_without_a_body_has_none(server: Served) -> None:
