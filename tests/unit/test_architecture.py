@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -290,6 +291,12 @@ def test_no_cancellation_is_swallowed() -> None:
     for module in OWN:
         calls = {ast.unparse(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
         assert "asyncio.wait_for" not in calls, f"{module.name}: gateway.time_limit.within does it"
+
+
+def test_types_that_are_read_while_cutaway_runs_are_classes() -> None:
+    """From NumPy 2.5 on, `NDArray` is no class for those who read types, as the reader of requests and jaxtyping."""
+    alias = re.compile(r"^\w+: TypeAlias = (?!\")[^#\n]*NDArray", re.MULTILINE)
+    assert not [path for path in SOURCES.rglob("*.py") if alias.search(path.read_text("utf-8"))]
 
 
 def test_files_hold_one_subject() -> None:

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from cutaway.contract.errors import CutawayError, Reason, error
 
@@ -132,7 +131,7 @@ def _zstandard() -> ModuleType:
     return zstandard
 
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # from NumPy 2.5 on, NDArray is no class for those who read types
 
 ArrayLike: TypeAlias = Any
 """A numpy array, a torch tensor, or what ``numpy.asarray`` takes."""

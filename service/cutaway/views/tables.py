@@ -179,7 +179,7 @@ def _needs_target_table(result: InspectResult) -> bool:
 
 def target_table(result: InspectResult) -> Table:
     """Returns a table of the targets: the class, if the target is one, and the value of the target scalar."""
-    values = np.zeros(0) if result.target_values is None else result.target_values
+    values: Array = np.zeros(0) if result.target_values is None else result.target_values
     classes = [] if result.targets is None else [result.targets.reshape(-1)]
     per_example = values.shape[1] if values.ndim > 1 else 1
     names = ["example", *["class"] * len(classes), "value"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from cutaway.engine.passes.reference_inputs import ComputedPoints, Evidence, Poi
 from cutaway.engine.references.observation import expand_features, target_values
 from cutaway.engine.runtime.numerics import SUM
 
-Numbers: TypeAlias = npt.NDArray[np.float64]
+Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]  # jaxtyping does not read NDArray of NumPy 2.5
 Masks: TypeAlias = Float64[Numbers, "samples features"]
 PerSample: TypeAlias = Float64[Numbers, "samples"]
 
