@@ -23,6 +23,7 @@ from bench.pipe import announce, answer, seconds
 from bench.real import MODELS
 
 STEPS = 32
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SERVICE = "bench.Real"
 
 
@@ -31,12 +32,12 @@ class ByHand:
 
     def __init__(self, network: str) -> None:
         self._of = MODELS[network]
-        self._network = self._of.build()
+        self._network = self._of.build().to(DEVICE)
 
     def predict(self, inputs: dict[str, Tensor]) -> list[Array]:
         """Returns the output."""
         with torch.no_grad():
-            return [self._network(**inputs).numpy()]
+            return [self._network(**inputs).cpu().numpy()]
 
     def inside(self, inputs: dict[str, Tensor]) -> list[Array]:
         """Returns the outputs of five layers, the output, and a gradient."""
@@ -46,7 +47,7 @@ class ByHand:
         def keep(name: str) -> Any:
             def hook(module: Any, args: Any, output: Any) -> None:
                 seen[name] = output = output if isinstance(output, Tensor) else output[0]
-                kept[name] = output.detach().numpy().copy()
+                kept[name] = output.detach().cpu().numpy().copy()
 
             return hook
 
@@ -63,7 +64,7 @@ class ByHand:
         finally:
             for hook in hooks:
                 hook.remove()
-        return [*(kept[name] for name in self._of.layers), output.detach().numpy(), gradient.numpy()]
+        return [*(kept[name] for name in self._of.layers), output.detach().cpu().numpy(), gradient.cpu().numpy()]
 
     def ig(self, inputs: dict[str, Tensor]) -> list[Array]:
         """Returns the output and integrated gradients from zero."""
@@ -72,7 +73,7 @@ class ByHand:
         if self._of.embedding:
             method = LayerIntegratedGradients(self._network, self._network.get_submodule(self._of.embedding))
         found = method.attribute(first, baselines=0, target=self._target, n_steps=STEPS, **further)
-        return [*self.predict(inputs), found.detach().numpy()]
+        return [*self.predict(inputs), found.detach().cpu().numpy()]
 
     ig_checked = ig
 
@@ -82,7 +83,7 @@ class ByHand:
         found = Occlusion(self._network).attribute(
             first, sliding_window_shapes=self._of.window, strides=self._of.window, target=self._target, **further
         )
-        return [*self.predict(inputs), found.numpy()]
+        return [*self.predict(inputs), found.cpu().numpy()]
 
     def cam(self, inputs: dict[str, Tensor]) -> list[Array]:
         """Returns the output and Grad-CAM, or gradient times activation."""
@@ -91,7 +92,7 @@ class ByHand:
         found: Any = method(self._network, self._network.get_submodule(self._of.cam)).attribute(
             first, target=self._target, **further
         )
-        return [*self.predict(inputs), found.detach().numpy()]
+        return [*self.predict(inputs), found.detach().cpu().numpy()]
 
     def rows(self, request: bytes) -> dict[str, Tensor]:
         """Returns the inputs whose bytes were joined."""
@@ -101,7 +102,7 @@ class ByHand:
             count = torch.Size(shape).numel()
             found[name] = torch.frombuffer(bytearray(request), dtype=kind, count=count, offset=start).view(1, *shape)
             start += count * kind.itemsize
-        return found
+        return on_device(found)
 
     @property
     def _target(self) -> Any:
@@ -110,6 +111,11 @@ class ByHand:
     def _split(self, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
         first, *others = inputs.values()
         return first, {"additional_forward_args": tuple(others)} if others else {}
+
+
+def on_device(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns inputs where the network is."""
+    return {name: tensor.to(DEVICE) for name, tensor in inputs.items()}
 
 
 def methods(by_hand: ByHand) -> Iterator[tuple[str, Callable[[dict[str, Tensor]], list[Array]]]]:
@@ -143,7 +149,7 @@ def main(network: str, *in_process: str) -> None:
     by_hand = ByHand(network)
     if not in_process:
         asyncio.run(serve(by_hand))
-    inputs, runs = MODELS[network].rows(0), dict(methods(by_hand))
+    inputs, runs = on_device(MODELS[network].rows(0)), dict(methods(by_hand))
     answer(lambda what: seconds(lambda: runs[what["question"]](inputs), what["count"]))
 
 

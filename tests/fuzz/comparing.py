@@ -19,6 +19,7 @@ from tests.fuzz.asking import Question
 from tests.fuzz.graphs import build, called
 from tests.fuzz.ledger import Effect
 from tests.fuzz.reference import Expected, answer
+from tests.support.device import DEVICE, on_device
 from tests.support.mixed.answers import flat
 from tests.support.state_snapshot import State
 
@@ -32,12 +33,13 @@ def check(question: Question) -> None:
     """Ask the engine, ask the reference, compare; and look at the model afterwards."""
     model = build(question.graph)
     _leave_gradients(model)
-    before = State.of(model)
     inputs = question.graph.inputs()
     expected = answer(question.graph, _weights(model), inputs, question.request)
+    model.to(DEVICE)
+    before = State.of(model)
     subject = InspectedModel(model, lambda given: called(model, question.graph, given))
     tally["examples"] += 1
-    result = _asked(subject, question, inputs)
+    result = _asked(subject, question, on_device(inputs))
     if isinstance(result, ca.CutawayError):
         tally[f"refused: {result.reason}"] += 1
         assert result.reason in expected.refusals | expected.perhaps, (

@@ -117,7 +117,7 @@ def _options(asked: Any, inputs: Mapping[str, Tensor], names: list[str]) -> dict
     if hasattr(asked, "baselines"):
         found["baselines"] = tuple(_start(asked, name, inputs[name]) for name in names)
     if getattr(asked, "masks", None):
-        found["feature_mask"] = tuple(torch.from_numpy(asked.masks[name]) for name in names)
+        found["feature_mask"] = tuple(torch.from_numpy(asked.masks[name]).to(inputs[name].device) for name in names)
     if hasattr(asked, "n_steps"):
         found |= {"n_steps": asked.n_steps, "method": asked.quadrature.value}
     if isinstance(asked, ca.Occlusion):
@@ -131,10 +131,10 @@ def _options(asked: Any, inputs: Mapping[str, Tensor], names: list[str]) -> dict
 def _start(asked: Any, name: str, like: Tensor) -> Any:
     given = asked.baselines.get(name, 0)
     if isinstance(asked, Expectation):
-        return torch.from_numpy(np.asarray(given)).to(like.dtype)
+        return torch.from_numpy(np.asarray(given)).to(like)
     if isinstance(given, (int, float)):
         return torch.full_like(like, given)
-    return torch.from_numpy(given).to(like.dtype).expand_as(like)
+    return torch.from_numpy(given).to(like).expand_as(like)
 
 
 def is_layer(asked: ca.Attribution) -> bool:

@@ -17,6 +17,7 @@ from cutaway.contract.results import AttributionResult, Cause, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.checked_attributions import CHECKED, Build
+from tests.support.device import DEVICE, on_device
 from tests.support.faults import VECTOR
 
 SMALLEST = 0.05
@@ -120,12 +121,12 @@ Ask = Callable[[Attribution, Mapping[str, Tensor]], tuple[AttributionResult, ...
 
 def asker(model: nn.Module, dtype: torch.dtype, mode: CheckMode, options: Mapping[str, Any]) -> Ask:
     """Asks a model, perhaps several times, for an explanation of inputs."""
-    model._apply(lambda tensor: to(tensor, dtype))
+    model._apply(lambda tensor: to(tensor, dtype).to(DEVICE))
     subject = InspectedModel(model, lambda tensors: model(*tensors.values()))
     further = {"check": CheckRequest(mode), "seed": 1, **to(dict(options), dtype)}
     return lambda asked, inputs: (
         inspect(
-            subject, ca.InspectRequest("m", attributions=(to(asked, dtype),), **further), to(inputs, dtype)
+            subject, ca.InspectRequest("m", attributions=(to(asked, dtype),), **further), on_device(to(inputs, dtype))
         ).attributions
     )
 

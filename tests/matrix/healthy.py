@@ -48,6 +48,7 @@ from tests.matrix.healthy_models.tables import TABLES
 from tests.matrix.healthy_models.vectors import VECTORS
 from tests.matrix.healthy_models.wirings import WIRINGS
 from tests.matrix.matrix import words
+from tests.support.device import DEVICE, on_device
 
 HEALTHY: tuple[Healthy, ...] = (
     *(*VECTORS, *WIRINGS, *IMAGES, *SEQUENCES, *HARD, *TABLES, *RECURRENT, *SIAMESE, *GRAPHS, *OUTPUTS, *FUNCTIONAL),
@@ -181,7 +182,7 @@ def distance(
     try:
         classes = called(**inputs).argmax(1)
         if isinstance(target, ca.ClassIndex):
-            classes = torch.tensor(target.indices).expand_as(classes)
+            classes = torch.tensor(target.indices, device=DEVICE).expand_as(classes)
         theirs = plain(asked, called, inputs, lambda returned: returned, classes, seed)
     except Exception:  # what Captum cannot do by itself is nothing to compare with
         return math.nan
@@ -193,11 +194,12 @@ def distance(
 
 def answers(healthy: Healthy, seed: int) -> Iterator[Answer]:
     """Everything that is answered, or refused, about one model, compared with Captum by hand."""
-    model, inputs = healthy.build(seed), healthy.examples(seed)
+    model, inputs = healthy.build(seed).to(DEVICE), on_device(healthy.examples(seed))
     names = list(inputs)
     subject = InspectedModel(model, lambda tensors: model(*(tensors[name] for name in names)))
-    asked = asked_of(healthy, inputs)
-    called = _Called(healthy, healthy.build(seed))  # another one, because Captum's LRP leaves rules at its modules
+    asked = asked_of(healthy, healthy.examples(seed))
+    # Another one, because Captum's LRP leaves rules at its modules.
+    called = _Called(healthy, healthy.build(seed).to(DEVICE))
     for mode in MODES:
         request = InspectRequest(
             "m", target=healthy.target, attributions=asked, attribution_errors_in_place=True, check=CheckRequest(mode),

@@ -54,7 +54,7 @@ class State:
             training=tuple(name for name, module in modules.items() if module.training),
             trainable=tuple(name for name, parameter in parameters.items() if parameter.requires_grad),
             gradients=tuple(
-                (name, id(each.grad), hash(each.grad.numpy().tobytes()))
+                (name, id(each.grad), hash(each.grad.cpu().numpy().tobytes()))
                 for name, each in parameters.items()
                 if each.grad is not None
             ),

@@ -377,7 +377,8 @@ class _PartComparison:
         if self.whole.runs_at_input is None:
             return None
         first, later = map(self.part.rows.of, self.whole.runs_at_input)
-        return None if close_unmasked(first, later, PART_OF_BATCH) else _DRIFTED
+        tolerances = PART_OF_BATCH.computed_in(reference_inputs.operator_dtypes(self.part.problem))
+        return None if close_unmasked(first, later, tolerances) else _DRIFTED
 
 
 _EXCHANGES_ROWS = (requests.FeaturePermutation, requests.LayerFeaturePermutation)

@@ -307,7 +307,7 @@ def _elements_read(problem: AttributionProblem, before: Outputs, after: Outputs)
     beside = isinstance(problem.request, requests.ExpectedGradient) or problem.request.noise is not None
     if positions is None or beside or before[name].shape[1:] == after[name].shape[1:]:
         return before, after
-    picked = (torch.arange(problem.rows), *positions.unbind(dim=1))
+    picked = (torch.arange(problem.rows, device=positions.device), *positions.unbind(dim=1))
     return {name: before[name][picked]}, {name: after[name][picked]}
 
 

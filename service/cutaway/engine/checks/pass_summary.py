@@ -198,7 +198,7 @@ class PassSummary:
 
 def _is_at_input(problem: AttributionProblem, recorded: Pass) -> bool:
     points = recorded.points
-    return all(torch.equal(points[name], problem.inputs[name].detach().cpu()) for name in problem.explained)
+    return all(torch.equal(points[name], problem.inputs[name].detach().to(points[name])) for name in problem.explained)
 
 
 def summarized(

@@ -110,9 +110,10 @@ def wait_for_turn(turns: Turns) -> None:
 
 def is_out_of_memory(failure: BaseException) -> bool:
     """Returns whether ``failure`` reports too little memory, on the host or on a device."""
-    # PyTorch's allocator for the host and oneDNN have no exception class of their own for that.
+    # PyTorch's allocators for the host, oneDNN, cuBLAS and cuDNN have no exception class of their own for that.
     text = str(failure)
-    told = "can't allocate memory" in text or text.strip() in ("std::bad_alloc", "could not create a primitive")
+    told = text.strip() in ("std::bad_alloc", "could not create a primitive")
+    told |= any(words in text for words in ("can't allocate memory", "CUDA error: out of memory", "_ALLOC_FAILED"))
     return told or isinstance(failure, (MemoryError, torch.OutOfMemoryError))
 
 

@@ -158,7 +158,7 @@ def input_point(problem: AttributionProblem) -> list[Values]:
 
 
 class _DataTypes(TorchFunctionMode):
-    """A mode that notes the floating data types of all results while the block runs."""
+    """A mode that notes the floating data types in which all results are computed while the block runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,11 +168,37 @@ class _DataTypes(TorchFunctionMode):
         returned = func(*args, **(kwargs or {}))
         results = (returned,) if isinstance(returned, Tensor) else leaves(returned).values()
         self.seen |= {tensor.dtype for tensor in results if tensor.is_floating_point()}
+        if any(tensor.is_cuda and tensor.dtype is torch.float32 for tensor in results) and _rounds_to_tf32(func):
+            self.seen.add(torch.float16)
         return returned
 
 
+def _rounds_to_tf32(operator: Any) -> bool:
+    """Returns whether ``operator`` may round float32 on a GPU to TF32, of which numbers are as precise as float16's.
+
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+    """
+    name = getattr(operator, "__name__", "")
+    backends: list[Any] = [torch.backends.cudnn] if "conv" in name or name in _RECURRENT else []
+    backends += [torch.backends.cuda.matmul] if name in _PRODUCTS else []
+    try:
+        return any(backend.allow_tf32 for backend in backends)
+    except RuntimeError:  # the precision was set for each kind of operator
+        return True
+
+
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_PRODUCTS = (
+    *("linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "einsum", "bilinear"),
+    *("tensordot", "inner", "scaled_dot_product_attention", "multi_head_attention_forward", *_RECURRENT),
+)
+
+
 def operator_dtypes(problem: AttributionProblem) -> set[torch.dtype]:
-    """Returns the floating data types of what operators return in a forward pass; one pass for each kind of inputs."""
+    """Returns the floating data types in which operators compute in a forward pass; one pass for each kind of inputs.
+
+    The data type of TF32 is float16.
+    """
     model = problem.model
 
     def seen() -> set[torch.dtype]:

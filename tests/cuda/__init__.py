@@ -1,0 +1,1 @@
+"""What holds on a GPU, with networks of real size; skipped where there is none."""
