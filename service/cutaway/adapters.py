@@ -264,7 +264,7 @@ class TextAdapter(Adapter):
 
 
 def load_model(adapter: Adapter, device: str) -> InspectedModel:
-    """Loads the model of ``adapter`` to ``device``.
+    """Loads the model of ``adapter`` to ``device``; an empty one leaves it where it is.
 
     Raises:
         InvalidArgument: ``ADAPTER_INVALID``.
@@ -284,7 +284,7 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
     with _code_of_owner(f"{kind}.labels"):
         labels = _labels(adapter)
     with _code_of_owner(f"moving the model of {kind} to {device}"):
-        module = module.eval().to(device)
+        module = module.eval().to(device) if device else module.eval()
     return InspectedModel(
         module,
         lambda inputs: adapter.forward(module, inputs),

@@ -50,8 +50,8 @@ def serve(
     """Serves models while the block runs.
 
     Args:
-        models: modules or adapters, by the name they are served under. They are not copied: they are put into
-            evaluation mode, and no other code should run them meanwhile.
+        models: modules or adapters, by the name they are served under. They are not copied or moved: they are put
+            into evaluation mode, and no other code should run them meanwhile.
         address: ``host:port`` to listen on; port 0 picks a free one.
         settings: limits; by default from ``CUTAWAY_...`` environment variables.
 

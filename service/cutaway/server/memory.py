@@ -174,14 +174,17 @@ class RequestMemory:
     Args:
         own: the bytes that they always have.
         pool: where there is more.
+        give_back: returns free memory to the system, or to a GPU.
 
     Attributes:
         own: the argument.
         most: the most bytes of one request.
     """
 
-    def __init__(self, own: int, pool: MemoryPool | None = None) -> None:
-        self.own, self._pool = own, pool
+    def __init__(
+        self, own: int, pool: MemoryPool | None = None, *, give_back: Callable[[], None] = return_memory
+    ) -> None:
+        self.own, self._pool, self._give_back = own, pool, give_back
         self.most = own if pool is None else own + pool.bytes
         self._loaded, self._base = 0, 0
         self._reserving = threading.Lock()
@@ -202,7 +205,7 @@ class RequestMemory:
             try:
                 yield self.own + further
             finally:
-                return_memory()
+                self._give_back()
                 if self._loaded:  # free memory between what is in use keeps its addresses, which the limit counts
                     self._base = max(self._loaded, _data_bytes() - _STACKS.bytes)
                 self._limit(self.own)

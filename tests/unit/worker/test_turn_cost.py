@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError
+from cutaway.server.worker import calls as calls_module
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.calls import Calls, TurnCost
 from cutaway.server.worker.model_threads import Job
@@ -138,3 +139,15 @@ def test_a_fault_of_the_worker_is_a_reply(monkeypatch: pytest.MonkeyPatch) -> No
 def message(number: int) -> worker_pb2.WorkerCall:
     call = row({"x": torch.full((1, 2), float(number))})
     return worker_pb2.WorkerCall(number=number, inspect=call.payload)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_calls_beside_one_that_lost_the_gpu_are_not_failed(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    """The worker ends before it replies, and other workers run each call alone; there, the reply comes first."""
+    monkeypatch.setattr(calls_module, "is_lost", lambda device: True)  # that a GPU is lost, only a GPU can show
+    events: list[str] = []
+    served = worker(Counts())
+    calls = Calls(served, lambda *_: events.append("reply"), unsound=lambda: events.append("end"))
+    calls.run([message(1)], alone=alone)
+    served.threads.submit(lambda: None).result()
+    assert events[0] == ("reply" if alone else "end")

@@ -24,6 +24,7 @@ from cutaway.server.model_store import ModelStore
 from cutaway.server.settings import Settings
 from cutaway.server.time_limit import within
 from cutaway.server.worker.calls import Calls
+from cutaway.server.worker.gpus import device_of, gpu_in_turn, request_memory
 from cutaway.server.worker.model_threads import ModelThreads
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import ScratchDirectory
@@ -138,9 +139,18 @@ class LocalWorkers:
         await asyncio.gather(*(worker.close(grace_s) for worker in self._workers.values()))
 
 
-def _load(directory: Path, proofs: Path | None) -> Worker:
+def _load(directory: Path, number: int, proofs: Path | None) -> Worker:
     with plain_names(directory):
-        return Worker.load(directory, device="cpu", proofs_dir=proofs)
+        return Worker.load(directory, device=device_of(gpu_in_turn(number)), proofs_dir=proofs)
+
+
+def _limit(workers: Sequence[Worker], own: int) -> None:
+    """Lets the requests of all ``workers`` on a CPU take ``own`` bytes together, and those on a GPU a part of it."""
+    memory = RequestMemory(own)
+    for worker in workers:
+        worker.memory = memory if worker.device.type == "cpu" else request_memory(worker.device, None)
+        log.info(f"{worker.name.model} {worker.name.version}: {worker.fits()}")
+    memory.enforce()
 
 
 @asynccontextmanager
@@ -153,12 +163,12 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
     with ScratchDirectory() as scratch:
         archives = {name: (path, Path(scratch) / path.stem) for name, path in store.archives.items()}
         workers = []
-        for name, (path, directory) in archives.items():
+        for number, (name, (path, directory)) in enumerate(archives.items()):
             proofs = settings.proofs_beside(path.parent)
             try:
                 reader.unpack(path, directory)
                 thread = ModelThreads(name.model)
-                loading = thread.submit(partial(_load, directory, proofs))
+                loading = thread.submit(partial(_load, directory, number, proofs))
                 thread.close(0.0)  # when it has loaded; nothing ends it before
                 workers.append(await within(settings.start_timeout_s, asyncio.wrap_future(loading)))
             except asyncio.TimeoutError:
@@ -166,11 +176,7 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
             except CutawayError as failure:
                 log.warning(store.mark_broken(name, str(failure)))
         store.require_models()
-        memory = RequestMemory(settings.request_memory_bytes or share_of_worker(1, settings.memory_bytes))
-        for worker in workers:
-            worker.memory = memory
-            log.info(f"{worker.name.model} {worker.name.version}: {worker.fits()}")
-        memory.enforce()
+        _limit(workers, settings.request_memory_bytes or share_of_worker(1, settings.memory_bytes))
         local = LocalWorkers(workers)
         try:
             yield Backend(local, store.catalog, settings), partial(local.supervise, settings.hang_s)

@@ -11,6 +11,7 @@ from statistics import StatisticsError, linear_regression
 from typing import TypeVar
 
 from cutaway.server.worker.call import Call, as_failure
+from cutaway.server.worker.gpus import is_lost
 from cutaway.server.worker.model_threads import Job
 from cutaway.server.worker.worker import Worker
 from cutaway.v1 import worker_pb2
@@ -78,7 +79,7 @@ class Calls:
         worker: runs them.
         reply: sends a serialised `cutaway.v1.WorkerReply`, with the number of its call.
         set_aside: gets the number of a call that no longer keeps other turns from running.
-        unsound: called where the worker no longer passes its example after it ran out of memory.
+        unsound: called where the worker no longer passes its example after it ran out of memory, or has lost its GPU.
         begun: sends that of a call whose streamed reply begins while its model runs; another one follows at its end.
 
     Attributes:
@@ -152,7 +153,7 @@ class Calls:
 
         def reply(position: int, data: bytes) -> None:
             waiting.discard(numbers[position])
-            self._replied(numbers[position], data)
+            self._replied(numbers[position], data, alone)
 
         def later(run: Callable[[], None], positions: Sequence[int]) -> None:
             if alone:
@@ -164,9 +165,9 @@ class Calls:
             self._all_set_aside(messages)
             self._put(partial(self._answer, run, own), messages, is_long=True)
 
-        self._answer(lambda: self._worker.run([self._call(message) for message in part], reply, later), waiting)
+        self._answer(lambda: self._worker.run([self._call(message) for message in part], reply, later), waiting, alone)
 
-    def _answer(self, run: Callable[[], None], waiting: set[int]) -> None:
+    def _answer(self, run: Callable[[], None], waiting: set[int], alone: bool = False) -> None:
         """Runs calls; replies also if the worker has a fault: callers must not wait for their deadlines.
 
         ``waiting``: the numbers of the calls that have no reply.
@@ -176,11 +177,13 @@ class Calls:
         except Exception as failure:
             reply = worker_pb2.WorkerReply(failure=as_failure(failure)).SerializeToString()
             for number in waiting & self._under_way:
-                self._replied(number, reply)
+                self._replied(number, reply, alone)
         if not self._worker.is_sound():
             self._unsound()
 
-    def _replied(self, number: int, reply: bytes) -> None:
+    def _replied(self, number: int, reply: bytes, alone: bool) -> None:
+        if not alone and is_lost(self._worker.device):
+            self._unsound()  # the gateway sends each call to another worker, alone: only the one at fault fails there
         self._reply(number, reply)
         self._under_way.discard(number)
         self._cancelled.discard(number)

@@ -23,10 +23,9 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from cutaway.contract.results import ModelName
 from cutaway.server import load_records
+from cutaway.server.worker.gpus import gpu_in_turn
 from cutaway.server.worker.process import WorkerProcess
 from cutaway.server.worker_protocol import WORKERS
 
@@ -127,14 +126,9 @@ def _run(slot: WorkerSlot, delay_s: float, loaded: mmap.mmap) -> None:
     time.sleep(delay_s)
     os.chdir(slot.directory)
     sys.path.insert(0, str(slot.directory))  # an adapter may import other files of its archive
-    WorkerProcess.start(slot.directory, slot.name, workers=slot.workers, gpu=_gpu(slot.number))
+    WorkerProcess.start(slot.directory, slot.name, workers=slot.workers, gpu=gpu_in_turn(slot.number))
     loaded[0] = 1
     threading.Event().wait()
-
-
-def _gpu(number: int) -> int | None:
-    """Returns the GPU of worker ``number``: workers take the GPUs in turn."""
-    return number % torch.cuda.device_count() if torch.cuda.is_available() else None
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from cutaway.server.archive import reader
 from cutaway.server.child_signals import give_children_default_signals
 from cutaway.server.memory import MemoryPool, RequestMemory, return_memory
 from cutaway.server.worker.call import Call
+from cutaway.server.worker.gpus import device_of, request_memory
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import POOL_BYTES, WORKERS, ScratchDirectory
@@ -82,12 +83,16 @@ def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
         gpu: the number of the GPU to load it onto; None for the CPU.
     """
     _share_cores(workers)
-    device = "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"
     use_plain_names(directory)  # the process has no other model
-    worker = Worker.load(directory, device=device)
+    worker = Worker.load(directory, device=device_of(gpu))
     if worker.memory is not None:
         worker.memory = RequestMemory(worker.memory.own, _pool())
+    elif worker.device.type == "cuda":
+        sockets = os.environ.get(WORKERS)
+        worker.memory = request_memory(worker.device, Path(sockets) if sockets else None)
+    if worker.memory is not None:
         _note_size(worker.name, worker.fits())
+    if worker.memory is not None and worker.device.type == "cpu":
         return_memory()
         worker.memory.enforce()
     gc.collect()

@@ -16,6 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from cutaway.adapters import Adapter, TensorAdapter, decoded, example_of, feature_names, load_model, with_texts
@@ -64,6 +65,7 @@ from cutaway.server.worker.call import (
     within_passes,
 )
 from cutaway.server.worker.capacity import what_fits
+from cutaway.server.worker.gpus import is_lost
 from cutaway.server.worker.loading import load_archived
 from cutaway.server.worker.model_threads import Job, ModelThreads
 from cutaway.server.worker.proofs import IdleProofs, proof_file
@@ -137,6 +139,11 @@ class Worker:
         }
 
     @property
+    def device(self) -> torch.device:
+        """The model's device."""
+        return self._model.device
+
+    @property
     def late_s(self) -> float:
         """The seconds since all its calls should have been done; safe to read from any thread."""
         until = self.threads.busy_until
@@ -167,8 +174,9 @@ class Worker:
         return worker
 
     @classmethod
-    def of(cls, model: nn.Module | Adapter, name: str, settings: Settings | None = None, device: str = "cpu") -> Worker:
-        """Returns a worker for a model in memory, as version 1.0; by default with the settings of the environment."""
+    def of(cls, model: nn.Module | Adapter, name: str, settings: Settings | None = None, device: str = "") -> Worker:
+        """Returns a worker for a model in memory, as version 1.0; by default with the settings of the environment, and
+        on the device where the model is."""
         adapter = model if isinstance(model, Adapter) else TensorAdapter(model)
         return cls(load_model(adapter, device), adapter, ModelName(name, "1.0"), settings or Settings.load())
 
@@ -186,7 +194,7 @@ class Worker:
 
     def is_sound(self, *, ran_out: bool = False) -> bool:
         """Returns whether the model still passes its example, if it ran out of memory, for a call since this was asked
-        last or otherwise: libraries may then be broken."""
+        last or otherwise: libraries may then be broken; False if its GPU is lost."""
         ran_out, self._ran_out = ran_out or self._ran_out, False
         try:
             if ran_out and self._passed_example:
@@ -194,7 +202,7 @@ class Worker:
         except Exception as failure:
             log.warning("%s no longer passes its example: %s", self.name.model, failure)
             return False
-        return True
+        return not is_lost(self.device)
 
     def begin_idle_tests(self) -> None:
         """Runs tests of the model from now on, whenever nobody calls it."""
