@@ -11,7 +11,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from cutaway.client.transport import SERVICE
 from cutaway.contract.errors import Reason
-from cutaway.contract.requests import InspectRequest
+from cutaway.contract.requests import INPUT_FIELDS, InspectRequest
 from cutaway.contract.values import __version__
 from cutaway.server.http import guarded
 from cutaway.server.http.rest import NPY, NPZ
@@ -114,7 +114,7 @@ def _of_value(field: FieldDescriptor) -> dict[str, Any]:
 
 def _instances(verb: str) -> dict[str, Any]:
     """Returns the schema of a request as KServe has it, with the fields of a request file."""
-    own = ("model", "tensors", "raw")
+    own = ("model", *INPUT_FIELDS)
     more: dict[str, Any] = {field.name: {} for field in fields(InspectRequest) if field.name not in own}
     if verb == "explain":
         more |= {"method": {"type": "string"}, "options": {"type": "object"}}

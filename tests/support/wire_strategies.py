@@ -263,6 +263,7 @@ questions = made(InspectRequest).map(
     lambda question: dataclasses.replace(
         question,
         tensors={} if question.raw else question.tensors,
+        feature_names={} if question.raw else question.feature_names,
         compare=question.compare and bool(question.edits),
     )
 )

@@ -206,10 +206,11 @@ def bare_question() -> Question:
 
 @pytest.mark.parametrize("language", [each for each in LANGUAGES if each != "job"])
 def test_a_question_without_its_inputs_is_read_from_a_file(language: str) -> None:
-    """So is one with the bytes of files."""
+    """So is one with the bytes of files, or with names of columns."""
     raw = (ca.Raw(b"\x89PNG", "image/png"), ca.Raw(b"\xff", "text/plain"), ca.Raw(b"1,2", "text/csv"))
     files = [question(InspectRequest("resnet", raw=(each,))) for each in raw]
-    assert all(FILE in program_of(each, language) for each in (bare_question(), *files))
+    table = question(InspectRequest("credit", {"x": IMAGE}, feature_names={"x": ("a", "b", "c")}))
+    assert all(FILE in program_of(each, language) for each in (bare_question(), table, *files))
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

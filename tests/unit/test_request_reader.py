@@ -18,7 +18,7 @@ from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.request_reader.files import load_arrays, load_yaml
 from cutaway.contract.request_reader.reader import CLASSES, read, read_request
 from cutaway.contract.request_reader.writer import as_mapping
-from cutaway.contract.requests import InspectRequest
+from cutaway.contract.requests import INPUT_FIELDS, InspectRequest
 from cutaway.contract.tensors import Array
 from cutaway.jobs import spec
 from cutaway.jobs.spec import parse_request
@@ -78,7 +78,7 @@ def in_file(directory: Path, array: Array) -> str:
 @given(questions)
 def test_every_field_can_be_said(question: InspectRequest) -> None:
     """Whatever a request holds, but its model and inputs, can be written down as YAML and files of arrays."""
-    request = with_arrays(for_files, dataclasses.replace(question, model="", tensors={}, raw=()))
+    request = with_arrays(for_files, dataclasses.replace(question, model="", tensors={}, raw=(), feature_names={}))
     with TemporaryDirectory() as directory:
         words = as_mapping(request, partial(in_file, Path(directory)))
         del words["model"]
@@ -228,6 +228,14 @@ def test_an_error_names_the_field_and_what_would_be_right(text: str) -> None:
         read_request(yaml.safe_load(text))
     assert (caught.value.reason, caught.value.field) == (Reason.INVALID_VALUE, field)
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize("field", INPUT_FIELDS)
+def test_inputs_are_no_part_of_a_file(field: str) -> None:
+    """They are given beside it."""
+    with pytest.raises(ca.InvalidArgument, match="has no such field") as caught:
+        read_request({field: {}})
+    assert caught.value.field == field
 
 
 def test_tensors_are_files(tmp_path: Path) -> None:

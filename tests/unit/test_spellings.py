@@ -18,7 +18,7 @@ import cutaway as ca
 from cutaway.cli import short_forms
 from cutaway.client.request_builder import build_request
 from cutaway.contract.errors import CutawayError
-from cutaway.contract.requests import InspectRequest
+from cutaway.contract.requests import INPUT_FIELDS, InspectRequest
 from cutaway.contract.requests.fields import field_advice
 from cutaway.contract.wire.methods import METHODS
 from cutaway.jobs import spec
@@ -231,7 +231,7 @@ def test_the_client_spells_out_every_field(verb: Any) -> None:
     parameters = dict(inspect.signature(verb).parameters)
     for name in ("self", "inputs", "stream", "timeout", "progress"):
         parameters.pop(name, None)
-    fields = {field.name for field in dataclasses.fields(InspectRequest)} - {"tensors", "raw", "omit_predictions"}
+    fields = {field.name for field in dataclasses.fields(InspectRequest)} - {*INPUT_FIELDS, "omit_predictions"}
     assert parameters.keys() == fields | {"predictions"}
     given = {name: each.default for name, each in parameters.items() if name != "model"}
     assert build_request("m", {}, **given) == InspectRequest("m")

@@ -12,7 +12,16 @@ import typer
 from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 
 from cutaway.contract.request_reader.reader import CLASSES, parts_of
-from cutaway.contract.requests import Attribution, Edit, InspectRequest, LrpRule, Metric, Reduction, Target
+from cutaway.contract.requests import (
+    INPUT_FIELDS,
+    Attribution,
+    Edit,
+    InspectRequest,
+    LrpRule,
+    Metric,
+    Reduction,
+    Target,
+)
 
 # Completion in shells knows commands, options and methods, and contacts no server.
 
@@ -67,7 +76,7 @@ edits:
 """
 """A request file."""
 
-_PARTS = {name: kind for name, kind in parts_of(InspectRequest) if name != "raw"}
+_PARTS = {name: kind for name, kind in parts_of(InspectRequest) if name not in INPUT_FIELDS}
 
 
 def _section(heading: str, classes: Mapping[str, Any], base: Any = None) -> Iterator[str]:
@@ -91,7 +100,7 @@ def _names(kind: Any, *excluded: str) -> list[str]:
 
 HELP = "\n".join(
     [
-        f"A request file is YAML. Its fields are {', '.join(_names(InspectRequest, 'model', 'tensors', 'raw'))}:",
+        f"A request file is YAML. Its fields are {', '.join(_names(InspectRequest, 'model', *INPUT_FIELDS))}:",
         "",
         "\b",
         textwrap.indent(EXAMPLE, "  "),

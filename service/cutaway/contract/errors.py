@@ -104,6 +104,7 @@ class Reason(StrEnum):
     INPUT_EMPTY = "INPUT_EMPTY", _BAD, "There is no input, or the batch has no rows."
     INPUT_DTYPE = "INPUT_DTYPE", _BAD, "A tensor has another data type than the model takes."
     INPUT_SHAPE = "INPUT_SHAPE", _BAD, "A tensor has another rank or size than the model takes."
+    INPUT_FEATURES = "INPUT_FEATURES", _BAD, "A tensor's features have other names than the model's, or another order."
     INPUT_NOT_DIFFERENTIABLE = (
         "INPUT_NOT_DIFFERENTIABLE",
         _BAD,

@@ -60,13 +60,14 @@ def _identity(plan: RequestPlan) -> Hashable:
 
     What a decoder remembers is the same object in each request, and a comparison of objects is cheap.
     """
-    return tuple(id(value) for name, value in vars(plan.request).items() if name not in ("tensors", "raw"))
+    return tuple(id(value) for name, value in vars(plan.request).items() if name not in requests.INPUT_FIELDS)
 
 
 def _question(plan: RequestPlan) -> Hashable:
     """Returns what plans have in common that ask the same, by value: all but inputs, classes and baselines."""
     attributions = (changed(_without_classes(attribution.request), baselines=None) for attribution in plan.attributions)
-    return _by_value(changed(_without_classes(plan.request), tensors=None, raw=None, attributions=tuple(attributions)))
+    inputs: dict[str, Any] = dict.fromkeys(requests.INPUT_FIELDS)
+    return _by_value(changed(_without_classes(plan.request), **inputs, attributions=tuple(attributions)))
 
 
 def _without_classes(request: Request) -> Request:

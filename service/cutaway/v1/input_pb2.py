@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cutaway.v1 import tensor_pb2 as cutaway_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63utaway/v1/input.proto\x12\ncutaway.v1\x1a\x17\x63utaway/v1/tensor.proto\"\x88\x01\n\x0cTensorInputs\x12\x35\n\x07\x62y_name\x18\x01 \x03(\x0b\x32$.cutaway.v1.TensorInputs.ByNameEntry\x1a\x41\n\x0b\x42yNameEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.Tensor:\x02\x38\x01\"3\n\tRawInputs\x12&\n\x08\x65xamples\x18\x01 \x03(\x0b\x32\x14.cutaway.v1.RawInput\",\n\x08RawInput\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\"\x7f\n\x08\x41rgument\x12\x11\n\x07\x62oolean\x18\x01 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04real\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12%\n\x04none\x18\x05 \x01(\x0b\x32\x15.cutaway.v1.NoneValueH\x00\x42\x06\n\x04kind\"\x0b\n\tNoneValueb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63utaway/v1/input.proto\x12\ncutaway.v1\x1a\x17\x63utaway/v1/tensor.proto\"\x99\x02\n\x0cTensorInputs\x12\x35\n\x07\x62y_name\x18\x01 \x03(\x0b\x32$.cutaway.v1.TensorInputs.ByNameEntry\x12\x41\n\rfeature_names\x18\x02 \x03(\x0b\x32*.cutaway.v1.TensorInputs.FeatureNamesEntry\x1a\x41\n\x0b\x42yNameEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.Tensor:\x02\x38\x01\x1aL\n\x11\x46\x65\x61tureNamesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.cutaway.v1.ColumnNames:\x02\x38\x01\"\x1c\n\x0b\x43olumnNames\x12\r\n\x05names\x18\x01 \x03(\t\"3\n\tRawInputs\x12&\n\x08\x65xamples\x18\x01 \x03(\x0b\x32\x14.cutaway.v1.RawInput\",\n\x08RawInput\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\"\x7f\n\x08\x41rgument\x12\x11\n\x07\x62oolean\x18\x01 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04real\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12%\n\x04none\x18\x05 \x01(\x0b\x32\x15.cutaway.v1.NoneValueH\x00\x42\x06\n\x04kind\"\x0b\n\tNoneValueb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +34,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TENSORINPUTS_BYNAMEENTRY']._loaded_options = None
   _globals['_TENSORINPUTS_BYNAMEENTRY']._serialized_options = b'8\001'
+  _globals['_TENSORINPUTS_FEATURENAMESENTRY']._loaded_options = None
+  _globals['_TENSORINPUTS_FEATURENAMESENTRY']._serialized_options = b'8\001'
   _globals['_TENSORINPUTS']._serialized_start=64
-  _globals['_TENSORINPUTS']._serialized_end=200
-  _globals['_TENSORINPUTS_BYNAMEENTRY']._serialized_start=135
-  _globals['_TENSORINPUTS_BYNAMEENTRY']._serialized_end=200
-  _globals['_RAWINPUTS']._serialized_start=202
-  _globals['_RAWINPUTS']._serialized_end=253
-  _globals['_RAWINPUT']._serialized_start=255
-  _globals['_RAWINPUT']._serialized_end=299
-  _globals['_ARGUMENT']._serialized_start=301
-  _globals['_ARGUMENT']._serialized_end=428
-  _globals['_NONEVALUE']._serialized_start=430
-  _globals['_NONEVALUE']._serialized_end=441
+  _globals['_TENSORINPUTS']._serialized_end=345
+  _globals['_TENSORINPUTS_BYNAMEENTRY']._serialized_start=202
+  _globals['_TENSORINPUTS_BYNAMEENTRY']._serialized_end=267
+  _globals['_TENSORINPUTS_FEATURENAMESENTRY']._serialized_start=269
+  _globals['_TENSORINPUTS_FEATURENAMESENTRY']._serialized_end=345
+  _globals['_COLUMNNAMES']._serialized_start=347
+  _globals['_COLUMNNAMES']._serialized_end=375
+  _globals['_RAWINPUTS']._serialized_start=377
+  _globals['_RAWINPUTS']._serialized_end=428
+  _globals['_RAWINPUT']._serialized_start=430
+  _globals['_RAWINPUT']._serialized_end=474
+  _globals['_ARGUMENT']._serialized_start=476
+  _globals['_ARGUMENT']._serialized_end=603
+  _globals['_NONEVALUE']._serialized_start=605
+  _globals['_NONEVALUE']._serialized_end=616
 # @@protoc_insertion_point(module_scope)

@@ -49,23 +49,76 @@ class TensorInputs(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class FeatureNamesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ColumnNames: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ColumnNames | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     BY_NAME_FIELD_NUMBER: _builtins.int
+    FEATURE_NAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def by_name(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
         """Argument name to tensor. Axis 0 is the batch and has the same size, at least 1, in all of them."""
+
+    @_builtins.property
+    def feature_names(self) -> _containers.MessageMap[_builtins.str, Global___ColumnNames]:
+        """Argument name to the names of the elements of its tensor's last axis, such as of the columns of a table. They must
+        be the features that the model names, in its order. Where the model names none, they have no effect.
+        """
 
     def __init__(
         self,
         *,
         by_name: _abc.Mapping[_builtins.str, _tensor_pb2.Tensor] | None = ...,
+        feature_names: _abc.Mapping[_builtins.str, Global___ColumnNames] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_name", b"by_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_name", b"by_name", "feature_names", b"feature_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TensorInputs: _TypeAlias = TensorInputs  # noqa: Y015
+
+@_typing.final
+class ColumnNames(_message.Message):
+    """The names of the columns of a table."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A name for each column, in order."""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ColumnNames: _TypeAlias = ColumnNames  # noqa: Y015
 
 @_typing.final
 class RawInputs(_message.Message):

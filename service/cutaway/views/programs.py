@@ -50,8 +50,8 @@ class Question(NamedTuple):
     Attributes:
         request: the question; large inputs have no rows.
         message: the same in the contract's form.
-        in_file: whether programs read it from `FILE`: it was given without its inputs, or these are large, or no plain
-            texts.
+        in_file: whether programs read it from `FILE`: it was given without its inputs, or these are large, have names
+            of features, or are no plain texts.
         address: the server, ``http://127.0.0.1:8080/``.
         has_token: whether it was asked with a token.
     """
@@ -84,7 +84,8 @@ def question_of(data: bytes, address: str, *, has_token: bool) -> Question:
         problem = f"the tensors beside the inputs have {size} bytes; a program holds at most {_MOST_BYTES}"
         raise error(Reason.REQUEST_TOO_LARGE, problem)
     request = wire_requests.decode(message.SerializeToString())
-    return Question(request, message, in_file or not all(map(_is_text, request.raw)), address, has_token)
+    in_file = in_file or bool(request.feature_names) or not all(map(_is_text, request.raw))
+    return Question(request, message, in_file, address, has_token)
 
 
 def _is_address(address: str) -> bool:
@@ -227,7 +228,10 @@ def _python_keywords(request: InspectRequest) -> list[str]:
         "input_gradients": f"input_gradients={literal(request.input_gradients or True)}",
         "omit_predictions": "predictions=False",
     }
-    return [short.get(argument.partition("=")[0], argument) for argument in arguments(request.with_input({}))[1:]]
+    return [
+        short.get(argument.partition("=")[0], argument)
+        for argument in arguments(request.with_input({}, feature_names={}))[1:]
+    ]
 
 
 def _python_target(target: Target) -> str:

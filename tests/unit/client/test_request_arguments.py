@@ -108,6 +108,11 @@ UNSENDABLE: dict[str, tuple[InspectRequest, str, str]] = {
     "one neuron": (
         about(ca.Neuron("m", 3)), "target.neuron.index.positions",  # type: ignore[arg-type]
         "3 is not several; put it in a tuple"),
+    "tensors beside examples": (
+        InspectRequest("m", X, raw=(ca.Raw(b"a"),)), "raw", "send tensors or raw bytes, not both"),
+    "names of columns beside examples": (
+        InspectRequest("m", raw=(ca.Raw(b"a"),), feature_names={"x": ("a",)}), "raw",
+        "send tensors or raw bytes, not both"),
     "target of no kind": (about(ca.Target()), "target.kind", "is none of PredictedClass, ClassIndex"),
 }  # fmt: skip
 
@@ -116,11 +121,12 @@ UNSENDABLE: dict[str, tuple[InspectRequest, str, str]] = {
 def test_what_no_message_can_carry_is_refused(case: str) -> None:
     """What the contract's numbers, words and tensors cannot hold is refused before anything is sent, by its field."""
     asked, field, text = UNSENDABLE[case]
-    with pytest.raises(ca.InvalidArgument) as caught:
-        wire_requests.encode(asked)
-    assert caught.value.field == field
-    assert text in caught.value.message
-    assert caught.value.reason == ("INPUT_DTYPE" if "cannot be sent" in text else "INVALID_VALUE")
+    for write in (wire_requests.encode, wire_requests.serialize):
+        with pytest.raises(ca.InvalidArgument) as caught:
+            write(asked)
+        assert caught.value.field == field
+        assert text in caught.value.message
+        assert caught.value.reason == ("INPUT_DTYPE" if "cannot be sent" in text else "INVALID_VALUE")
 
 
 def test_losses_are_summed_or_averaged_by_word() -> None:

@@ -50,14 +50,16 @@ def sent(question: InspectRequest) -> bytes:
 @few
 @given(questions)
 def test_request_survives_the_wire(question: InspectRequest) -> None:
-    """Whatever a question holds, in every field, is what the worker reads."""
+    """Whatever a question holds, in every field, is what the worker reads; also if inputs are not copied into it."""
     assert _unordered(wire_requests.decode(sent(question))) == _unordered(question)
+    assert _unordered(wire_requests.decode(wire_requests.serialize(question))) == _unordered(question)
 
 
 def _unordered(question: InspectRequest) -> Any:
     """Inputs, baselines, masks and windows go by name: their order is lost, and says nothing."""
     asked = [dataclasses.replace(each, **_sorted_fields(each)) for each in question.attributions]
-    return canonical(dataclasses.replace(question, tensors=_sorted(question.tensors), attributions=tuple(asked)))
+    inputs: Any = {"tensors": _sorted(question.tensors), "feature_names": _sorted(question.feature_names)}
+    return canonical(dataclasses.replace(question, **inputs, attributions=tuple(asked)))
 
 
 def _sorted_fields(value: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import (
+    INPUT_FIELDS,
     Argument,
     Attribution,
     Baselines,
@@ -256,7 +257,7 @@ def read_request(value: Any) -> InspectRequest:
     if "predictions" in values:
         with at("predictions"):
             values["omit_predictions"] = not read(bool, values.pop("predictions"))
-    return InspectRequest(model="", **_arguments(InspectRequest, values, excluded=("model", "tensors", "raw")))
+    return InspectRequest(model="", **_arguments(InspectRequest, values, excluded=("model", *INPUT_FIELDS)))
 
 
 def read(kind: type[T], value: Any) -> T:

@@ -33,6 +33,7 @@ from cutaway.contract.requests.captures import Reduction as Reduction
 from cutaway.contract.requests.edits import *
 from cutaway.contract.requests.fields import explain_wrong_arguments
 from cutaway.contract.requests.inspect_request import *
+from cutaway.contract.requests.inspect_request import INPUT_FIELDS as INPUT_FIELDS
 from cutaway.contract.requests.inspect_request import JOB_FIELDS as JOB_FIELDS
 from cutaway.contract.requests.inspect_request import OF_ONE_REPLY as OF_ONE_REPLY
 from cutaway.contract.requests.inspect_request import Compression as Compression

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from cutaway.contract.requests.attributions import Attribution
 from cutaway.contract.requests.captures import Capture, FloatingType
@@ -61,7 +61,7 @@ _Tolerance: TypeAlias = Annotated[
 
 Compression: TypeAlias = Annotated[str, "the name of a compression, or nothing"]
 
-_NO_TENSORS: Mapping[str, Array] = MappingProxyType({})
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class CheckMode(StrEnum):
@@ -110,6 +110,8 @@ class InspectRequest:
         model: ``digits`` or ``digits/versions/1.0``.
         tensors: by forward-argument name, batch first.
         raw: examples for the adapter to decode, instead of ``tensors``.
+        feature_names: by name of a tensor, the names of the elements of its last axis, such as of a table's columns;
+            they must be the model's, in its order, if it names its features.
         arguments: by name, the arguments of forward that are no tensors; the same in every pass.
         target: the scalar that gradients and attributions are computed for.
         captures: tensors inside the model to return.
@@ -135,6 +137,7 @@ class InspectRequest:
     model: str
     tensors: Mapping[str, Array] = field(default_factory=dict)
     raw: tuple[Raw, ...] = ()
+    feature_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     target: Target = field(default_factory=PredictedClass)
     captures: tuple[Capture, ...] = ()
@@ -152,9 +155,18 @@ class InspectRequest:
     compression: Compression = field(default="", metadata=_ONE_REPLY)
     dry_run: bool = field(default=False, metadata=_ONE_REPLY)
 
-    def with_input(self, tensors: Mapping[str, Array] = _NO_TENSORS, raw: tuple[Raw, ...] = ()) -> InspectRequest:
+    def with_input(
+        self,
+        tensors: Mapping[str, Array] = _NONE,
+        raw: tuple[Raw, ...] = (),
+        feature_names: Mapping[str, tuple[str, ...]] = _NONE,
+    ) -> InspectRequest:
         """Returns the same request for another input; all other values are the same objects."""
-        return changed(self, tensors=tensors, raw=raw)
+        return changed(self, tensors=tensors, raw=raw, feature_names=feature_names)
+
+
+INPUT_FIELDS = ("tensors", "raw", "feature_names")
+"""The names of the fields that are the input."""
 
 
 OF_ONE_REPLY = tuple(attribute.name for attribute in fields(InspectRequest) if attribute.metadata == _ONE_REPLY)
@@ -163,6 +175,6 @@ OF_ONE_REPLY = tuple(attribute.name for attribute in fields(InspectRequest) if a
 JOB_FIELDS = tuple(
     attribute.name
     for attribute in fields(InspectRequest)
-    if attribute.name not in ("model", "tensors", "raw", "target", *OF_ONE_REPLY)
+    if attribute.name not in ("model", *INPUT_FIELDS, "target", *OF_ONE_REPLY)
 )
 """The names of the fields in a job's section ``request``."""

@@ -11,6 +11,7 @@ from cutaway.contract.requests import Argument, InspectRequest, Raw
 from cutaway.contract.requests.fields import given
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.tensors import Buffer, as_array, bytes_in, check_compression, dtype_name
+from cutaway.contract.values import changed
 from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, by_name, only, record, several, spread
 from cutaway.contract.wire.message_walk import (
     check_structure,
@@ -75,7 +76,9 @@ def _read_argument(message: input_pb2.Argument) -> Argument:
 
 
 _ARGUMENT_KINDS = {bool: "boolean", int: "integer", float: "real", str: "text", type(None): "none"}
-_TENSORS = only(input_pb2.TensorInputs.DESCRIPTOR, by_name(TENSOR))
+_TENSORS = spread(
+    InspectRequest, input_pb2.TensorInputs.DESCRIPTOR.fields, {"by_name": FieldRule("tensors", by_name(TENSOR))}
+)
 _RAW = only(input_pb2.RawInputs.DESCRIPTOR, several(record(Raw, input_pb2.RawInput)))
 _FIELDS = spread(
     InspectRequest,
@@ -101,16 +104,20 @@ def encode(request: InspectRequest) -> inspection_pb2.InspectRequest:
     """
     message = inspection_pb2.InspectRequest()
     _FIELDS.write(request, message)
-    if request.tensors and request.raw:
-        raise error(Reason.INVALID_VALUE, "send tensors or raw bytes, not both", "raw")
+    _check_input(request)
     if request.raw:
         with at("raw"):
             _RAW.write(request.raw, message.raw)
     else:
         message.tensors.SetInParent()
         with at("tensors"):
-            _TENSORS.write(request.tensors, message.tensors)
+            _TENSORS.write(request, message.tensors)
     return message
+
+
+def _check_input(request: InspectRequest) -> None:
+    if (request.tensors or request.feature_names) and request.raw:
+        raise error(Reason.INVALID_VALUE, "send tensors or raw bytes, not both", "raw")
 
 
 class SentTensor(NamedTuple):
@@ -129,12 +136,14 @@ class SentTensor(NamedTuple):
 
 def serialize(request: InspectRequest) -> bytes:
     """Returns ``request`` as a serialised message; raises as `encode`. Inputs are copied once, not four times."""
-    message = encode(request.with_input())
+    _check_input(request)
+    message = encode(changed(request, tensors={}, raw=()))
+    names = message.tensors.SerializeToString()
     message.ClearField("tensors")
     if request.raw:
         return with_examples(message, ((example.data, example.media_type) for example in request.raw))
     with at("tensors"):
-        return with_tensors(message, ((name, _sent(array)) for name, array in request.tensors.items()))
+        return with_tensors(message, ((name, _sent(array)) for name, array in request.tensors.items()), names)
 
 
 def _sent(value: Any) -> SentTensor:
@@ -142,9 +151,11 @@ def _sent(value: Any) -> SentTensor:
     return SentTensor(dtype_name(array), array.shape, bytes_in(array))
 
 
-def with_tensors(message: inspection_pb2.InspectRequest, tensors: Iterable[tuple[str, SentTensor]]) -> bytes:
-    """Serialises ``message``, which has no input, with tensors by name."""
-    entries: list[Buffer] = []
+def with_tensors(
+    message: inspection_pb2.InspectRequest, tensors: Iterable[tuple[str, SentTensor]], rest: bytes = b""
+) -> bytes:
+    """Serialises ``message``, which has no input, with tensors by name; ``rest`` are other fields of `TensorInputs`."""
+    entries: list[Buffer] = [rest]
     for name, (data_type, shape, data) in tensors:
         head = tensor_pb2.Tensor(data_type=DATA_TYPES[data_type], shape=shape).SerializeToString()
         tensor = [head, *field_of(tensor_pb2.Tensor.DATA_FIELD_NUMBER, data)]
@@ -202,7 +213,7 @@ def _decode(data: bytes, max_unpacked_bytes: int | None, *, in_place: bool) -> D
     refuse_large_unpacked(rest.unpacked_bytes + unpacked_bytes(sent), max_unpacked_bytes)
     with at(kind):
         if kind == "tensors":
-            return rest._replace(request=rest.request.with_input(tensors=_TENSORS.read(sent)))
+            return rest._replace(request=rest.request.with_input(**_TENSORS.read(sent)))
         if not sent.examples:
             raise error(Reason.INPUT_EMPTY, "raw holds no example; send at least one", "examples")
         return rest._replace(request=rest.request.with_input(raw=_RAW.read(sent)))
@@ -214,10 +225,10 @@ def validated(request: InspectRequest) -> InspectRequest:
     Raises:
         InvalidArgument: a field has a value that a message cannot hold, or that `decode` refuses.
     """
-    message = encode(request.with_input())
+    message = encode(changed(request, tensors={}, raw=()))
     message.ClearField("tensors")
     rest = _decode_rest(message.SerializeToString(deterministic=True))
-    return rest.request.with_input(request.tensors, request.raw)
+    return rest.request.with_input(request.tensors, request.raw, request.feature_names)
 
 
 class Decoded(NamedTuple):
