@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
 from cutaway.server.auth.tokens import REQUIRED_SCOPES, read
@@ -161,7 +162,7 @@ def test_every_field_of_a_question_has_a_scope() -> None:
 
 NO_MODULE = {
     *("InspectRequest.model", "Target.output", "RawInput.media_type", "ClassLabel.labels", "Argument.text"),
-    *("TensorInputs.by_name", "InspectRequest.arguments"),
+    *("TensorInputs.by_name", "TensorInputs.feature_names", "ColumnNames.names", "InspectRequest.arguments"),
 }
 
 
@@ -243,6 +244,9 @@ def test_words_about_inputs_are_kept(front: Front) -> None:
         client.inspect("net", {"y": X["x"]})
     assert caught.value.reason == Reason.INPUT_UNKNOWN
     assert "the model takes x" in caught.value.message
+    wrong = InspectRequest("net", X, feature_names={"x": ("a", "b")})
+    with front.client(NAMES[PREDICT]) as client, pytest.raises(ca.InvalidArgument, match="2 names of features"):
+        client.ask(wrong)
 
 
 # Who calls.

@@ -446,6 +446,7 @@ def test_models(site: Site) -> None:
 _TWICE = io.BytesIO()
 np.savez(_TWICE, input=X, inpuT=X)
 TWO_OF_A_NAME = _TWICE.getvalue().replace(b"inpuT", b"input")
+FOUR = {"dataType": "DATA_TYPE_FLOAT32", "shape": [1, 4], "data": base64.b64encode(bytes(16)).decode()}
 WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
     "model": ("/v1/models/nope:predict", {"instances": [[1]]}, {}, (404, "MODEL_NOT_FOUND", "model")),
     "verb": ("/v1/models/classes:guess", {"instances": [[1]]}, {}, (501, "NOT_IMPLEMENTED", "")),
@@ -543,6 +544,12 @@ WRONG: dict[str, tuple[str, Any, dict[str, str], tuple[int, str, str]]] = {
     "list for a message": ("/v1/models/classes:inspect", b"[]", {}, (400, "MALFORMED_REQUEST", "")),
     "text for a message": ("/v1/models/classes:inspect", b' ""', {}, (400, "MALFORMED_REQUEST", "")),
     "contract": ("/v1/models/classes:inspect", {"tensros": {}}, {}, (400, "UNKNOWN_FIELD", "")),
+    "names of columns": (
+        "/v1/models/classes:inspect",
+        {"tensors": {"byName": {"": FOUR}, "featureNames": {"": {"names": ["a", "b"]}}}},
+        {},
+        (400, "INPUT_FEATURES", "tensors.feature_names.input"),
+    ),
     "another model": ("/v1/models/classes:inspect", {"model": "pairs"}, {}, (400, "INVALID_VALUE", "model")),
     "language": ("/v1/models/classes:program?language=perl", {}, {}, (400, "INVALID_VALUE", "language")),
     "address": ("/v1/models/classes:program?address=x", {}, {}, (400, "INVALID_VALUE", "address")),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor, nn
@@ -125,6 +126,14 @@ def test_each_gets_its_rows(subject: Worker, passes: list[int], asked: dict[str,
     calls = [row(inputs(1 + seed % 3, seed), **asked) for seed in range(5)]
     same(subject, calls)
     assert passes == [1, *[0] * 5]
+
+
+def test_tables_with_other_columns_are_joined(subject: Worker, passes: list[int]) -> None:
+    """Names of columns are checked before, and ask for nothing; also where the requests have other classes."""
+    tables = [pandas.DataFrame(inputs(2, 1)["x"].numpy(), columns=list(columns)) for columns in ("abc", "cab", "abc")]
+    given = [*tables, inputs(1, 2)]
+    same(subject, [row(each, target=target, input_gradients=True) for target, each in enumerate(given)])
+    assert passes == [1, *[0] * 4]
 
 
 @pytest.mark.parametrize("asked", NOT_JOINED.values(), ids=NOT_JOINED)

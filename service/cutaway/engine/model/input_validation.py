@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
 from torch import Tensor, nn
 
@@ -58,9 +59,12 @@ def check_feature_names(spec: InputSpec) -> None:
     raise error(Reason.ADAPTER_INVALID, f"input {spec.name}: {what}", "inputs")
 
 
-def named(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Returns ``tensors``; one tensor without a name gets that of the model's only input, or of the only one that
-    forward has no default for.
+T = TypeVar("T")
+
+
+def named(specs: Sequence[InputSpec], tensors: Mapping[str, T]) -> Mapping[str, T]:
+    """Returns ``tensors``, or what belongs to them; one tensor without a name gets that of the model's only input, or
+    of the only one that forward has no default for.
 
     Raises:
         InvalidArgument: ``INPUT_MISSING``, if there is no such input.
@@ -95,6 +99,57 @@ def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor], *
         remedy = "repeat an input that all rows have in common"
         raise error(Reason.BATCH_MISMATCH, f"all inputs need the same number of rows on axis 0: {listed}; {remedy}")
     return ordered
+
+
+def check_features(
+    specs: Sequence[InputSpec], tensors: Mapping[str, Tensor], feature_names: Mapping[str, Sequence[str]]
+) -> None:
+    """Checks the names that a request has for the features of ``tensors`` against those that the model has.
+
+    Columns in another order are refused, not moved: baselines, masks and the reply would have another order than the
+    caller's table.
+
+    Raises:
+        InvalidArgument: ``INPUT_FEATURES``, or ``INPUT_UNKNOWN`` for names of no tensor, with the name of the tensor.
+    """
+    known = {spec.name: spec.feature_names for spec in specs}
+    for name, features in feature_names.items():
+        with at(name):
+            if name not in tensors:
+                raise error(Reason.INPUT_UNKNOWN, "the names of features, and no tensor of this name is sent")
+            own, shape = known.get(name, ()), list(tensors[name].shape)
+            if own and tuple(features) != tuple(own):
+                raise error(Reason.INPUT_FEATURES, _other_features(features, own))
+            if shape[1:][-1:] != [len(features)]:
+                what = f"{len(features)} names of features, and the shape is {shape}: name all of the last axis"
+                raise error(Reason.INPUT_FEATURES, what)
+
+
+def _other_features(features: Sequence[str], own: Sequence[str]) -> str:
+    """Returns what is wrong with ``features``, which are not the model's ``own``, and what would be right."""
+    sent, taken = set(features), set(own)
+    unknown = [name for name in features if name not in taken]
+    missing = [name for name in own if name not in sent]
+    problems = []
+    if unknown:
+        problems.append(f"no feature of the model is {_listed(unknown, 5, own)}")
+    if missing:
+        problems.append(f"missing: {_listed(missing, 5)}")
+    if not problems and len(features) > len(own):
+        problems.append("a name comes twice")
+    if not problems:
+        one, other = next((one, other) for one, other in zip(features, own) if one != other)
+        problems.append(f"another order than the model's: {one!r:.80} is in the place of {other!r:.80}")
+    return f"{'; '.join(problems)}; the model takes, in this order, {_listed(own, 30)}"
+
+
+def _listed(names: Sequence[str], most: int, known: Sequence[str] = ()) -> str:
+    """Returns the first names, each with the nearest of those that are ``known``; of many, comparing takes seconds."""
+    texts = [f"{name!r:.80}" for name in names[:most]]
+    for number, name in enumerate(names[:most]):
+        for near in difflib.get_close_matches(name[:100], known[:1000], n=1):
+            texts[number] += f" (did you mean {near!r:.80}?)"
+    return ", ".join(texts) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def validate_arguments(

@@ -43,7 +43,7 @@ from cutaway.engine.cost.pass_count import costs, expected_passes
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.inspect import describe
 from cutaway.engine.hooks.observe import CancelledPasses
-from cutaway.engine.model.input_validation import named, validate_arguments, validate_inputs
+from cutaway.engine.model.input_validation import check_features, named, validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, timed
 from cutaway.engine.planning.plan import NONE_FAILED, Failed, RequestPlan, plan_request
@@ -426,6 +426,9 @@ class Worker:
             tensors = decoded(self._adapter, request.raw, cancellation) if request.raw else named(
                 self._model.inputs, {name: from_numpy(array) for name, array in request.tensors.items()}
             )  # fmt: skip
+        if request.feature_names:
+            with at("tensors.feature_names"):
+                check_features(self._model.inputs, tensors, named(self._model.inputs, request.feature_names))
         shapes = (*((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),)
         kind = shapes, arguments_kind(request.arguments)
         order = self._valid_inputs.get(kind)
