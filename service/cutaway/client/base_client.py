@@ -241,7 +241,9 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         Args:
             model: ``digits``, or ``digits/versions/1.0``.
             inputs: arrays by forward-argument name, batch first: of numpy or torch, or lists of numbers. One array, if
-                the model has one input. Or examples for the model to decode: a `Raw`, a text, a Pillow image, several.
+                the model has one input. Or a table of pandas, Polars or PyArrow, whose columns must have the names and
+                the order of the model's features, if both have names. Or examples for the model to decode: a `Raw`, a
+                text, a Pillow image, several.
             target: None for the predicted class, a class index or label for all examples, one an example, or a
                 `Target`.
             captures: tensors inside the model to return; a bare name or glob returns outputs, ``conv*@input`` inputs.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -46,11 +46,11 @@ def request_inputs(inputs: Inputs, numbers: str = "float32") -> dict[str, Any]:
         if isinstance(inputs, Mapping):
             if not all(isinstance(name, str) for name in inputs):
                 raise error(Reason.INVALID_VALUE, f"the names of inputs are texts; {_RIGHT}")
-            return {"tensors": {name: _named(value, name, numbers) for name, value in inputs.items()}}
+            return _tensors({name: (value, _named(value, name, numbers)) for name, value in inputs.items()})
         if (raw := _as_raw(inputs)) is not None:
             return {"raw": (raw,)}
         if _is_array(inputs):
-            return {"tensors": {"": _array(inputs, "", numbers)}}
+            return _tensors({"": (inputs, _array(inputs, "", numbers))})
         if not isinstance(inputs, Sequence) or isinstance(inputs, (bytes, bytearray)):
             remedy = "bytes have no format: send ca.Raw(data, 'image/png')" if _is_bytes(inputs) else _RIGHT
             raise error(Reason.INVALID_VALUE, f"got {type(inputs).__name__}; {remedy}")
@@ -61,6 +61,23 @@ def request_inputs(inputs: Inputs, numbers: str = "float32") -> dict[str, Any]:
             what = "no example" if not inputs else "not all of the examples can be decoded by the model"
             raise error(Reason.INVALID_VALUE, f"{what}; {_RIGHT}")
         return {"tensors": {"": _array(inputs, "", numbers)}}
+
+
+def _tensors(arrays: Mapping[str, tuple[Any, Array]]) -> dict[str, Any]:
+    """Returns the arguments for values that were sent by name, and the arrays made of them."""
+    named = {name: names for name, (value, _) in arrays.items() if (names := _column_names(value))}
+    tensors = {name: array for name, (_, array) in arrays.items()}
+    return {"tensors": tensors, "feature_names": named} if named else {"tensors": tensors}
+
+
+def _column_names(table: Any) -> tuple[str, ...]:
+    """Returns the names of the columns of a table of pandas, Polars or PyArrow; none if they are numbers."""
+    for attribute in ("columns", "column_names"):
+        labels = getattr(table, attribute, None)
+        names = tuple(labels) if isinstance(labels, Iterable) else ()
+        if any(isinstance(name, (str, tuple)) for name in names):
+            return tuple(map(str, names))
+    return ()
 
 
 def _named(value: Any, name: str, numbers: str) -> Array:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas
+import polars
+import pyarrow
 import pytest
 import torch
 from PIL import Image
@@ -103,8 +105,15 @@ def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         {"input": X.tolist()},
         tuple(map(tuple, X)),
         pandas.DataFrame(X.astype(float)),
+        pandas.DataFrame(X, columns=FEATURES),
+        {"input": pandas.DataFrame(X, columns=FEATURES)},
+        polars.DataFrame(X, schema=FEATURES),
+        pyarrow.table(dict(zip(FEATURES, X.T))),
     ],
-    ids=["numpy", "torch", "a leaf", "lists", "lists by name", "tuples", "a table"],
+    ids=[
+        *("numpy", "torch", "a leaf", "lists", "lists by name", "tuples"),
+        *("a table", "columns", "columns by name", "polars", "arrow"),
+    ],
 )
 def test_one_array_needs_no_name(client: ca.Client, given: Any) -> None:
     expected = client.inspect("table", {"input": X}, input_gradients=True)
@@ -187,6 +196,28 @@ def test_features_have_names(client: ca.Client) -> None:
     assert estimate.reply_bytes > 0
 
 
+TURNED = FEATURES[::-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "table",
+    [
+        pandas.DataFrame(X, columns=TURNED),
+        {"input": pandas.DataFrame(X, columns=TURNED)},
+        polars.DataFrame(X, schema=TURNED),
+        pyarrow.table(dict(zip(TURNED, X.T))),
+    ],
+    ids=["pandas", "by name", "polars", "arrow"],
+)
+def test_columns_in_another_order_are_refused(client: ca.Client, table: Any, stream: bool) -> None:
+    """Numbers of one feature are never taken for those of another; a model without names takes them as they are."""
+    with pytest.raises(ca.InvalidArgument, match="'area' is in the place of 'radius'; the model takes") as caught:
+        client.inspect("table", table, stream=stream)
+    assert (caught.value.reason, caught.value.field) == ("INPUT_FEATURES", "tensors.feature_names.input")
+    assert np.array_equal(client.inspect("numbers", table, stream=stream).predictions["output"], X)
+
+
 LABEL = "target.class_label.labels"
 WRONG: dict[str, tuple[str, Any, dict[str, Any], str, str, str]] = {
     "bytes": ("image", b"\x89PNG", {}, "INVALID_VALUE", "inputs", r"ca\.Raw\(data, 'image/png'\)"),
@@ -197,6 +228,15 @@ WRONG: dict[str, tuple[str, Any, dict[str, Any], str, str, str]] = {
     "a text by name": ("text", {"input": "a"}, {}, "INVALID_VALUE", "inputs.input", "send it alone, without a name"),
     "raw by name": ("text", {"input": ca.Raw(b"a")}, {}, "INVALID_VALUE", "inputs.input", "send it alone"),
     "nothing": ("table", None, {}, "INVALID_VALUE", "inputs", "got NoneType; send arrays by name"),
+    "a column too many": (
+        "table", pandas.DataFrame(np.ones((1, 4), np.float32), columns=[*FEATURES, "id"]), {}, "INPUT_FEATURES",
+        "tensors.feature_names.input", "no feature of the model is 'id'; the model takes, in this order, 'radius'"),
+    "columns of which some are numbers": (
+        "table", pandas.DataFrame(X, columns=["radius", 1, 2]), {}, "INPUT_FEATURES", "tensors.feature_names.input",
+        "no feature of the model is '1', '2'"),
+    "columns in groups": (
+        "table", pandas.DataFrame(X, columns=pandas.MultiIndex.from_tuples([("a", 1), ("a", 2), ("b", 1)])), {},
+        "INPUT_FEATURES", "tensors.feature_names.input", "no feature of the model is"),
     "no examples": ("table", [], {}, "INVALID_VALUE", "inputs", "no example"),
     "both kinds": ("text", ["a", 3.0], {}, "INVALID_VALUE", "inputs", "not all of the examples"),
     "texts in an array": ("table", {"input": ["a"]}, {}, "INPUT_DTYPE", "inputs.input", "array of texts"),
