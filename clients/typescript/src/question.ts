@@ -20,6 +20,8 @@ export interface Question extends Contract {
   model: string;
   /** Tensors by the name of the argument; or examples for the model to decode. */
   inputs: Readonly<Record<string, Tensor>> | readonly Example[];
+  /** By tensor, the names of the elements of its last axis; refused if the model's features have others, or in another order. */
+  featureNames?: Readonly<Record<string, readonly string[]>>;
   /** What to return from inside the model; a name or glob alone is a module's output. */
   captures?: readonly (string | MessageInitShape<typeof CaptureRequestSchema>)[];
   /** True for every floating input, or names. */
@@ -27,11 +29,11 @@ export interface Question extends Contract {
 }
 
 /** Returns a question as a request of the contract. */
-export function requestOf({ inputs, captures = [], inputGradients, ...rest }: Question): InspectRequest {
+export function requestOf({ inputs, featureNames, captures = [], inputGradients, ...rest }: Question): InspectRequest {
   const names = Array.isArray(inputGradients) ? [...inputGradients] : [];
   return create(InspectRequestSchema, {
     ...rest,
-    input: inputOf(inputs),
+    input: inputOf(inputs, featureNames),
     captures: captures.map((each) =>
       create(CaptureRequestSchema, typeof each === "string" ? { where: { case: "module", value: each } } : each),
     ),
@@ -39,7 +41,10 @@ export function requestOf({ inputs, captures = [], inputGradients, ...rest }: Qu
   });
 }
 
-function inputOf(inputs: Question["inputs"]): NonNullable<MessageInitShape<typeof InspectRequestSchema>["input"]> {
+function inputOf(
+  inputs: Question["inputs"],
+  featureNames: Question["featureNames"] = {},
+): NonNullable<MessageInitShape<typeof InspectRequestSchema>["input"]> {
   if (Array.isArray(inputs)) {
     const examples = (inputs as readonly Example[]).map((each) =>
       typeof each === "string" ? { data: new TextEncoder().encode(each), mediaType: "text/plain" } : { ...each },
@@ -49,7 +54,11 @@ function inputOf(inputs: Question["inputs"]): NonNullable<MessageInitShape<typeo
   const named = Object.entries(inputs as Record<string, Tensor>).map(
     ([name, each]) => [name, toMessage(each)] as const,
   );
-  return { case: "tensors", value: { byName: Object.fromEntries(named) } };
+  const columns = Object.entries(featureNames).map(([name, each]) => [name, { names: [...each] }]);
+  return {
+    case: "tensors",
+    value: { byName: Object.fromEntries(named), featureNames: Object.fromEntries(columns) },
+  };
 }
 
 /**
@@ -61,9 +70,11 @@ export function questionOf(json: JsonValue): Question {
   // With its type name it would be taken for a whole message, whose parts need no conversion.
   const { $typeName, input, inputGradients, ...rest } = fromJson(InspectRequestSchema, json);
   const names = inputGradients?.inputs ?? [];
+  const columns = input.case === "tensors" ? Object.entries(input.value.featureNames) : [];
   return {
     ...rest,
     inputs: inputsOf(input),
+    ...(columns.length ? { featureNames: Object.fromEntries(columns.map(([name, each]) => [name, each.names])) } : {}),
     ...(inputGradients ? { inputGradients: names.length ? names : true } : {}),
   };
 }

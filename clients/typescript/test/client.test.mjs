@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { Client, CutawayError, DataType, HookPoint, Verdict, tensor } from "../dist/index.js";
+import { Client, CutawayError, DataType, HookPoint, Verdict, questionOf, requestOf, tensor } from "../dist/index.js";
 
 const { url, guarded, expected } = JSON.parse(readFileSync(process.env.CUTAWAY_TEST ?? "", "utf8"));
 const client = new Client(url);
@@ -95,10 +95,22 @@ test("errors have reasons and fields", async () => {
     client.inspect({ ...question, inputs: { image: tensor(new Float32Array(4), [1, 4]) } }),
     failing("INPUT_SHAPE", "tensors.by_name.image"),
   );
+  await assert.rejects(
+    client.inspect({ ...question, featureNames: { image: ["a", "b"] } }),
+    failing("INPUT_FEATURES", "tensors.feature_names.image"),
+  );
   await assert.rejects(client.inspect(question, { timeoutMs: 1 }), failing("DEADLINE_EXCEEDED", ""));
   await assert.rejects(new Client("http://127.0.0.1:1").models(), failing("SERVER_UNREACHABLE", ""));
   assert.throws(() => tensor(new Float32Array(3), [1, 4]), failing("TENSOR_SIZE", ""));
   assert.throws(() => new Client("http://example.com", { token: "x" }), failing("TOKEN_EXPOSED", "token"));
+});
+
+test("the names of columns are read from the contract's JSON", () => {
+  const read = questionOf({ model: "m", tensors: { featureNames: { x: { names: ["a", "b"] } } } });
+  assert.deepEqual(read.featureNames, { x: ["a", "b"] });
+  const { input } = requestOf(read);
+  assert.ok(input.case === "tensors");
+  assert.deepEqual(input.value.featureNames.x.names, ["a", "b"]);
 });
 
 test("a call that is aborted ends with the caller's own reason", async () => {

@@ -118,7 +118,7 @@ def test_it_answers_as_python_does(built: Path, server: Server, guarded: dict[st
         env=os.environ | {"CUTAWAY_TEST": str(told)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "# pass 10" in done.stdout
+    assert "# pass 11" in done.stdout
 
 
 @pytest.mark.parametrize("page", ["clients/typescript/README.md", "docs/clients.md"])

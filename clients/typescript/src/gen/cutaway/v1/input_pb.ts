@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/input.proto.
  */
 export const file_cutaway_v1_input: GenFile = /*@__PURE__*/
-  fileDesc("ChZjdXRhd2F5L3YxL2lucHV0LnByb3RvEgpjdXRhd2F5LnYxIogBCgxUZW5zb3JJbnB1dHMSNQoHYnlfbmFtZRgBIAMoCzIkLmN1dGF3YXkudjEuVGVuc29ySW5wdXRzLkJ5TmFtZUVudHJ5GkEKC0J5TmFtZUVudHJ5EgsKA2tleRgBIAEoCRIhCgV2YWx1ZRgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yOgI4ASIzCglSYXdJbnB1dHMSJgoIZXhhbXBsZXMYASADKAsyFC5jdXRhd2F5LnYxLlJhd0lucHV0IiwKCFJhd0lucHV0EgwKBGRhdGEYASABKAwSEgoKbWVkaWFfdHlwZRgCIAEoCSJ/CghBcmd1bWVudBIRCgdib29sZWFuGAEgASgISAASEQoHaW50ZWdlchgCIAEoA0gAEg4KBHJlYWwYAyABKAFIABIOCgR0ZXh0GAQgASgJSAASJQoEbm9uZRgFIAEoCzIVLmN1dGF3YXkudjEuTm9uZVZhbHVlSABCBgoEa2luZCILCglOb25lVmFsdWViBnByb3RvMw", [file_cutaway_v1_tensor]);
+  fileDesc("ChZjdXRhd2F5L3YxL2lucHV0LnByb3RvEgpjdXRhd2F5LnYxIpkCCgxUZW5zb3JJbnB1dHMSNQoHYnlfbmFtZRgBIAMoCzIkLmN1dGF3YXkudjEuVGVuc29ySW5wdXRzLkJ5TmFtZUVudHJ5EkEKDWZlYXR1cmVfbmFtZXMYAiADKAsyKi5jdXRhd2F5LnYxLlRlbnNvcklucHV0cy5GZWF0dXJlTmFtZXNFbnRyeRpBCgtCeU5hbWVFbnRyeRILCgNrZXkYASABKAkSIQoFdmFsdWUYAiABKAsyEi5jdXRhd2F5LnYxLlRlbnNvcjoCOAEaTAoRRmVhdHVyZU5hbWVzRW50cnkSCwoDa2V5GAEgASgJEiYKBXZhbHVlGAIgASgLMhcuY3V0YXdheS52MS5Db2x1bW5OYW1lczoCOAEiHAoLQ29sdW1uTmFtZXMSDQoFbmFtZXMYASADKAkiMwoJUmF3SW5wdXRzEiYKCGV4YW1wbGVzGAEgAygLMhQuY3V0YXdheS52MS5SYXdJbnB1dCIsCghSYXdJbnB1dBIMCgRkYXRhGAEgASgMEhIKCm1lZGlhX3R5cGUYAiABKAkifwoIQXJndW1lbnQSEQoHYm9vbGVhbhgBIAEoCEgAEhEKB2ludGVnZXIYAiABKANIABIOCgRyZWFsGAMgASgBSAASDgoEdGV4dBgEIAEoCUgAEiUKBG5vbmUYBSABKAsyFS5jdXRhd2F5LnYxLk5vbmVWYWx1ZUgAQgYKBGtpbmQiCwoJTm9uZVZhbHVlYgZwcm90bzM", [file_cutaway_v1_tensor]);
 
 /**
  * Tensors by the name of the forward argument that takes them.
@@ -26,6 +26,14 @@ export type TensorInputs = Message<"cutaway.v1.TensorInputs"> & {
    * @generated from field: map<string, cutaway.v1.Tensor> by_name = 1;
    */
   byName: { [key: string]: Tensor };
+
+  /**
+   * Argument name to the names of the elements of its tensor's last axis, such as of the columns of a table. They must
+   * be the features that the model names, in its order. Where the model names none, they have no effect.
+   *
+   * @generated from field: map<string, cutaway.v1.ColumnNames> feature_names = 2;
+   */
+  featureNames: { [key: string]: ColumnNames };
 };
 
 /**
@@ -34,6 +42,27 @@ export type TensorInputs = Message<"cutaway.v1.TensorInputs"> & {
  */
 export const TensorInputsSchema: GenMessage<TensorInputs> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_input, 0);
+
+/**
+ * The names of the columns of a table.
+ *
+ * @generated from message cutaway.v1.ColumnNames
+ */
+export type ColumnNames = Message<"cutaway.v1.ColumnNames"> & {
+  /**
+   * A name for each column, in order.
+   *
+   * @generated from field: repeated string names = 1;
+   */
+  names: string[];
+};
+
+/**
+ * Describes the message cutaway.v1.ColumnNames.
+ * Use `create(ColumnNamesSchema)` to create a new message.
+ */
+export const ColumnNamesSchema: GenMessage<ColumnNames> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_input, 1);
 
 /**
  * Examples as files hold them; the model's adapter decodes them.
@@ -54,7 +83,7 @@ export type RawInputs = Message<"cutaway.v1.RawInputs"> & {
  * Use `create(RawInputsSchema)` to create a new message.
  */
 export const RawInputsSchema: GenMessage<RawInputs> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_input, 1);
+  messageDesc(file_cutaway_v1_input, 2);
 
 /**
  * One example.
@@ -82,7 +111,7 @@ export type RawInput = Message<"cutaway.v1.RawInput"> & {
  * Use `create(RawInputSchema)` to create a new message.
  */
 export const RawInputSchema: GenMessage<RawInput> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_input, 2);
+  messageDesc(file_cutaway_v1_input, 3);
 
 /**
  * The value of a forward argument that takes no tensor.
@@ -143,7 +172,7 @@ export type Argument = Message<"cutaway.v1.Argument"> & {
  * Use `create(ArgumentSchema)` to create a new message.
  */
 export const ArgumentSchema: GenMessage<Argument> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_input, 3);
+  messageDesc(file_cutaway_v1_input, 4);
 
 /**
  * Python's None.
@@ -158,5 +187,5 @@ export type NoneValue = Message<"cutaway.v1.NoneValue"> & {
  * Use `create(NoneValueSchema)` to create a new message.
  */
 export const NoneValueSchema: GenMessage<NoneValue> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_input, 4);
+  messageDesc(file_cutaway_v1_input, 5);
 
