@@ -64,8 +64,8 @@ def _crossed(indices: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
 # Edits.
 
 
-def edited(edit: ca.Edit, value: Tensor, batch: int) -> Tensor:
-    """``value`` after ``edit``."""
+def edited(edit: ca.Edit, value: Tensor, batch: int | None) -> Tensor:
+    """``value`` after ``edit``; without a ``batch``, it has no rows."""
     refuse_unless(value.is_floating_point() or isinstance(edit, (ca.Zero, ca.Replace)), Reason.EDIT_DTYPE)
     if edit.rows or isinstance(edit, ca.Mix):
         refuse_unless(value.ndim > 0 and value.shape[0] == batch, Reason.ROW_RANGE)

@@ -7,7 +7,7 @@ own, and the gradient that arrives there is edited, noted and handed on by hand.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
@@ -71,6 +71,7 @@ class Ledger:
         batch: how many rows.
         differentiates: whether a backward pass follows.
         missing: what to stop behind; None runs to the end.
+        weights: the parameters, which have no rows.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Ledger:
         batch: int,
         differentiates: bool,
         missing: set[tuple[str, int, Point]] | None,
+        weights: Iterable[Tensor],
     ) -> None:
         self._edits = edits
         self._wishes = wishes
@@ -88,6 +90,9 @@ class Ledger:
         self._batch = batch
         self._differentiates = differentiates
         self._missing = missing
+        self._rowless = {id(tensor): tensor for tensor in weights}  # with what is computed from them alone
+        self._of_weights: dict[tuple[str, int], bool] = {}
+        self._without_rows: set[Key] = set()
         self.kinds: dict[str, list[dict[Point, dict[str, torch.dtype]]]] = defaultdict(list)
         self.notes: dict[str, list[Notes]] = defaultdict(list)
         self.outputs: dict[str, Tensors] = {}
@@ -109,14 +114,23 @@ class Ledger:
         self.kinds[spot.name][spot.call][value] = {path: tensor.dtype for path, tensor in tensors.items()}
         floating = any(tensor.is_floating_point() for tensor in tensors.values())
         gone_on = {}
+        if spot.entering:
+            self._of_weights[spot.name, spot.call] = bool(tensors) and all(
+                id(each) in self._rowless for each in tensors.values()
+            )
+        rowless = not spot.entering and self._of_weights[spot.name, spot.call]
         for path, tensor in tensors.items():
             key = (spot.name, spot.call, value, path)
+            if rowless or id(tensor) in self._rowless:
+                self._without_rows |= {key, (spot.name, spot.call, gradient, path)}
             edits = [each for each in self._due(key) if each[1].path or tensor.is_floating_point() or not floating]
             done = self._done(key, edits, tensor)
             self._keep(key, done)
             gone_on[path] = self._cut((spot.name, spot.call, gradient, path), done.tensor)
             if spot.written is not None and spot.name in self._edits:
                 gone_on[path] = _overwritten(spot.written, gone_on[path])
+            if key in self._without_rows:
+                self._rowless[id(gone_on[path])] = gone_on[path]
         if not spot.entering and spot.call == 0:
             self.outputs[spot.name] = gone_on
         self._stop(spot, value)
@@ -144,14 +158,15 @@ class Ledger:
     def _done(self, key: Key, edits: Sequence[tuple[int, Edit]], tensor: Tensor) -> Done:
         """First edited, then noted."""
         done, wish = Done(tensor), self._wish(key)
+        has_rows = key not in self._without_rows
         try:
             for number, edit in edits:
-                new = edited(edit, done.tensor, self._batch)
+                new = edited(edit, done.tensor, self._batch if has_rows else None)
                 done.effects[number] = effect(new, done.tensor)
                 if isinstance(edit, Mix) and 0 < edit.weight < 1:  # of a row with itself, rounding may tell
                     done.effects[number] = max(done.effects[number], Effect.ROUNDING)
                 done.tensor = new
-            done.note = None if wish is None else part(wish, done.tensor.detach(), batched=True)
+            done.note = None if wish is None else part(wish, done.tensor.detach(), batched=has_rows)
         except Refused as refused:
             done.refusals.add(refused.reason)
         return done

@@ -198,7 +198,13 @@ class Asking:
         if self._request.compare:
             self.expected.unedited = Interpreter(self._graph, self._weights).run(self._inputs)
         self._ledger = Ledger(
-            self._edits, self._wishes, self._ops, self._graph.batch, self._differentiates, self._missing()
+            self._edits,
+            self._wishes,
+            self._ops,
+            self._graph.batch,
+            self._differentiates,
+            self._missing(),
+            self._weights.values(),
         )
         run = Interpreter(self._graph, self._weights, self._ledger.passing, self._ledger.replaces)
         try:
