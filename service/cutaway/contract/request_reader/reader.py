@@ -288,7 +288,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     if origin is Mapping:
         named = _reader(arguments[1])
         return lambda value: map_values(named, mapping(value))
-    return partial(member if issubclass(hint, Enum) else _read_part, hint)
+    return partial(member if issubclass(origin or hint, Enum) else _read_part, hint)  # an array has an origin
 
 
 def _read_part(kind: Any, value: Any) -> Any:
