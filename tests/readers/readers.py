@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+from starlette.datastructures import Headers
 
 from cutaway.client.request_builder import build_request
 from cutaway.client.transport import read_piece
@@ -63,7 +64,7 @@ def _file(data: bytes, name: str) -> Iterator[Path]:
 
 
 def _rest(verb: str, content_type: str) -> Callable[[bytes], object]:
-    headers = {"content-type": content_type}
+    headers = Headers({"content-type": content_type})
 
     def read(data: bytes) -> object:
         form = rest._form(verb, headers, MOST_BYTES)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope
 
 from cutaway.contract.errors import DOMAIN, Code, CutawayError, Reason, error, release_frames
@@ -264,3 +265,19 @@ def _timeout(request: Request) -> float | None:
 
 def _peer(request: Request) -> str:
     return f"{request.client.host}:{request.client.port}" if request.client else "unix:"
+
+
+async def no_route(request: Request, failure: Any) -> Response:
+    """Returns the problem details for an unknown path or an unsupported HTTP method."""
+    known = {"type": "about:blank", "title": failure.detail, "status": failure.status_code}
+    headers = dict(failure.headers or {})
+    if failure.status_code == HTTPStatus.METHOD_NOT_ALLOWED and (methods := _methods(request)):
+        headers["Allow"] = ", ".join(methods)
+    return Response(json.dumps(known), failure.status_code, headers, MEDIA_TYPE)
+
+
+def _methods(request: Request) -> list[str]:
+    """Returns the HTTP methods of the URL's routes; a route knows only its own."""
+    path = request.scope["route"].path
+    routes = [route for route in request.app.routes if isinstance(route, Route) and route.path == path]
+    return sorted({method for route in routes for method in route.methods or ()})

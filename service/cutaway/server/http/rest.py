@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -35,7 +36,8 @@ from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import parse
 from cutaway.server.http import json_messages
-from cutaway.server.http.guarded import MEDIA_TYPE, RequestBody, guarded, unless_gone
+from cutaway.server.http.accept import chosen
+from cutaway.server.http.guarded import RequestBody, guarded, unless_gone
 from cutaway.server.http.json_messages import as_document, text_in_pieces
 from cutaway.server.rpc.servicer import Servicer, listed_models
 from cutaway.server.rpc.status import TranslatedCall
@@ -252,7 +254,7 @@ class _Form(NamedTuple):
     media_type: str
 
 
-def _form(verb: str, headers: Mapping[str, str], max_bytes: int) -> _Form:
+def _form(verb: str, headers: Headers, max_bytes: int) -> _Form:
     """Returns the form of a request, which its headers name.
 
     Raises:
@@ -267,9 +269,9 @@ def _form(verb: str, headers: Mapping[str, str], max_bytes: int) -> _Form:
     }
     if media_type not in readers:
         raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not one of {', '.join(readers)}")
-    accepted = headers.get("accept", "*/*")
+    accepted = chosen(headers, (NPZ, NPY, JSON) if media_type in (NPY, NPZ) else (JSON, NPZ, NPY))
     cost = json_messages.cost if media_type == JSON else len if media_type != NPY else lambda _: 0
-    return _Form(readers[media_type], cost, *_writer(verb, accepted, of_arrays=media_type in (NPY, NPZ)))
+    return _Form(readers[media_type], cost, _writer(verb, accepted), accepted)
 
 
 def _media_type_in(headers: Mapping[str, str]) -> str:
@@ -318,13 +320,11 @@ def _request(verb: str, model: str, fields: Mapping[str, Any], inputs: Mapping[s
     return replace(read_request(fields), model=model, **inputs)
 
 
-def _writer(verb: str, accepted: str, *, of_arrays: bool) -> tuple[Callable[[Any], bytes], str]:
-    if NPZ in accepted or (of_arrays and JSON not in accepted and NPY not in accepted):
-        return json_messages.as_npz, NPZ
-    if NPY in accepted:
-        return json_messages.as_npy, NPY
+def _writer(verb: str, media_type: str) -> Callable[[Any], bytes]:
+    if media_type != JSON:
+        return json_messages.as_npz if media_type == NPZ else json_messages.as_npy
     explains = verb == "explain"
-    return lambda result: text_in_pieces(as_document(result, explains=explains)).encode(), JSON
+    return lambda result: text_in_pieces(as_document(result, explains=explains)).encode()
 
 
 def _written(write: Callable[[Any], bytes], reply: bytes) -> bytes:
@@ -412,12 +412,12 @@ class Rest:
 
     async def _inspect(self, request: Request, model: str, body: RequestBody, call: TranslatedCall) -> Response:
         """Answers a request of the contract, in its form."""
-        media_type, accepted = _media_type_in(request.headers), request.headers.get("accept", "*/*")
+        media_type = _media_type_in(request.headers)
+        accepted = chosen(request.headers, (BINARY, JSON) if media_type == BINARY else (JSON, BINARY))
         read = partial(_contract_request, model, media_type)
-        binary = BINARY in accepted or (media_type == BINARY and JSON not in accepted)
-        write = None if binary else partial(json_messages.text_of, inspection_pb2.InspectResponse)
+        write = None if accepted == BINARY else partial(json_messages.text_of, inspection_pb2.InspectResponse)
         asked = self._servicer.convert(read, await body.read(), call)
-        return await self._answered(request, await asked, write, BINARY if binary else JSON, call)
+        return await self._answered(request, await asked, write, accepted, call)
 
     async def _answered(
         self,
@@ -491,9 +491,3 @@ def _serialized(
     if "tensors" in inputs and data_types is not None:
         inputs["tensors"] = _of_types(inputs["tensors"], data_types)
     return wire_requests.serialize(_request(verb, model, fields, inputs))
-
-
-async def no_route(_: Request, failure: Any) -> Response:
-    """Returns the problem details for an unknown path or an unsupported HTTP method."""
-    known = {"type": "about:blank", "title": failure.detail, "status": failure.status_code}
-    return JSONResponse(known, failure.status_code, failure.headers, MEDIA_TYPE)

@@ -31,8 +31,8 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.auth.tls import ssl_context
 from cutaway.server.http.connect import PATH, ConnectApplication, refused
-from cutaway.server.http.guarded import problem
-from cutaway.server.http.rest import Rest, no_route
+from cutaway.server.http.guarded import no_route, problem
+from cutaway.server.http.rest import Rest
 from cutaway.server.listening import listener, name_of
 from cutaway.server.rpc.servicer import Servicer
 
