@@ -264,6 +264,33 @@ def test_a_head_has_an_end() -> None:
         still_answers(patient)
 
 
+def of_size(size: int, line: str) -> bytes:
+    """A request without a body, whose head has ``size`` bytes, in the line, in names and in values of headers."""
+    head = f"{line}Host: 127.0.0.1\r\nConnection: close\r\n".encode()
+    head += b"".join(b"A%d: 1\r\n" % number for number in range(100))
+    return head + b"X-More: %s\r\n\r\n" % (b"x" * (size - len(head) - 12))
+
+
+LINES = {"short": "GET /docs HTTP/1.1\r\n", "long": f"GET /docs?{'x' * 50_000} HTTP/1.1\r\n"}
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /docs HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"], ids=["first", "second"])
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("part", [1 << 20, 4096])
+def test_a_head_has_the_stated_size(server: Served, part: int, line: str, before: bytes) -> None:
+    """To the byte, in however many parts it arrives, and also behind another request."""
+    statuses = []
+    for size in (MAX_HEAD_BYTES, MAX_HEAD_BYTES + 1):
+        with connected(server) as connection, contextlib.suppress(ConnectionError):
+            sent = before + of_size(size, LINES[line])
+            for start in range(0, len(sent), part):
+                connection.sendall(sent[start : start + part])
+            said = everything(connection).rpartition(b"HTTP/1.1 ")[2]
+            statuses.append(said[:3])
+    assert statuses == [b"200", b"400"]
+    assert said.endswith(b"the head of a request has at most %d bytes" % MAX_HEAD_BYTES)
+
+
 CHUNK = b"5\r\n[0.5]\r\n"
 TRAILED = {
     "many": b"".join(b"a%d: 1\r\n" % number for number in range(MAX_HEAD_BYTES)),
@@ -282,6 +309,20 @@ def test_trailers_have_an_end(what: str) -> None:
                 connection.sendall(TRAILED[what])
             pytest.fail("a hundred times the most bytes of a head were taken")
         still_answers(patient)
+
+
+def test_trailers_of_one_request_do_not_count_for_the_next(server: Served) -> None:
+    """Each may have as much as the head of a request."""
+    body = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
+    trailer = b"a: " + b"1" * (MAX_HEAD_BYTES * 3 // 4)
+    with connected(server) as connection:
+        for more in ("", "Connection: close\r\n"):
+            for part in (f"{HEAD}{more}{CHUNKED}{len(body):x}\r\n".encode(), body + b"\r\n0\r\n", trailer):
+                connection.sendall(part)
+                time.sleep(RECEIVE_S / 10)  # so that it is read before what follows
+            connection.sendall(b"\r\n\r\n")
+        said = everything(connection)
+    assert said.count(b"HTTP/1.1 200") == 2
 
 
 def test_a_trailer_is_no_header(server: Served) -> None:

@@ -225,9 +225,10 @@ def _application(servicer: Servicer, serving: Collection[ModelName], further: Se
 MAX_HEAD_BYTES = 64 << 10
 """The largest head of a request: its line and its headers. Trailers may have as much."""
 
+_LARGE_HEAD = f"the head of a request has at most {MAX_HEAD_BYTES} bytes"
+
 MOST_PIPELINED = 16
 """The most requests of a connection that wait for the reply to the one before."""
-
 
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -272,15 +273,16 @@ class HttpConnection(HttpToolsProtocol):
         if self._overdue is not None:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES + len(data):
-                self.send_400_response(f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
+                self.send_400_response(_LARGE_HEAD)
                 return
         elif self._is_receiving:
             self._framing_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
             self._feed(data)
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserError as failure:
+            own = failure.__context__ if type(failure.__context__) is ValueError else None
+            self.send_400_response(str(own or "Invalid HTTP request received."))
             return
         if self._framing_bytes > MAX_HEAD_BYTES and self._is_receiving and self._overdue is None:
             self.transport.abort()
@@ -332,10 +334,13 @@ class HttpConnection(HttpToolsProtocol):
             self._overdue = self._abort_later()
 
     def on_headers_complete(self) -> None:
-        """Ends the time limit for the head, which is complete."""
+        """Ends the time limit for the head, which is complete; raises ValueError if it is too large."""
         if self._is_told_again:
             self._is_told_again = False
             return
+        lines = [(self.parser.get_method(), self.url), *self.headers]
+        if len("HTTP/1.1\r\n") + sum(len(one) + len(other) + len(": \r\n") for one, other in lines) > MAX_HEAD_BYTES:
+            raise ValueError(_LARGE_HEAD)
         self._forget()
         super().on_headers_complete()
 
