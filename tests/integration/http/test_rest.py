@@ -329,6 +329,17 @@ def test_nothing_in_a_form_replaces_something_else(site: Site, name: str) -> Non
     assert (status, reply["reason"], reply["field"]) == (400, reason, field)
 
 
+@pytest.mark.parametrize("path", ["/v1/models/classes:inspect", "/v1/models/classes:program", f"/{SERVICE}/Inspect"])
+def test_a_field_comes_once_by_either_of_its_names(site: Site, path: str) -> None:
+    """By every door that reads protobuf's JSON."""
+    left = {"compare": True, "inputGradients": {}, "input_gradients": {"inputs": ["input"]}}
+    status, _, reply = site.post(path, left)
+    told = base64.b64decode(reply["details"][0]["value"] + "==") if SERVICE in path else json.dumps(reply).encode()
+    assert status == 400
+    assert b"INVALID_VALUE" in told
+    assert b"is given twice" in (reply["message"] if SERVICE in path else reply["detail"]).encode()
+
+
 def test_an_input_comes_once_in_a_form(site: Site) -> None:
     file = ("input", "x.npy", "", _npy(X))
     body, kind = _form([file, file])

@@ -105,20 +105,57 @@ def binary_of(kind: type[Message], text: bytes) -> bytes:
     """Returns the serialised message of the type ``kind`` that a JSON text holds.
 
     Raises:
-        InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``; as `check_json`.
+        InvalidArgument: ``MALFORMED_REQUEST`` or ``UNKNOWN_FIELD``; ``INVALID_VALUE`` for a field that comes by both of
+            its names; as `check_json`.
     """
     check_json(text)
     if text.lstrip()[:1] != b"{":  # protobuf takes a list or a text without elements for a message without fields
         raise error(Reason.MALFORMED_REQUEST, "the request is no object in JSON")
+    value = value_in(text)
+    _refuse_twice(kind.DESCRIPTOR, value, "")
     try:
-        return json_format.Parse(text, kind()).SerializeToString()
+        return json_format.ParseDict(value, kind()).SerializeToString()
     except json_format.ParseError as failure:
         reason = Reason.UNKNOWN_FIELD if "has no field named" in str(failure) else Reason.MALFORMED_REQUEST
         raise error(
             reason, f"the text is no {kind.DESCRIPTOR.full_name} in JSON: {str(failure).splitlines()[0]}"[:300]
         ) from None
-    except (ValueError, TypeError, RecursionError, OverflowError) as failure:  # no UTF-8, numbers of unknown size, ...
-        raise error(Reason.MALFORMED_REQUEST, f"the request is no JSON: {failure}"[:300]) from None
+    except Exception as failure:  # as protobuf's own Parse: SystemError, OverflowError, ...
+        what = f"the text is no {kind.DESCRIPTOR.full_name} in JSON: {failure}"
+        raise error(Reason.MALFORMED_REQUEST, what[:300]) from None
+
+
+def _refuse_twice(kind: Any, value: Any, place: str) -> None:
+    """Refuses a field with two values, one by each of its names; protobuf's reader takes the last.
+
+    Args:
+        kind: the descriptor of the message.
+        value: the message in JSON, or anything else.
+        place: where it is, with a point; empty for the request itself.
+    """
+    seen = set()
+    for name, own in value.items() if isinstance(value, dict) else ():
+        field = kind.fields_by_camelcase_name.get(name) or kind.fields_by_name.get(name)
+        if field is None:
+            continue
+        if field in seen:
+            raise error(Reason.INVALID_VALUE, "is given twice, by both of its names", f"{place}{field.name}"[:300])
+        seen.add(field)
+        for inner, part, key in _messages_in(field, own):
+            _refuse_twice(inner, part, f"{place}{field.name}{key}.")
+
+
+def _messages_in(field: Any, value: Any) -> Iterator[tuple[Any, Any, str]]:
+    """Yields the descriptor of each message in a field, its value in JSON, and its index or key."""
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        kind = kind.fields_by_name["value"].message_type
+        parts = value.items() if isinstance(value, dict) and kind is not None else ()
+        yield from ((kind, part, f".{key}") for key, part in parts)
+    elif kind is not None and isinstance(value, list):
+        yield from ((kind, part, f"[{index}]") for index, part in enumerate(value))
+    elif kind is not None:
+        yield kind, value, ""
 
 
 def text_of(kind: type[Message], data: bytes) -> bytes:

@@ -1,0 +1,55 @@
+"""What a JSON text says twice is refused with its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import cutaway as ca
+from cutaway.contract.errors import Reason
+from cutaway.server.http.json_messages import binary_of
+from cutaway.v1.inspection_pb2 import InspectRequest
+
+PATH = {"integratedGradients": {"path": {"nSteps": 2, "n_steps": 3}}}
+RULES = {"lrp": {"rules": {"conv": {"epsilon": 1}, "co.nv": {"alphaOneBetaZero": {}, "alpha_one_beta_zero": {}}}}}
+PLACE = {"attributionErrorsInPlace": True, "attribution_errors_in_place": False}
+TWICE: dict[str, tuple[dict[str, Any], str]] = {
+    "a field": (PLACE, "attribution_errors_in_place"),
+    "one of them nothing": ({"inputGradients": {}, "input_gradients": None}, "input_gradients"),
+    "a message": ({"input_gradients": {"inputs": ["a"]}, "inputGradients": {"inputs": ["b"]}}, "input_gradients"),
+    "in a list": ({"attributions": [{"saliency": {}}, PATH]}, "attributions[1].integrated_gradients.path.n_steps"),
+    "in a map": ({"attributions": [RULES]}, "attributions[0].lrp.rules.co.nv.alpha_one_beta_zero"),
+}
+
+
+@pytest.mark.parametrize("what", TWICE)
+def test_a_field_comes_once_by_either_name(what: str) -> None:
+    """Protobuf's own JSON reader takes the last."""
+    sent, field = TWICE[what]
+    with pytest.raises(ca.InvalidArgument) as failure:
+        binary_of(InspectRequest, json.dumps(sent).encode())
+    assert (failure.value.reason, failure.value.field) == (Reason.INVALID_VALUE, field)
+
+
+def test_names_in_a_map_are_no_fields() -> None:
+    """Two inputs may differ as the names of a field do."""
+    tensor = {"dataType": 1, "shape": [0]}
+    sent = {"tensors": {"byName": {"inputGradients": tensor, "input_gradients": tensor}}, "input_gradients": {}}
+    message = InspectRequest.FromString(binary_of(InspectRequest, json.dumps(sent).encode()))
+    assert set(message.tensors.by_name) == {"inputGradients", "input_gradients"}
+    assert message.HasField("input_gradients")
+
+
+OTHERS: list[Any] = [
+    *({"tensors": 3}, {"tensors": [3]}, {"tensors": "byName"}, {"tensors": {"byName": [3]}}),
+    *({"tensors": {"byName": {"a": 3}}}, {"captures": {"module": "a"}}, {"captures": [3]}, {"captures": "ab"}),
+    {"attributions": [{"integratedGradients": {"path": {"quadrature": "\ud800"}}}]},
+]
+
+
+@pytest.mark.parametrize("sent", OTHERS)
+def test_a_value_of_another_kind_is_refused(sent: Any) -> None:
+    with pytest.raises(ca.InvalidArgument):
+        binary_of(InspectRequest, json.dumps(sent).encode())
