@@ -1,15 +1,17 @@
-"""What a JSON text says twice is refused with its place."""
+"""What a JSON text says twice, or cannot say, is refused with its place."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 import cutaway as ca
 from cutaway.contract.errors import Reason
-from cutaway.server.http.json_messages import binary_of
+from cutaway.contract.json_text import read_json
+from cutaway.server.http.json_messages import binary_of, mapping_in
 from cutaway.v1.inspection_pb2 import InspectRequest
 
 PATH = {"integratedGradients": {"path": {"nSteps": 2, "n_steps": 3}}}
@@ -53,3 +55,33 @@ OTHERS: list[Any] = [
 def test_a_value_of_another_kind_is_refused(sent: Any) -> None:
     with pytest.raises(ca.InvalidArgument):
         binary_of(InspectRequest, json.dumps(sent).encode())
+
+
+TOO_LARGE = {
+    '{"instances": [[1, 2], [1e400, 3]]}': "instances[1][0]",
+    '{"instances": [{"a": 1, "b": [0, -1e309]}]}': "instances[0].b[1]",
+    '{"instances": [[Infinity, 1e400]]}': "instances[0][1]",
+    '{"options": {"n_steps": 1E+999}}': "options.n_steps",
+    '{"x": %s.5}' % ("9" * 400): "x",
+    '{"x": %se99}' % ("9" * 300): "x",
+}
+
+
+@pytest.mark.parametrize("text", TOO_LARGE)
+def test_a_number_that_is_too_large_is_refused_with_its_place(text: str) -> None:
+    """Python makes an infinite one of it."""
+    with pytest.raises(ca.InvalidArgument, match="too large") as failure:
+        mapping_in(text.encode())
+    assert (failure.value.reason, failure.value.field) == (Reason.INVALID_VALUE, TOO_LARGE[text])
+
+
+def test_a_number_that_is_called_infinite_is_infinite() -> None:
+    """Python, and others, write it by that name, and NaN."""
+    assert read_json('[Infinity, {"a": -Infinity}, 1e308, "1e400"]') == [math.inf, {"a": -math.inf}, 1e308, "1e400"]
+    assert math.isnan(read_json("NaN"))
+
+
+@pytest.mark.parametrize("text", ["1e400", "[[1e400]]", f"{'[' * 90}1e400{']' * 90}"])
+def test_a_number_that_is_too_large_is_refused_wherever_it_is(text: str) -> None:
+    with pytest.raises(ValueError, match="too large"):
+        read_json(text)

@@ -7,9 +7,6 @@ has 8 bytes per row. The values of CSV are texts, which are parsed where an inpu
 from __future__ import annotations
 
 import csv
-import json
-import math
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
@@ -182,18 +179,6 @@ class JsonFile:
 def _json_record(line: str) -> Record | Unreadable:
     try:
         record = read_json(line)
-        if _MAY_BE_INFINITE.search(line):
-            json.loads(line, parse_float=_finite)
     except ValueError as failure:
         return Unreadable(f"the line is not JSON: {failure}") if _is_utf8(line) else NOT_UTF8
     return record if isinstance(record, dict) else Unreadable("the line is not a JSON object")
-
-
-_MAY_BE_INFINITE = re.compile(r"[eE]\+?\d{3}|\d{309}")
-
-
-def _finite(text: str) -> float:
-    """Returns the number in ``text``, of which Python makes an infinite one if it is too large."""
-    if math.isinf(number := float(text)):
-        raise ValueError(f"{text:.40} is too large for a number")
-    return number

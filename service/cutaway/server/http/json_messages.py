@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from cutaway.contract.errors import Reason, error, from_wire
-from cutaway.contract.json_text import MAX_DEPTH, read_json
+from cutaway.contract.json_text import MAX_DEPTH, NumberTooLargeError, read_json
 from cutaway.contract.results import InspectResult
 from cutaway.contract.results.arrays import (
     ArrayField,
@@ -184,9 +184,15 @@ def mapping_in(text: bytes) -> dict[str, Any]:
 
 
 def value_in(text: bytes) -> Any:
-    """Returns the value of a JSON text that `check_json` has passed; raises ``MALFORMED_REQUEST``."""
+    """Returns the value of a JSON text that `check_json` has passed.
+
+    Raises:
+        InvalidArgument: ``MALFORMED_REQUEST``; ``INVALID_VALUE`` for a number that is too large.
+    """
     try:
         return read_json(text)
+    except NumberTooLargeError as failure:
+        raise error(Reason.INVALID_VALUE, "is too large for a number", failure.place[:300]) from None
     except ValueError as failure:
         raise error(Reason.MALFORMED_REQUEST, f"the request is no JSON: {failure}"[:300]) from None
 
