@@ -281,7 +281,7 @@ class StreamProgress(_message.Message):
     passes: _builtins.int
     """The passes that all attributions are expected to take."""
     seconds_left: _builtins.float
-    """The time until all attributions are done, in seconds: an estimate from the passes so far."""
+    """The time until all attributions are done, in seconds: an estimate from the passes so far, which never rises."""
     attribution: _builtins.int
     """The attribution that is computed now, counted from 0 in the order of the request."""
     def __init__(

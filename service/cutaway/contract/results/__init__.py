@@ -200,7 +200,7 @@ class Progress:
     Attributes:
         passes_done: the passes that are done.
         passes: the passes that all attributions are expected to take.
-        seconds_left: until all attributions are done, as estimated from the passes so far.
+        seconds_left: until all attributions are done, as estimated from the passes so far; it never rises.
         attribution: the number of the attribution that is computed now, in the request.
     """
 

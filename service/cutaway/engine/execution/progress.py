@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,7 +44,10 @@ def telling(
 
 
 class _Meter:
-    """A meter of the passes of requests that run together; more than the expected passes count as these."""
+    """A meter of the passes of requests that run together; more than the expected passes count as these.
+
+    The time that is left never rises: where it was estimated too small, it stands still.
+    """
 
     def __init__(self, plans: Sequence[RequestPlan]) -> None:
         first = plans[0]
@@ -55,6 +59,7 @@ class _Meter:
         self._current = -1
         self._examples = 0
         self._began = self._told = 0.0
+        self._left_s = math.inf
 
     def next_attribution(self) -> None:
         """Notes that the first attribution begins, or the next one."""
@@ -75,7 +80,9 @@ class _Meter:
         total = sum(self._expected)
         own = min(self._examples / self._rows, self._expected[self._current])
         done = sum(self._expected[: self._current]) + own
-        left_s = seconds * (total - done) / done if done else 0.0
+        if not done:  # nothing is known yet
+            return
+        self._left_s = min(self._left_s, seconds * (total - done) / done)
         for listener, rows in self._listeners:
-            progress = Progress(round(done * rows), total * rows, left_s, self._numbers[self._current])
+            progress = Progress(round(done * rows), total * rows, self._left_s, self._numbers[self._current])
             listener.progress(progress)

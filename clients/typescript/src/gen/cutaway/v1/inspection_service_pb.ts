@@ -292,7 +292,7 @@ export type StreamProgress = Message<"cutaway.v1.StreamProgress"> & {
   passes: bigint;
 
   /**
-   * The time until all attributions are done, in seconds: an estimate from the passes so far.
+   * The time until all attributions are done, in seconds: an estimate from the passes so far, which never rises.
    *
    * @generated from field: double seconds_left = 3;
    */
