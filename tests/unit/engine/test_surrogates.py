@@ -126,3 +126,28 @@ def test_no_standard_errors_without_a_check() -> None:
     """They need passes of their own; and a dry run knows their shapes."""
     (got,) = ask(MLP(), {"x": noise(1, 8)}, ca.KernelShap(), seed=SEED, check=CheckRequest(CheckMode.OFF)).attributions
     assert got.standard_errors == {}
+
+
+def test_a_row_whose_fit_says_nothing_is_told_of_itself() -> None:
+    """LIME's penalty makes the coefficients of a small row 0; the others of its batch are judged as without it."""
+    x = noise(3, 8)
+    x[1] *= 1e-4
+    got = ask(loud(MLP)(), {"x": x}, ca.Lime(n_samples=60), seed=SEED).attributions[0]
+    assert not got.values["x"][1].any()
+    rows = got.checks[0].rows
+    assert [row.verdict for row in rows] == [Verdict.AGREES, Verdict.INCONCLUSIVE, Verdict.AGREES]
+    assert rows[1].cause is Cause.NOT_MOVED
+    assert "of example 1 0, because the target changes only by" in rows[1].reason
+
+
+def test_a_row_whose_draws_are_too_few_is_told_beside_one_that_the_penalty_makes_zero() -> None:
+    """Both are doubted, and the row that is neither is not."""
+    x = noise(3, 8)
+    x[1] *= 1e-4
+    told = set()
+    for seed in range(8):
+        got = ask(loud(MLP)(), {"x": x}, ca.Lime(masks={"x": PAIRS}, n_samples=7), seed=seed).attributions[0]
+        told.add(tuple(row.verdict for row in got.checks[0].rows))
+        assert not got.checks[0].rows or got.checks[0].rows[1].verdict is Verdict.INCONCLUSIVE
+    assert {(Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE, Verdict.AGREES),
+            (Verdict.AGREES, Verdict.INCONCLUSIVE, Verdict.AGREES)} <= told  # fmt: skip

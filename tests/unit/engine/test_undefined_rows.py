@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from captum import attr
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode
 from cutaway.contract.results import Cause, Check, Verdict
+from cutaway.engine.model.inspected_model import Inputs
 from tests.matrix.asking import at_places
 from tests.support.checked_attributions import CHECKED, Build, wired
 from tests.unit.engine.test_verdicts_by_row import MODELS, Model, alone, request
@@ -24,9 +26,6 @@ OTHERS = [0, 2, 3]
 SPREADS = (ca.FeaturePermutation, ca.LayerFeaturePermutation)
 """Their definition puts numbers of a row into others."""
 
-REFUSED = (ca.KernelShap, ca.Lime)
-"""Captum's fits take no NaN, and say so."""
-
 AGREES = (Verdict.AGREES, None)
 NOT_FINITE = (Verdict.INCONCLUSIVE, Cause.NOT_FINITE)
 OTHER_PASSES = (Verdict.DISAGREES, Cause.OTHER_PASSES)
@@ -36,7 +35,7 @@ def every_method() -> Iterator[Any]:
     for name in ("perceptron", "convolutions"):
         model = MODELS[name]
         for number, asked in enumerate(at_places(model.places, model.inputs(1, 0))):
-            if not isinstance(asked, (*SPREADS, *REFUSED)):
+            if not isinstance(asked, SPREADS):
                 yield pytest.param(model, asked, id=f"{name}-{type(asked).__name__}-{number}")
 
 
@@ -64,11 +63,39 @@ def test_the_other_rows_are_judged_as_without_it(model: Model, asked: Attributio
             assert found[UNDEFINED][1] is Cause.NOT_FINITE or found[UNDEFINED] == wanted[UNDEFINED]
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", [ca.KernelShap, ca.Lime])
+def test_a_fit_to_such_a_row_takes_nothing_from_the_others(kind: Any, value: float, rows: int) -> None:
+    """They have the values that they have without it, to the bit, from the same draws; its own are unknown."""
+    asked, x = kind(n_samples=30), MODELS["perceptron"].inputs(4, 3)
+    finite, x["x"] = answered(asked, x), x["x"].clone()
+    x["x"][UNDEFINED, 2] = value
+    if rows == 1:
+        x = {"x": x["x"][UNDEFINED:][:1]}
+    (found,) = answered(asked, x).attributions
+    for mine, expected in ((found.values, finite.attributions[0].values),
+                           (found.standard_errors, finite.attributions[0].standard_errors)):  # fmt: skip
+        assert np.isnan(mine["x"][UNDEFINED if rows > 1 else 0]).all()
+        assert rows == 1 or np.array_equal(mine["x"][OTHERS], expected["x"][OTHERS])
+    expected_outcomes = [AGREES if row in OTHERS and rows > 1 else NOT_FINITE for row in range(4)]
+    assert outcomes(found.checks[0]) == expected_outcomes
+
+
+def answered(asked: Attribution, x: Inputs) -> ca.InspectResult:
+    model = MODELS["perceptron"]
+    answer = alone(model.subject(), request(asked, CheckMode.SAME_PASS, target=ca.ClassIndex((1,))), x)
+    assert isinstance(answer, ca.InspectResult), answer
+    return answer
+
+
 SAME_PASS: dict[str, Attribution] = {
     "FeatureAblation": ca.FeatureAblation(),
     "Occlusion": ca.Occlusion(windows={"x": (2,)}),
     "ShapleyValues": ca.ShapleyValues(),
     "ShapleyValueSampling": ca.ShapleyValueSampling(n_samples=2),
+    "KernelShap": ca.KernelShap(n_samples=30),
+    "Lime": ca.Lime(n_samples=30),
     "IntegratedGradients": ca.IntegratedGradients(),
 }
 
@@ -95,7 +122,9 @@ CLEANED: Build = wired(
 )
 
 
-@pytest.mark.parametrize("name", ["FeatureAblation", "Occlusion", "ShapleyValues", "ShapleyValueSampling"])
+@pytest.mark.parametrize(
+    "name", ["FeatureAblation", "Occlusion", "ShapleyValues", "ShapleyValueSampling", "KernelShap"]
+)
 def test_a_model_that_takes_nan_gets_another_point_from_captum(name: str) -> None:
     """Captum's product of NaN and 0 is no baseline: the attribution is a number, and a wrong one."""
     model = Model(CLEANED, (6,), MODELS["perceptron"].places)

@@ -270,13 +270,14 @@ class _Visited:
         recorded.copy = max(self._visited.values()) // self._rows_of_copy
         for name in self._errors:
             visited = recorded.points[name]
+            row = self._row_at(self._visited[name], len(visited))
             self._visited[name] += len(visited)
             expected = self._next_rows(name, len(visited))
             self._is_short |= len(expected) < len(visited)
             if len(expected) == len(visited) and numerics.largest_error(expected, visited):
                 errors = numerics.errors(expected, visited)
-                defined = errors.masked_fill(visited.isnan() & self._undefined(name, len(visited)), 0.0)
-                by_row = torch.stack([self._by_row(errors), self._by_row(defined)])
+                defined = errors.masked_fill(visited.isnan() & self._undefined(name, len(visited), row), 0.0)
+                by_row = torch.stack([self._by_row(errors, row), self._by_row(defined, row)])
                 self._errors[name] = torch.maximum(self._errors[name], by_row)
         for text, expected, visited in self._further_pairs(recorded):
             if numerics.largest_error(expected, visited):
@@ -286,25 +287,43 @@ class _Visited:
                     known or (text if differs else "") for known, differs in zip(self._others, differ.tolist())
                 ]
 
-    def _by_row(self, values: Tensor) -> Tensor:
-        """Returns the largest of ``values`` in each row, ``[batch]``; the largest of all where they are of a part of
-        the batch.
+    def _row_at(self, start: int, count: int) -> int | None:
+        """Returns the row of the batch that a pass has behind ``start`` rows; None for the batch, and if it is unknown.
+
+        Surrogates run the batch, then each row by itself.
+        """
+        request, rows = self._problem.request, self._problem.rows
+        if not isinstance(request, requests.Surrogate) or count > 1 or rows == 1:
+            return None
+        row = (start - rows) // request.n_samples
+        return row if 0 <= row < rows else None
+
+    def _by_row(self, values: Tensor, row: int | None = None) -> Tensor:
+        """Returns the largest of ``values`` in each row, ``[batch]``: 0 in others than ``row``, whose values they are.
+
+        Where they are of another part of the batch, it is the largest of all.
 
         Raises:
             CannotShare: it is not known whose part.
         """
         rows = self._problem.rows
+        if row is not None:
+            of_rows = torch.zeros(rows, dtype=torch.float64)
+            of_rows[row] = values.double().amax()
+            return of_rows
         if values.ndim and len(values) % rows == 0:
             return values.double().reshape(len(values) // rows, rows, -1).amax(dim=(0, 2))
         if len(self._parts) > 1:
             raise CannotShare
         return values.double().amax().expand(rows)
 
-    def _undefined(self, name: str, count: int) -> Tensor:
-        """Returns which elements of ``count`` rows of copies of the batch are not finite in the input or baseline."""
+    def _undefined(self, name: str, count: int, row: int | None) -> Tensor:
+        """Returns which elements of ``row``, or ``count`` rows of copies, are not finite in the input or baseline."""
         problem = self._problem
         sides = [side[name] for side in (problem.inputs, problem.baselines) if name in side]
         undefined = ~torch.stack([side.detach().cpu().isfinite() for side in sides if len(side) == problem.rows]).all(0)
+        if row is not None:
+            return undefined[row : row + 1]
         copies, rest = divmod(count, problem.rows)
         return torch.tensor(False) if rest else torch.cat([undefined] * copies)
 
@@ -363,9 +382,11 @@ class _Visited:
 
     def _allowed(self, name: str) -> Tensor:
         """Returns for each row the largest difference of the input ``name`` that is a rounding of its largest value."""
-        scales = torch.zeros(self._problem.rows, dtype=torch.float64)
+        scales, start = torch.zeros(self._problem.rows, dtype=torch.float64), 0
         for point in self._points():
-            scales = torch.maximum(scales, self._by_row(_magnitudes(point[name].detach().cpu())))
+            row = self._row_at(start, len(point[name]))
+            scales = torch.maximum(scales, self._by_row(_magnitudes(point[name].detach().cpu()), row))
+            start += len(point[name])
         return _roundings(self._problem.inputs[name], scales)
 
 

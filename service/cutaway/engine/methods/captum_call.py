@@ -17,7 +17,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.results import MetricResult
 from cutaway.engine.methods import deeplift, gradients, lrp, neurons, paths, perturbations, spec
-from cutaway.engine.methods.captum_patches import quicker_captum, with_single_root
+from cutaway.engine.methods.captum_patches import quicker_captum, with_rows_apart, with_single_root
 from cutaway.engine.methods.noise_tunnel import captum_tunnel, with_noise_tunnel
 from cutaway.engine.model.inspected_model import Inputs
 from cutaway.engine.model.session import is_out_of_memory
@@ -93,7 +93,7 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
         if method.applies_to_modules:
             called = _Module(problem.model.module, called)
         captum = getattr(attr, type(problem.request).__name__)
-        explainer = with_single_root(captum(called, *layer, **method.init_arguments(problem.request)))
+        explainer = with_rows_apart(with_single_root(captum(called, *layer, **method.init_arguments(problem.request))))
         if problem.request.noise is not None:
             explainer = captum_tunnel(explainer)
         additional = problem.additional_inputs or None

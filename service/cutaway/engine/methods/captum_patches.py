@@ -1,4 +1,4 @@
-"""Replacements for functions of Captum: two are faster, with the same values bit for bit; one has the right values.
+"""Replacements for functions of Captum: two are faster, with the same values bit for bit; two have the right values.
 
 In integrated gradients of four rows with 64 steps, Captum spends a third of its time in a backward pass that has one
 root for each row of each step. It spends a sixth in the nodes of the quadrature rule, computed anew twice a call. The
@@ -6,6 +6,8 @@ replacements act inside `quicker_captum` blocks only. The installed Captum decid
 replaced only if it returns, for a small example, the same bits as ours. Every other one runs as it is.
 
 DeepLIFT's rule for a softmax is replaced only if it returns other values than the Rescale rule.
+
+KernelSHAP and LIME fit each row by itself, and the fit of a row that is not finite raised the error of all rows.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from cutaway.engine.model.session import ProcessSetting
 from cutaway.engine.passes.reference_inputs import gauss_legendre
@@ -54,6 +57,39 @@ def gradients(
             raise AssertionError("a target is needed where an output has several elements")
         computed: tuple[Tensor, ...] = torch.autograd.grad(outputs, inputs, torch.ones_like(outputs))
     return computed
+
+
+def with_rows_apart(explainer: Any) -> Any:
+    """Returns ``explainer``, a Captum object; if it fits linear models, those of rows that are not finite are NaN."""
+    if (model := getattr(explainer, "interpretable_model", None)) is not None:
+        explainer.interpretable_model = _FitOfAnyRow(model)
+    return explainer
+
+
+class _FitOfAnyRow:
+    """A surrogate of Captum that takes targets and weights which are not finite: then its coefficients are NaN.
+
+    It fits zeros in their place, so that the rows behind draw the numbers that they draw in other company.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._is_finite = True
+
+    def fit(self, data: DataLoader[Any]) -> None:
+        """Fits the model to ``data``: masks, targets and weights."""
+        dataset: Any = data.dataset
+        masks, targets, weights = dataset.tensors
+        self._is_finite = bool(targets.isfinite().all() and weights.isfinite().all())
+        if not self._is_finite:
+            zeros = TensorDataset(masks, torch.zeros_like(targets), torch.ones_like(weights))
+            data = DataLoader(zeros, batch_size=data.batch_size)
+        self._model.fit(data)
+
+    def representation(self) -> Tensor:
+        """Returns the coefficients."""
+        coefficients: Tensor = self._model.representation()
+        return coefficients if self._is_finite else torch.full_like(coefficients, torch.nan)
 
 
 @lru_cache

@@ -205,8 +205,12 @@ def fits(problem: AttributionProblem) -> Sequence[FittedRow]:
     targets = np.asarray(target_values(evidence).float().numpy(), dtype=np.float64)
     fitted = []
     for row, masks in enumerate(sampled_masks(problem).double().numpy()):
-        weights = kind.weigh(masks, _evaluated(problem)[row].cosines)
-        fitted.append(FittedRow(masks, targets[:, row], weights, kind.fit(masks, targets[:, row], weights)))
+        weights, own = kind.weigh(masks, _evaluated(problem)[row].cosines), targets[:, row]
+        is_finite = bool(np.isfinite(own).all() and np.isfinite(weights).all())
+        unknown = np.full(masks.shape[1], np.nan)
+        fitted.append(
+            FittedRow(masks, own, weights, kind.fit(masks, own, weights) if is_finite else Fit(unknown, unknown))
+        )
     return fitted
 
 
@@ -289,32 +293,48 @@ al. 2016, arXiv:1602.04938.
 
 def underdetermined(problem: AttributionProblem) -> Finding | None:
     """Reports masks for which several linear models fit equally well."""
-    count = problem.features.count
-    for row, masks in enumerate(sampled_masks(problem).double().numpy()):
-        rank = int(np.linalg.matrix_rank(masks - masks.mean(axis=0)))
-        if rank < count:
-            return Finding(
-                Cause.UNDERDETERMINED,
-                f"the {len(masks)} draws of example {row} distinguish {rank} of {count} features, so many fits are "
-                f"equally good: send more samples, over {2 * count}, or group elements into fewer features by masks",
-            )
-    return None
+    count, masks = problem.features.count, sampled_masks(problem).double().numpy()
+    ranks = [int(np.linalg.matrix_rank(of_row - of_row.mean(axis=0))) for of_row in masks]
+    if not (rows := [row for row, rank in enumerate(ranks) if rank < count]):
+        return None
+    text = (
+        f"the {masks.shape[1]} draws of {_examples(rows)} distinguish {min(ranks)} of {count} features, so many fits "
+        f"are equally good: send more samples, over {2 * count}, or group elements into fewer features by masks"
+    )
+    return Finding(Cause.UNDERDETERMINED, text, _unless_all(rows, problem))
 
 
 def underdetermined_or_zero(problem: AttributionProblem) -> Finding | None:
     """Reports, for LIME, what `underdetermined` reports, and a penalty that makes all coefficients 0."""
-    if finding := underdetermined(problem):
-        return finding
-    for row, (_, targets, _, fit) in enumerate(fits(problem)):
-        span = np.ptp(targets)
-        if span and not fit.coefficients.any():
-            return Finding(
-                Cause.NOT_MOVED,
-                f"LIME's penalty makes all coefficients of example {row} 0, because the target changes only by "
-                f"{span:.2g} between its draws: explain a logit instead of a probability, or group elements into "
-                "larger features by masks",
-            )
-    return None
+    few = underdetermined(problem)
+    spans = {row: np.ptp(each.targets) for row, each in enumerate(fits(problem)) if not each.fit.coefficients.any()}
+    rows = [row for row, span in spans.items() if span]
+    if not rows or (few and not few.rows):
+        return few
+    zero = Finding(
+        Cause.NOT_MOVED,
+        f"LIME's penalty makes all coefficients of {_examples(rows)} 0, because the target changes only by "
+        f"{max(spans.values()):.2g} between its draws: explain a logit instead of a probability, or group elements "
+        "into larger features by masks",
+        _unless_all(rows, problem),
+    )
+    if few is None:
+        return zero
+    both = sorted({*few.rows, *rows})
+    return Finding(few.cause, f"{few.reason}; {zero.reason}", _unless_all(both, problem))
+
+
+def _examples(rows: Sequence[int]) -> str:
+    """Returns ``example 3``, or ``examples 0, 2 and 9 more``."""
+    more = f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+    return f"example{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:_LISTED]))}{more}"
+
+
+_LISTED = 8
+
+
+def _unless_all(rows: Sequence[int], problem: AttributionProblem) -> tuple[int, ...]:
+    return () if len(rows) == problem.rows else tuple(rows)
 
 
 # Standard errors of KernelSHAP and LIME: the spread of an estimate from draws around that of all masks.
@@ -340,9 +360,11 @@ def jackknife(row: FittedRow, used: npt.NDArray[np.int64], drawn: int) -> Float6
     It follows from the fits in which the samples from number ``drawn`` on are left out, one at a time.
 
     A penalty keeps the signs of the coefficients, and those that are 0. Infinite where the samples left do not
-    determine the fit. Miller 1974, doi:10.1093/biomet/61.1.1.
+    determine the fit, NaN where the coefficients are. Miller 1974, doi:10.1093/biomet/61.1.1.
     """
     masks, targets, weights, (coefficients, *_) = row
+    if np.isnan(coefficients).any():
+        return np.full_like(coefficients, np.nan)
     errors = np.zeros(len(coefficients))
     roots = np.sqrt(weights)
     intercept = weights @ (targets - masks @ coefficients) / weights.sum()
