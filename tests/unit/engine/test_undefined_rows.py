@@ -15,6 +15,7 @@ import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode
 from cutaway.contract.results import Cause, Check, Verdict
 from cutaway.engine.model.inspected_model import Inputs
+from cutaway.engine.references.perturbations import row_permutation
 from tests.matrix.asking import at_places
 from tests.support.checked_attributions import CHECKED, Build, wired
 from tests.unit.engine.test_verdicts_by_row import MODELS, Model, alone, request
@@ -47,8 +48,8 @@ def checked(model: Model, asked: Attribution, mode: CheckMode, value: float) -> 
     return answer.attributions[0].checks
 
 
-def outcomes(check: Check) -> list[tuple[Verdict, Cause | None]]:
-    return [(row.verdict, row.cause) for row in check.rows] or [(check.verdict, check.cause)] * 4
+def outcomes(check: Check, rows: int = 4) -> list[tuple[Verdict, Cause | None]]:
+    return [(row.verdict, row.cause) for row in check.rows] or [(check.verdict, check.cause)] * rows
 
 
 @pytest.mark.parametrize("mode", CHECKED)
@@ -140,3 +141,51 @@ def test_a_wrong_value_of_another_row_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(captums, "attribute", lambda *given, **options: intact(*given, **options) * factor)
     check, *_ = checked(MODELS["perceptron"], ca.LayerFeatureAblation(layer="a"), CheckMode.SAME_PASS, torch.nan)
     assert outcomes(check) == [AGREES, NOT_FINITE, (Verdict.DISAGREES, Cause.UNKNOWN), AGREES]
+
+
+HALVES = {"x": np.array([[0, 0, 0, 1, 1, 1]])}
+
+
+@pytest.mark.parametrize("rows", [2, 4, 8])
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_row_that_captum_puts_nan_into_is_told_whose(mode: CheckMode, rows: int) -> None:
+    """Features are exchanged among rows, so that the method has numbers of the row too; Captum makes NaN of others by a
+    product with 0. A row that gets none is judged as without it."""
+    model, asked = MODELS["perceptron"], ca.FeaturePermutation(masks=HALVES)
+    x = model.inputs(rows, 3)
+    x["x"][UNDEFINED, 2] = torch.nan
+    answer = alone(model.subject(), request(asked, mode, target=ca.ClassIndex((1,))), x)
+    assert isinstance(answer, ca.InspectResult), answer
+    (values,), (check, *_) = answer.attributions[0].values.values(), answer.attributions[0].checks
+    generator = torch.Generator().manual_seed(1)
+    first, second = (row_permutation(rows, generator).tolist().index(UNDEFINED) for _ in range(2))
+    for row, (verdict, cause) in enumerate(outcomes(check, rows)):
+        reached = row in (UNDEFINED, first, second)
+        assert np.isnan(values[row]).all() == reached
+        assert cause is (Cause.NOT_FINITE if reached else None)
+        assert reached or verdict is Verdict.AGREES
+        assert row != UNDEFINED or verdict is Verdict.INCONCLUSIVE
+        if row == second and row not in (UNDEFINED, first):
+            assert verdict is Verdict.DISAGREES  # the method has a number there: the second half of row 1 is finite
+            assert f"row {UNDEFINED} is not finite" in check.rows[row].reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_a_row_that_a_layer_puts_nan_into_is_told_why(mode: CheckMode) -> None:
+    asked = ca.LayerFeaturePermutation(layer="a")
+    check, *_ = checked(MODELS["perceptron"], asked, mode, torch.nan)
+    assert outcomes(check)[UNDEFINED] == NOT_FINITE
+    for row in OTHERS:
+        assert outcomes(check)[row] == (Verdict.DISAGREES, Cause.NOT_FINITE)
+        assert "the layer 'a' returns NaN" in check.rows[row].reason
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+def test_rows_that_all_are_undefined_reach_no_other(mode: CheckMode) -> None:
+    """A model that takes NaN has numbers of them, and Captum makes no other NaN: nothing is doubted."""
+    model = Model(CLEANED, (6,), MODELS["perceptron"].places)
+    x = model.inputs(4, 3)
+    x["x"][:, 2] = torch.nan
+    asked = request(ca.FeaturePermutation(masks=HALVES), mode, target=ca.ClassIndex((1,)))
+    answer = alone(model.subject(), asked, x)
+    assert outcomes(answer.attributions[0].checks[0]) == [AGREES] * 4

@@ -160,8 +160,9 @@ class _Comparison:
         mismatches = self.summary.mismatches()
         by_part = [mismatches[part.rows.start : part.rows.stop] for part in self.parts]
         if all(mismatch and not mismatch.of_undefined for mismatch in mismatches):
-            return [_of_other_passes(blank, blank, found) for found in by_part]
-        return [_of_other_passes(blank, own, found) for own, found in zip(self._compared(blank), by_part)]
+            return [_of_other_passes(blank, blank, found, None) for found in by_part]
+        undefined = self.limitation if any(mismatch and mismatch.of_undefined for mismatch in mismatches) else None
+        return [_of_other_passes(blank, own, found, undefined) for own, found in zip(self._compared(blank), by_part)]
 
     def _compared(self, blank: Check) -> list[Check]:
         problem, method, captums = self.problem, self.method, self.request.mode is CheckMode.SAME_PASS
@@ -233,25 +234,34 @@ class _Comparison:
             return self.problem.read(self.problem.inputs).detach()
 
 
-def _of_other_passes(blank: Check, own: Check, mismatches: Sequence[Mismatch | None]) -> Check:
+def _of_other_passes(
+    blank: Check, own: Check, mismatches: Sequence[Mismatch | None], limitation: Finding | None
+) -> Check:
     """Returns ``own``, the check of Captum's passes, with the rows in which these are not the method's.
 
-    NaN that Captum makes of an input that is not finite is no fault where the attribution is not finite either.
+    NaN that Captum makes of an input that is not finite is no fault where the attribution is not finite either, unless
+    ``limitation`` says that it is of another row.
     """
     rows = own.rows or [RowCheck(own.max_relative_error, own.verdict, own.reason, own.cause)] * len(mismatches)
-    reasons = [
-        "" if found is None or (found.of_undefined and row.cause is Cause.NOT_FINITE) else found.reason
-        for found, row in zip(mismatches, rows)
+    faults = [
+        found and _fault_of_passes(found, row, limitation if limitation and number in limitation.rows else None)
+        for number, (found, row) in enumerate(zip(mismatches, rows))
     ]
-    if not any(reasons):
+    if not any(faults):
         return own
     by_row = [
-        replace(row, verdict=Verdict.DISAGREES, reason=reason, cause=Cause.OTHER_PASSES) if reason else row
-        for row, reason in zip(rows, reasons)
+        replace(row, verdict=Verdict.DISAGREES, reason=fault.reason, cause=fault.cause) if fault else row
+        for row, fault in zip(rows, faults)
     ]
-    first = next(row for row, reason in zip(by_row, reasons) if reason)
-    listed = () if all(reasons) else tuple(by_row)
+    first = next(row for row, fault in zip(by_row, faults) if fault)
+    listed = () if all(fault == faults[0] for fault in faults) else tuple(by_row)
     return replace(blank, verdict=first.verdict, reason=first.reason, cause=first.cause, rows=listed)
+
+
+def _fault_of_passes(found: Mismatch, row: RowCheck, limitation: Finding | None) -> Finding | None:
+    if found.of_undefined and row.cause is Cause.NOT_FINITE:
+        return limitation
+    return Finding(Cause.OTHER_PASSES, found.reason)
 
 
 @dataclass(frozen=True)

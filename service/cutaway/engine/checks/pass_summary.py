@@ -324,6 +324,8 @@ class _Visited:
         undefined = ~torch.stack([side.detach().cpu().isfinite() for side in sides if len(side) == problem.rows]).all(0)
         if row is not None:
             return undefined[row : row + 1]
+        if isinstance(problem.request, requests.FeaturePermutation):
+            undefined = undefined.any(0).expand_as(undefined)  # Captum puts it into other rows
         copies, rest = divmod(count, problem.rows)
         return torch.tensor(False) if rest else torch.cat([undefined] * copies)
 

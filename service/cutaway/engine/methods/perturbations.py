@@ -86,6 +86,7 @@ ROWS: dict[type[requests.Attribution], spec.Method] = {
         points=references.permutation_points,
         uses_randomness=True,
         vacuous=single_row,
+        limitation=references.exchanged_undefined,
     ),
     requests.ShapleyValues: _row(
         references.shapley_values,

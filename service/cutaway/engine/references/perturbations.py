@@ -5,7 +5,7 @@ A region is the set of elements that are replaced together: a feature, or one po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations, repeat
 from math import factorial
@@ -57,18 +57,21 @@ def permutation_points(problem: AttributionProblem) -> Points:
 
     def computed() -> Iterator[Values]:
         yield from input_point(problem)
-        generator = torch.Generator().manual_seed(problem.seed or 0)
-        for region in regions(problem.features, problem.inputs):
-            permuted = {
-                name: problem.inputs[name][row_permutation(problem.rows, generator)]
-                for name, inside in region.items()
-                if bool(inside.any())
-            }
+        for region, orders in _orders(problem):
+            permuted = {name: problem.inputs[name][order] for name, order in orders.items()}
             yield _replaced(problem.inputs, region, permuted)
 
     if problem.rows < 2:
         return input_point(problem)
     return ComputedPoints(1 + problem.features.count, computed)
+
+
+def _orders(problem: AttributionProblem) -> Iterator[tuple[Region, dict[str, Tensor]]]:
+    """Yields each feature, and the order of the rows of each input that it is in."""
+    generator = torch.Generator().manual_seed(problem.seed or 0)
+    for region in regions(problem.features, problem.inputs):
+        inside = [name for name, elements in region.items() if bool(elements.any())]
+        yield region, {name: row_permutation(problem.rows, generator) for name in inside}
 
 
 def row_permutation(rows: int, generator: torch.Generator) -> Int64[Tensor, "{rows}"]:
@@ -277,12 +280,47 @@ def limitation(problem: AttributionProblem) -> Finding | None:
     outputs = [output for call in calls for output in call.at(Point.OUTPUT).values()]
     if all(bool(output.isfinite().all()) for output in outputs):
         return None
+    rows = _undefined_rows(outputs, problem.rows)
+    if rows and isinstance(problem.request, LayerFeaturePermutation):
+        generator = torch.Generator().manual_seed(problem.seed or 0)
+        rows = _reached(rows, (row_permutation(problem.rows, generator) for _ in _units(calls[-1])))
     return Finding(
         Cause.NOT_FINITE,
         f"the layer {problem.layer!r} returns NaN or infinities, and Captum removes a unit by multiplying it by 0, "
         "which leaves NaN: explain a later layer that returns finite values",
-        _undefined_rows(outputs, problem.rows),
+        rows,
     )
+
+
+def exchanged_undefined(problem: AttributionProblem) -> Finding | None:
+    """Reports rows into which Captum puts NaN of others when it permutes a feature."""
+    undefined = {name: _undefined_rows([problem.inputs[name]], problem.rows) for name in problem.explained}
+    sources = {row for rows in undefined.values() for row in rows}
+    if problem.rows < 2 or not sources:
+        return None
+    orders = [each for _, by_name in _orders(problem) for each in by_name.items()]
+    reached = {
+        row
+        for name, rows in undefined.items()
+        for row in _reached(rows, (order for of, order in orders if of == name))
+        if row not in sources
+    }
+    if not reached:
+        return None
+    return Finding(
+        Cause.NOT_FINITE,
+        f"Captum exchanges a feature of two rows by multiplying all of both by 0 or 1, and row {min(sources)} is not "
+        "finite, which puts NaN into the other one: ask for such a row by itself",
+        tuple(sorted(reached)),
+    )
+
+
+def _reached(rows: Sequence[int], orders: Iterable[Tensor]) -> tuple[int, ...]:
+    """Returns ``rows``, and those that get a value of them in one of ``orders``."""
+    reached = {*rows}
+    for order in orders:
+        reached |= {place for place, row in enumerate(order.tolist()) if row in rows}
+    return tuple(sorted(reached))
 
 
 def _undefined_rows(outputs: Sequence[Tensor], rows: int) -> tuple[int, ...]:
