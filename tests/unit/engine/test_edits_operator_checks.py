@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.nn import functional as F
 
 import cutaway as ca
 from cutaway.contract.results import Cause, Verdict
+from cutaway.engine.checks.forward_mode import tangents_pass
 from tests.matrix.healthy_models.parts import Swish
 from tests.support.checked_attributions import Build, ask, noise, wired
 from tests.support.wrong_parts import Part, changed
@@ -28,6 +31,46 @@ class Float32Swish(Function):
         return x * x.float().sigmoid()
 
     backward = staticmethod(Swish.backward)
+
+
+class Separate(Function):
+    """The same, with a context of its own, where an operator runs for the backward, and a number leaves PyTorch."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * x.float().sigmoid()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.largest = float((inputs[0] * 2.0).max())
+
+    backward = staticmethod(Swish.backward)
+
+
+class Applied(Function):
+    """A module that is Tanh, called by a function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
+        y: Tensor = module(x)
+        ctx.save_for_backward(y)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        return gradient * (1 - y * y), None
+
+
+class AppliedFloat32(Applied):
+    """The same, for float32 alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
+        y: Tensor = module(x.float())
+        ctx.save_for_backward(y)
+        return y.clone()
 
 
 def functional(through: Part) -> Build:
@@ -113,3 +156,35 @@ def test_an_edit_inside_a_custom_function_is_unknown_to_its_backward(function: t
 def test_a_number_that_is_added_inside_changes_no_derivative() -> None:
     """There the function's own backward is right."""
     assert outcome(behind(Swish), EDITS["add"](":mul#0"), VECTOR) == AGREES
+
+
+@pytest.mark.parametrize("edit", list(EDITS))
+def test_an_operator_of_a_context_has_its_number_too(edit: str) -> None:
+    """It runs beside ``forward``, also where the test runs the operators of that."""
+    assert outcome(behind(Separate), EDITS[edit](":mul#2"), VECTOR) == AGREES
+
+
+def test_a_number_that_a_context_takes_hides_no_derivative() -> None:
+    """It is for the backward pass: the outputs have their tangents."""
+    x, along = VECTOR["x"], torch.ones_like(VECTOR["x"])
+    with tangents_pass([]) as left:
+        output = forward_ad.unpack_dual(Separate.apply(forward_ad.make_dual(x, along)))
+    assert left == []
+    sigmoid = x.sigmoid()
+    torch.testing.assert_close(output.tangent, sigmoid + x * sigmoid * (1 - sigmoid))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("function", [Applied, AppliedFloat32])
+def test_a_module_that_a_custom_function_calls_keeps_its_numbers(
+    function: type[Function], call: int, inside: bool
+) -> None:
+    """The test calls the function several times: the call behind it stays the second of the module."""
+    build = wired(
+        lambda m, x: m.b(m.t(m.t(function.apply(m.a(x), m.t)) * 1.5)),
+        a=lambda: nn.Linear(4, 6), t=nn.Tanh, b=lambda: nn.Linear(6, 3),
+    )  # fmt: skip
+    edits = [ca.Scale(module="t", factor=2.0, call=call), *([ca.Scale(op="a:linear#0", factor=2.0)] if inside else [])]
+    (check,) = ask(build(), VECTOR, ca.Saliency(), edits=tuple(edits), target=ca.OutputSum()).attributions[0].checks
+    assert (check.verdict, check.cause) == AGREES

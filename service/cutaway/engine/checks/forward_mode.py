@@ -43,6 +43,7 @@ from torch.overrides import (
     _push_mode,
 )
 
+from cutaway.engine.hooks.observe import repeating_calls
 from cutaway.engine.hooks.operators import Operators
 
 # Autocast and a model's own casts show in the data types of its operators only.
@@ -283,8 +284,8 @@ def _with_tangents(left: list[str], function: type[Function], apply: Apply, args
 
 
 def _again(modes: Sequence[TorchFunctionMode], apply: Apply, *args: Any) -> Any:
-    """Applies a custom function in the model's ``modes``, without an effect on the numbers of later operators."""
-    with _modes(modes), ExitStack() as ends:
+    """Applies a custom function in the model's ``modes``, without an effect on the numbers of later calls."""
+    with _modes(modes), repeating_calls(), ExitStack() as ends:
         for mode in modes:
             if isinstance(mode, Operators):
                 ends.enter_context(mode.repeating())
@@ -355,6 +356,10 @@ def _unrolled(left: list[str], function: type[Function], args: Sequence[Any]) ->
     outputs = function.forward(*args) if separate else function.forward(context, *args)
     if len(left) > before or all(_tangent(output) is None for output in several(outputs)):
         raise ForwardModeRefused(function.__name__)
+    if separate:  # its operators have numbers too; what fails there is of no use for a tangent
+        with suppress(Exception):
+            function.setup_context(context, tuple(args), outputs)
+        del left[before:]  # it is for the backward pass
     return outputs
 
 

@@ -134,12 +134,12 @@ class Operators(TorchFunctionMode):
     @contextmanager
     def repeating(self) -> Iterator[None]:
         """Runs a part of the model's forward once more, edited as it is, without an effect on the numbers behind it."""
-        running, numbers = self._state.running, self._recording.numbers
-        self._state.running, self._recording.numbers = _copied(running), dict(numbers)
+        running = self._state.running
+        self._state.running = _copied(running)
         try:
             yield
         finally:
-            self._state.running, self._recording.numbers = running, numbers
+            self._state.running = running
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
