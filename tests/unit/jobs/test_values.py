@@ -17,6 +17,7 @@ from cutaway.jobs import Job, Results, read, run
 from cutaway.jobs.batch_inputs import Label
 from cutaway.jobs.conversion import convert
 from cutaway.jobs.records import Layout, Records
+from cutaway.jobs.sources.source import Unreadable, from_arrow
 
 ADAPTER = """
 import torch
@@ -368,3 +369,31 @@ def test_an_input_of_another_type_than_the_first_rows_had_is_not_cut(tmp_path: P
         results(tmp_path, "", "x.jsonl", output=output)
     found = results(tmp_path, "", "x.jsonl", {"column": "x", "dtype": "float32"}, into="typed")
     assert good(found) == {0: [1, 2, 3], 1: [4, 5, 6], 2: [1.5, 2, 3]}
+
+
+BOOLEANS = [[True, False, True], [False, False, True], [True, True, True]]
+
+
+@pytest.mark.parametrize("suffix", ["npy", "jsonl", "parquet"])
+@pytest.mark.parametrize("tensors", ["auto", "ragged"])
+def test_inputs_of_booleans_are_kept(tmp_path: Path, suffix: str, tensors: str) -> None:
+    """Arrow has eight of them in a byte; a row that is bad has none."""
+    bad = [[True]] if suffix != "npy" else []
+    data = write_rows(tmp_path, [*BOOLEANS, *bad], suffix)
+    output = {"folder": tmp_path / "out", "keep_inputs": True, "tensors": tensors, "shard_rows": 2}
+    found = results(tmp_path, "bool", data, output=output)
+    assert good(found) == dict(enumerate(BOOLEANS))
+    assert found["input:x"][0].dtype == np.bool_
+    assert len(messages(found)) == len(bad)
+
+
+@pytest.mark.parametrize("numbers", [np.arange(24) % 3 == 0, np.arange(24)])
+def test_tensors_of_arrow_are_those_of_numpy(numbers: np.ndarray[Any, Any]) -> None:
+    """Of booleans too; a part of them, with nulls, and with axes in another order."""
+    kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(numbers.dtype), [2, 3], permutation=[1, 0])
+    storage = pa.FixedSizeListArray.from_arrays(pa.array(numbers), 6, mask=pa.array([False, False, True, False]))
+    tensors = list(numbers.reshape(4, 2, 3).transpose(0, 2, 1))
+    found = from_arrow(pa.ExtensionArray.from_storage(kind, storage)[1:])
+    assert [None if isinstance(each, Unreadable) else each.tolist() for each in found] == [
+        tensors[1].tolist(), None, tensors[3].tolist(),
+    ]  # fmt: skip

@@ -123,6 +123,8 @@ def from_arrow(values: Any) -> Column:
         return Untyped(items) if isinstance(column, Untyped) else items
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
+        if pa.types.is_boolean(kind.value_type):
+            return _booleans(array)
         tensors: npt.NDArray[Any] = array.to_numpy_ndarray()
         return tensors
     if isinstance(kind, pa.BaseExtensionType):
@@ -139,6 +141,14 @@ def from_arrow(values: Any) -> Column:
         numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
         return numbers
     return _items(array)
+
+
+def _booleans(array: Any) -> npt.NDArray[Any]:
+    """Returns tensors of booleans, of which Arrow makes no arrays: it has eight of them in a byte."""
+    kind = array.type
+    flat: npt.NDArray[Any] = array.storage.flatten().to_numpy(zero_copy_only=False)
+    tensors = flat.reshape(len(array), *kind.shape)
+    return tensors.transpose(0, *(1 + axis for axis in kind.permutation)) if kind.permutation else tensors
 
 
 def _items(array: Any) -> list[Any]:
