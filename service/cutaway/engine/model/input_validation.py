@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Argument
 from cutaway.contract.results import InputSpec
+from cutaway.contract.tensors import Array
 from cutaway.engine.model.inspected_model import Inputs, dtype_text
+
+T = TypeVar("T")
 
 
 def specs_from_signature(module: nn.Module) -> list[InputSpec]:
@@ -57,9 +61,6 @@ def check_feature_names(spec: InputSpec) -> None:
     else:
         return
     raise error(Reason.ADAPTER_INVALID, f"input {spec.name}: {what}", "inputs")
-
-
-T = TypeVar("T")
 
 
 def named(specs: Sequence[InputSpec], tensors: Mapping[str, T]) -> Mapping[str, T]:
@@ -219,3 +220,28 @@ def _matches(spec: Sequence[int], shape: Sequence[int]) -> bool:
 def _description(spec: InputSpec) -> str:
     sizes = ", ".join("any" if size == -1 else str(size) for size in spec.shape)
     return f"{spec.name}: {spec.data_type or 'a tensor'}{f' [{sizes}]' if spec.shape else ''}"
+
+
+_OF_WHOLE_NUMBERS = re.compile(r"\b([Ll]ong|int64|mixed dtype)\b")
+"""What PyTorch says of whole numbers where it takes floats alone."""
+
+
+def naming_undeclared_type(
+    failure: CutawayError, specs: Sequence[InputSpec], tensors: Mapping[str, Array]
+) -> CutawayError:
+    """Returns ``failure``, or, where PyTorch complains of whole numbers, one that names the input which may be floats.
+
+    Lists of numbers have no type: without a declared one, whole numbers are int64. An embedding takes these, and a
+    linear layer does not, so that only the caller knows.
+    """
+    told = failure.message.partition(": ")[2]  # behind what the model ran on
+    if failure.reason != Reason.MODEL_FAILED or not _OF_WHOLE_NUMBERS.search(told):
+        return failure
+    declared = {spec.name for spec in specs if spec.data_type}
+    arrays = named(specs, tensors)
+    names = [name for name, array in arrays.items() if array.dtype.name == "int64" and name not in declared]
+    if not names:
+        return failure
+    what = f"{names[0]} is int64, and the model declares no type for it: send float32 if it takes floats"
+    text = f"{failure.message}; {what} (in JSON, one number with a point)"
+    return error(Reason.MODEL_FAILED, text, f"tensors.by_name.{names[0]}")

@@ -17,10 +17,10 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from cutaway.adapters import Adapter, TensorAdapter, decoded, example_of, feature_names, load_model, with_texts
-from cutaway.contract.errors import CutawayError, Reason, at
+from cutaway.adapters import Adapter, TensorAdapter, example_of, feature_names, load_model, with_texts
+from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.requests import InspectRequest, TopK
 from cutaway.contract.results import (
     InspectResult,
@@ -43,11 +43,11 @@ from cutaway.engine.cost.pass_count import costs, expected_passes
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.inspect import describe
 from cutaway.engine.hooks.observe import CancelledPasses
-from cutaway.engine.model.input_validation import check_features, named, validate_arguments, validate_inputs
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
+from cutaway.engine.model.input_validation import naming_undeclared_type
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, timed
 from cutaway.engine.planning.plan import NONE_FAILED, Failed, RequestPlan, plan_request
-from cutaway.engine.runtime.numerics import from_numpy, to_numpy
+from cutaway.engine.runtime.numerics import to_numpy
 from cutaway.server.archive import reader
 from cutaway.server.memory import RequestMemory
 from cutaway.server.settings import Settings
@@ -66,6 +66,7 @@ from cutaway.server.worker.call import (
 )
 from cutaway.server.worker.capacity import what_fits
 from cutaway.server.worker.gpus import is_lost
+from cutaway.server.worker.inputs import RequestInputs
 from cutaway.server.worker.loading import load_archived
 from cutaway.server.worker.model_threads import Job, ModelThreads
 from cutaway.server.worker.proofs import IdleProofs, proof_file
@@ -80,9 +81,6 @@ turn of its own, and shares a turn with those only that ask the same."""
 
 _OVERHEAD = 2
 """The most memory that a request takes, by experience, for each byte that it is known to take."""
-
-_MOST_KINDS = 1024
-"""The most kinds of valid inputs (names, types and shapes) that a worker remembers."""
 
 T = TypeVar("T")
 
@@ -131,7 +129,7 @@ class Worker:
         self._ran_out = False
         self._passed_example = False
         self._descriptions: dict[tuple[bool, bool], bytes] = {}
-        self._valid_inputs: dict[Hashable, tuple[str, ...]] = {}
+        self._inputs = RequestInputs(model, adapter)
         self._kinds: dict[str, Callable[[Call], _Decoded | worker_pb2.WorkerReply]] = {
             "inspect": self._inspect,
             "describe": self._describe,
@@ -175,8 +173,8 @@ class Worker:
 
     @classmethod
     def of(cls, model: nn.Module | Adapter, name: str, settings: Settings | None = None, device: str = "") -> Worker:
-        """Returns a worker for a model in memory, as version 1.0; by default with the settings of the environment, and
-        on the device where the model is."""
+        """Returns a worker for a model in memory, as version 1.0, where it is; by default with the environment's
+        settings."""
         adapter = model if isinstance(model, Adapter) else TensorAdapter(model)
         return cls(load_model(adapter, device), adapter, ModelName(name, "1.0"), settings or Settings.load())
 
@@ -385,7 +383,7 @@ class Worker:
     def _plan(self, request: InspectRequest, cancellation: Cancellation, failed: Failed) -> tuple[RequestPlan, int]:
         """Returns the plan, and how many passes of each row it may take besides the first."""
         check_counts(request, len(failed), self._settings)
-        inputs, check = self._inputs(request, cancellation), partial(check_steps, self._settings)
+        inputs, check = self._inputs.of(request, cancellation), partial(check_steps, self._settings)
         plan = plan_request(self._model, request, inputs, cancellation, failed, check)
         if self.memory is not None:
             check_memory(request, least_bytes(plan, self.memory.most), self.memory.most)
@@ -411,6 +409,8 @@ class Worker:
 
         Raises the error of a request that failed.
         """
+        if isinstance(result, CutawayError):
+            raise naming_undeclared_type(result, self._model.inputs, request.tensors) from result.__cause__
         if isinstance(result, BaseException):
             raise result
         complete = changed(
@@ -420,31 +420,6 @@ class Worker:
             feature_names=feature_names(self._model.inputs, result),
         )
         return apply_reply_options(complete, request)
-
-    def _inputs(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
-        with at("raw" if request.raw else "tensors.by_name"):
-            tensors = decoded(self._adapter, request.raw, cancellation) if request.raw else named(
-                self._model.inputs, {name: from_numpy(array) for name, array in request.tensors.items()}
-            )  # fmt: skip
-        if request.feature_names:
-            with at("tensors.feature_names"):
-                check_features(self._model.inputs, tensors, named(self._model.inputs, request.feature_names))
-        shapes = (*((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),)
-        kind = shapes, arguments_kind(request.arguments)
-        order = self._valid_inputs.get(kind)
-        if order is None:
-            if len(self._valid_inputs) >= _MOST_KINDS:
-                self._valid_inputs.clear()
-            order = self._valid_inputs[kind] = self._validated_names(request, tensors)
-        return {name: tensors[name].to(self._model.device) for name in order}
-
-    def _validated_names(self, request: InspectRequest, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """Returns the names of valid inputs in the model's order."""
-        with at("arguments"):
-            any_name = self._model.takes_any_name
-            specs = validate_arguments(self._model.inputs, tensors, request.arguments, any_name=any_name)
-        with at("raw" if request.raw else "tensors.by_name"):
-            return tuple(validate_inputs(specs, tensors, any_name=any_name))
 
     def _describe(self, call: Call) -> worker_pb2.WorkerReply:
         request = wire_models.decode_model_request(call.payload)

@@ -1,0 +1,116 @@
+"""Whole numbers for an input without a declared type: where the model takes none, the caller is told what to send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.adapters import Adapter
+from cutaway.contract.errors import Reason
+from cutaway.contract.results import InputSpec
+from cutaway.gateway import serve
+from cutaway.server.embedded import Served
+from cutaway.server.settings import Settings
+from tests.support.doors import post
+
+
+class Mean(nn.Module):
+    """Takes floats alone, and has floating parameters."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.scale, self.function = nn.Parameter(torch.ones(1)), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x) * self.scale
+
+
+class Two(nn.Module):
+    """An embedding of whole numbers, and floats beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        return self.head(self.table(ids).mean(1) + x)
+
+
+class Declared(Adapter):
+    """Says that it takes whole numbers, and cannot."""
+
+    inputs = (InputSpec("input", "int64", (-1, 4)),)
+
+    def build(self) -> nn.Module:
+        return nn.Linear(4, 2)
+
+
+class Decoded(Adapter):
+    """Makes whole numbers of texts, and cannot take them."""
+
+    media_types = ("text/plain",)
+
+    def build(self) -> nn.Module:
+        return nn.Linear(4, 2)
+
+    def decode(self, data: bytes, media_type: str) -> dict[str, Tensor]:
+        return {"input": torch.tensor([[int(number) for number in data.split()]])}
+
+
+MODELS: dict[str, Any] = {
+    "linear": nn.Linear(4, 2),
+    "convolution": nn.Conv1d(1, 2, 2),
+    "softmax": Mean(lambda x: x.softmax(1)),
+    "mean": Mean(lambda x: x.mean(1, keepdim=True)),
+    "norm": nn.LayerNorm(4),
+    "embedding": nn.Embedding(9, 4),
+    "two": Two(),
+    "declared": Declared(),
+    "decoded": Decoded(),
+}
+X = np.array([[1, 2, 3, 4]])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serve(MODELS, settings=Settings(http_address="127.0.0.1:0")) as running:
+        yield running
+
+
+def failure(server: Served, name: str, x: Any) -> ca.CutawayError:
+    with ca.Client(server.address) as client, pytest.raises(ca.InvalidArgument) as caught:
+        client.inspect(name, x)
+    assert caught.value.reason == Reason.MODEL_FAILED
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["linear", "convolution", "softmax", "mean", "norm"])
+def test_who_sends_whole_numbers_to_a_model_of_floats_is_told(server: Served, name: str) -> None:
+    found = failure(server, name, X[:, None] if name == "convolution" else X)
+    assert found.field.startswith("tensors.by_name.")
+    assert "is int64, and the model declares no type for it: send float32 if it takes floats" in found.message
+
+
+def test_in_json_a_point_is_enough(server: Served) -> None:
+    """The field is that of the tensor, and what the error says to do helps."""
+    url, kind = f"http://{server.http_address}/v1/models/linear:predict", {"content-type": "application/json"}
+    status, _, reply = post(url, json.dumps({"instances": [[1, 2, 3, 4]]}).encode(), kind)
+    told = json.loads(reply)
+    assert (status, told["reason"], told["field"]) == (400, "MODEL_FAILED", "tensors.by_name.input")
+    assert "(in JSON, one number with a point)" in told["detail"]
+    assert post(url, b'{"instances": [[1.0, 2, 3, 4]]}', kind)[0] == 200
+
+
+def test_only_what_may_be_of_another_type_is_named(server: Served) -> None:
+    """Not the whole numbers that a model takes or declares, nor those that an adapter makes."""
+    assert failure(server, "embedding", X + 9).field == ""  # out of range
+    assert failure(server, "declared", X).field == ""
+    assert failure(server, "decoded", "1 2 3 4").field == ""  # the caller sent none
+    assert failure(server, "two", {"ids": X, "x": X.astype(np.float64)}).field == ""
