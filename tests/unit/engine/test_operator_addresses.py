@@ -15,7 +15,7 @@ import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.contract.requests import Point
 from cutaway.contract.results import InputSpec
-from cutaway.engine.execution.inspect import describe
+from cutaway.engine.execution.inspect import describe, inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.gateway import serve
 from tests.oracles.hooks import equal
@@ -339,3 +339,20 @@ def test_a_module_whose_name_looks_like_an_address_is_a_module() -> None:
     model = Wired(lambda m, x: m.head(m._modules[name](m.a(x))), **{name: Block()})
     result = ask(model, ROW, captures=(ca.Capture(name, at=POINTS),))
     assert set(result.captures[name].calls[0].leaves) == set(POINTS)
+
+
+@pytest.mark.parametrize("glob_first", [False, True])
+def test_a_glob_beside_an_address_hides_no_error_of_it(glob_first: bool) -> None:
+    """A place named by its address must be given, or be an error; a glob takes what there is."""
+
+    class Compared(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x > 0, x * 2, x)
+
+    captures = [ca.Capture(op=":gt#0", at="grad_output"), ca.Capture(op="**:*#*", at="grad_output")]
+    model = Compared()
+    subject = InspectedModel(model, lambda inputs: model(inputs["x"]))
+    request = ca.InspectRequest("m", captures=tuple(captures[::-1] if glob_first else captures), target=ca.OutputSum())
+    with pytest.raises(ca.InvalidArgument, match="POINT_NOT_DIFFERENTIABLE") as caught:
+        inspect(subject, request, {"x": torch.ones(1, 2)})
+    assert caught.value.field == f"captures[{int(glob_first)}].points"

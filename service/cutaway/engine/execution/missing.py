@@ -12,7 +12,7 @@ from cutaway.contract.requests import POINTS, Point
 from cutaway.contract.results import Warning, WarningCode
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.operators import is_address, nearest_addresses
-from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording
+from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, merge_specs
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.planning.attribution_setup import embedding_hint
@@ -36,7 +36,7 @@ def resolve_operators(plan: RequestPlan, recording: Recording) -> CaptureSites:
         if not addresses:
             raise _no_operator(name, recording, f"{next(iter(specs.values())).field}.op")
         for address in addresses:
-            resolved[address] = {**resolved.get(address, {}), **specs}
+            merge_specs(address, resolved.setdefault(address, {}), specs)
     return resolved
 
 

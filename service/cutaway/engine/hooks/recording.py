@@ -130,7 +130,7 @@ def merge_specs(place: str, merged: dict[Point, CaptureSpec], specs: Mapping[Poi
             remedy = "other slices, reductions or calls need a request of their own"
             text = f"{place!r} is captured twice, and in different ways: {remedy}"
             raise error(Reason.INVALID_VALUE, text, spec.field)
-        merged[point] = dataclasses.replace(known, exact=True) if spec.exact and not known.exact else known
+        merged[point] = spec if spec.exact and not known.exact else known
 
 
 def slice_index(slices: Iterable[Slice], shape: torch.Size) -> tuple[slice, ...]:
