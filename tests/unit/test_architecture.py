@@ -265,13 +265,14 @@ TENSOR_HOOKS_HOMES = {
 
 def test_hooks_have_one_home() -> None:
     """Hooks on modules are registered in one file, which also removes them: `engine/hooks/observe.py`. Hooks on single
-    tensors, which go with the tensor, have four."""
+    tensors, which go with the tensor, have four; one on a node of a graph, which goes with the node, has one."""
     users: dict[str, set[str]] = {}
     for module in [*OWN, Module("handler", HANDLER)]:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Attribute) and node.attr.startswith("register_") and "hook" in node.attr:
                 users.setdefault(node.attr, set()).add(module.name)
     assert users.pop("register_hook") == TENSOR_HOOKS_HOMES
+    assert users.pop("register_prehook") == {HOOKS_HOME, "cutaway.engine.checks.function_calls"}
     assert users["register_forward_hook"] == users["register_forward_pre_hook"] == {HOOKS_HOME}
     assert all(homes == {HOOKS_HOME} for homes in users.values()), users
 

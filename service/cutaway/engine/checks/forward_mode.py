@@ -28,12 +28,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
-from torch.autograd.function import _SingleLevelFunction
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import (
@@ -43,17 +42,12 @@ from torch.overrides import (
     _push_mode,
 )
 
-from cutaway.engine.hooks.observe import repeating_calls
-from cutaway.engine.hooks.operators import Operators
+from cutaway.engine.checks.function_calls import PATCHING, Apply, calling_functions, repeating
 
 # Autocast and a model's own casts show in the data types of its operators only.
 
 _AGREEMENT = 1e-4
 """How much two differences with steps of other lengths may differ: more means that float64 was not kept inside."""
-
-Apply: TypeAlias = Callable[..., Any]
-
-_PATCHING = threading.RLock()
 
 
 class ForwardModeRefused(Exception):
@@ -64,16 +58,16 @@ class ForwardModeRefused(Exception):
 def tangents_pass(modules: Sequence[nn.Module]) -> Iterator[list[str]]:
     """Lets a forward pass of ``modules`` on dual tensors carry tangents to its end; see the module's docstring.
 
-    What `torch.autograd.Function.apply` calls, and `torch.nn.Parameter`, are replaced meanwhile, for this thread only.
+    What PyTorch calls of custom functions, and `torch.nn.Parameter`, are replaced meanwhile, for this thread only.
 
     Yields:
         The names of functions through which numbers with a tangent left PyTorch.
     """
     left: list[str] = []
-    with ExitStack() as ends, _PATCHING, forward_ad.dual_level():
+    with ExitStack() as ends, PATCHING, forward_ad.dual_level():
         ends.enter_context(sdpa_kernel(SDPBackend.MATH))
         ends.enter_context(_without_backward_hooks(modules))
-        ends.enter_context(calling_functions(partial(_with_tangents, left)))
+        ends.enter_context(calling_functions(partial(_with_tangents, left), has_tangents=True))
         ends.enter_context(_parameters_with_tangents())
         ends.enter_context(_modes([_KeepTangents(left), *_get_current_function_mode_stack()]))
         yield left
@@ -237,31 +231,9 @@ def _without_backward_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
             module._backward_hooks, module._backward_pre_hooks = hooks, pre_hooks
 
 
-@contextmanager
-def calling_functions(call: Callable[[type[Function], Apply, Sequence[Any]], Any]) -> Iterator[None]:
-    """Lets ``call`` apply every custom function while the block runs, in this thread.
-
-    It gets the function, its ``apply`` and the arguments. What `torch.autograd.Function.apply` looks up in its base
-    class is replaced: ``op = MyFunction.apply`` at import time keeps `Function.apply` itself.
-    """
-    thread = threading.get_ident()
-
-    def apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
-        bound = partial(super(_SingleLevelFunction, function).apply, **kwargs)  # type: ignore[misc]
-        return call(function, bound, args) if threading.get_ident() == thread else bound(*args)
-
-    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
-
-
 def _with_tangents(left: list[str], function: type[Function], apply: Apply, args: Sequence[Any]) -> Any:
     """Returns the outputs of a custom function with their tangents."""
     tangents = [_tangent(value) for value in args]
-    if all(tangent is None for tangent in tangents):
-        return apply(*args)
     modes = _get_current_function_mode_stack()
     with _modes([mode for mode in modes if isinstance(mode, _KeepTangents)]):  # not all operators are the model's
         primals = [forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) else value for value in args]
@@ -270,25 +242,18 @@ def _with_tangents(left: list[str], function: type[Function], apply: Apply, args
         if slopes is None or not slopes.exact:
             with _modes(modes):
                 return _unrolled(left, function, args)
-        copies = copied(primals)
         with _modes(modes):
-            outputs = apply(*copies)
+            outputs = apply(*copied(primals))
         duals = [
             forward_ad.make_dual(output, change.to(output.dtype)) if is_floating(output) else output
             for output, change in zip(several(outputs), slopes.by_output)
         ]
-        for number, output in enumerate(several(outputs)):
-            for value in (value for value, copy in zip(args, copies) if copy is output and isinstance(value, Tensor)):
-                duals[number] = value.copy_(duals[number])  # the function changes its argument in place
     return type(outputs)(duals) if isinstance(outputs, (tuple, list)) else duals[0]
 
 
 def _again(modes: Sequence[TorchFunctionMode], apply: Apply, *args: Any) -> Any:
     """Applies a custom function in the model's ``modes``, without an effect on the numbers of later calls."""
-    with _modes(modes), repeating_calls(), ExitStack() as ends:
-        for mode in modes:
-            if isinstance(mode, Operators):
-                ends.enter_context(mode.repeating())
+    with _modes(modes), repeating():
         return apply(*args)
 
 
