@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cutaway as ca
 from cutaway.contract.results import Cause, Verdict
+from cutaway.engine.checks.function_calls import calling_functions
 from tests.support.checked_attributions import ask, noise, verdict
 
 Gated = Callable[[Tensor, Tensor], Tensor]
@@ -476,3 +478,32 @@ def test_a_function_before_the_layer_raises_no_doubt_there() -> None:
     behind, before = (attribution.checks[0] for attribution in result.attributions)
     assert behind.verdict is Verdict.AGREES, behind.reason
     assert (before.verdict, before.cause) == (Verdict.INCONCLUSIVE, Cause.WRONG_BACKWARD)
+
+
+def test_a_function_that_refuses_its_arguments_hides_no_other() -> None:
+    """A test that a function refuses before its call begins leaves the next call to be seen."""
+    seen: list[str] = []
+
+    class First(Function):
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            pass
+
+    class Second(First):
+        pass
+
+    def note(function: type[Function], apply: Callable[..., Any], args: Sequence[Any]) -> Any:
+        seen.append(function.__name__)
+        outputs = apply(*args)
+        with suppress(TypeError):
+            apply(*args, 1)
+        return outputs
+
+    with calling_functions(note):
+        for function in (First, Second):
+            function.apply(torch.ones(2))
+    assert seen == ["First", "Second"]

@@ -100,8 +100,11 @@ class _Calls:
 
     def _fresh(self, function: type[Function], *args: Any) -> Any:
         """Applies the function itself."""
-        self._own += 1
-        return function.apply(*args)
+        before, self._own = self._own, self._own + 1
+        try:
+            return function.apply(*args)
+        finally:
+            self._own = before  # also if it refused its arguments before the call began
 
     def tangents_of(self, function: type[Function]) -> list[Tensor | None] | None:
         """Returns the tangents of the outputs of the call that ran last."""
