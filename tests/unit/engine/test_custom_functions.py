@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -19,6 +20,7 @@ import cutaway as ca
 from cutaway.contract.results import Cause, Verdict
 from cutaway.engine.checks.function_calls import calling_functions
 from tests.support.checked_attributions import ask, noise, verdict
+from tests.support.waiting import PATIENCE_S
 
 Gated = Callable[[Tensor, Tensor], Tensor]
 
@@ -507,3 +509,53 @@ def test_a_function_that_refuses_its_arguments_hides_no_other() -> None:
         for function in (First, Second):
             function.apply(torch.ones(2))
     assert seen == ["First", "Second"]
+
+
+def test_forward_mode_of_another_thread_keeps_its_own_tangents() -> None:
+    """While a test of one model runs, others differentiate the same function in theirs."""
+    own, others = threading.get_ident(), list[Any]()
+
+    class Doubled(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            if threading.get_ident() == own:
+                thread = threading.Thread(target=elsewhere)
+                thread.start()
+                thread.join(PATIENCE_S)
+            return x * 2
+
+        @staticmethod
+        def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+            return tangent * 2
+
+    def elsewhere() -> None:
+        others.append(forward_ad.unpack_dual(Doubled.apply(dual)).tangent.tolist())
+
+    def nine(function: type[Function], apply: Callable[..., Any], args: Sequence[Any]) -> Any:
+        outputs = apply(*(forward_ad.unpack_dual(each).primal for each in args))
+        return forward_ad.make_dual(outputs, torch.full((2,), 9.0))
+
+    with forward_ad.dual_level(), calling_functions(nine, has_tangents=True):
+        dual = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        assert forward_ad.unpack_dual(Doubled.apply(dual)).tangent.tolist() == [9, 9]
+    assert others == [[2, 2], [2, 2]]
+
+
+def test_a_functions_forward_runs_without_a_graph_while_it_is_noted() -> None:
+    """As PyTorch runs it: what works in place there would be refused in a graph."""
+
+    class InPlace(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            assert not torch.is_grad_enabled()
+            return x.clone().mul_(2)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    with calling_functions(lambda function, apply, args: apply(*args)):
+        x = torch.ones(2, requires_grad=True)
+        InPlace.apply(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2]

@@ -82,7 +82,8 @@ class _Calls:
         def apply(*given: Any) -> Any:
             if returned:
                 return self._fresh(function, *given)
-            returned.append(forward(*args))
+            with torch.no_grad():  # as native code calls it
+                returned.append(forward(*args))
             shown = [_shown(output) for output in _each(returned[0])]
             if _is_separate(function):
                 self._waiting = function, shown
@@ -107,8 +108,8 @@ class _Calls:
             self._own = before  # also if it refused its arguments before the call began
 
     def tangents_of(self, function: type[Function]) -> list[Tensor | None] | None:
-        """Returns the tangents of the outputs of the call that ran last."""
-        while self._tangents:
+        """Returns the tangents of the outputs of the call that ran last; None for another thread's."""
+        while self._tangents and threading.get_ident() == self._thread:
             known, tangents = self._tangents.pop()
             if known is function:
                 return tangents
