@@ -24,7 +24,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
@@ -42,7 +42,16 @@ from torch.overrides import (
     _push_mode,
 )
 
-from cutaway.engine.checks.function_calls import PATCHING, Apply, calling_functions, repeating
+from cutaway.engine.checks.function_calls import (
+    PATCHING,
+    Apply,
+    calling_functions,
+    copied,
+    is_floating,
+    repeating,
+    several,
+    tangent_of,
+)
 
 # Autocast and a model's own casts show in the data types of its operators only.
 
@@ -86,12 +95,12 @@ class _KeepTangents(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
-        if func in _DETACHING and _tangent(args[0]) is not None:
+        if func in _DETACHING and tangent_of(args[0]) is not None:
             return args[0].view_as(args[0])
-        if func in _LEAVING and _tangent(args[0]) is not None:
+        if func in _LEAVING and tangent_of(args[0]) is not None:
             self._left.append(func.__name__)
             return func(forward_ad.unpack_dual(args[0]).primal.detach(), *args[1:], **keywords)
-        if func in _ROUNDING and (tangent := _tangent(args[0])) is not None:
+        if func in _ROUNDING and (tangent := tangent_of(args[0])) is not None:
             return _rounded(func, args, keywords, tangent)
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():
@@ -148,7 +157,7 @@ Their own ``jvp`` also multiplies by the zero tangents of weights, which takes a
 
 def _affine(func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Tensor | None:
     """Returns what one of `_AFFINE` makes of ``args``, with a tangent; None where not the first alone has one."""
-    tangents = [_tangent(value) for value in (*args, *keywords.values())]
+    tangents = [tangent_of(value) for value in (*args, *keywords.values())]
     if tangents[0] is None or any(tangent is not None for tangent in tangents[1:]):
         return None
     linear = _AFFINE[func](*args[1:], **keywords)
@@ -212,7 +221,7 @@ def _parameters_with_tangents() -> AbstractContextManager[None]:
     intact, thread = nn.Parameter.__new__, threading.get_ident()
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        kept = threading.get_ident() == thread and _tangent(data) is not None
+        kept = threading.get_ident() == thread and tangent_of(data) is not None
         return data.view_as(data) if kept else intact(cls, data, requires_grad)
 
     return _replaced(nn.Parameter, "__new__", new)
@@ -233,7 +242,7 @@ def _without_backward_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def _with_tangents(left: list[str], function: type[Function], apply: Apply, args: Sequence[Any]) -> Any:
     """Returns the outputs of a custom function with their tangents."""
-    tangents = [_tangent(value) for value in args]
+    tangents = [tangent_of(value) for value in args]
     modes = _get_current_function_mode_stack()
     with _modes([mode for mode in modes if isinstance(mode, _KeepTangents)]):  # not all operators are the model's
         primals = [forward_ad.unpack_dual(value).primal if isinstance(value, Tensor) else value for value in args]
@@ -319,7 +328,7 @@ def _unrolled(left: list[str], function: type[Function], args: Sequence[Any]) ->
     )  # fmt: skip
     separate, before = function.setup_context is not Function.setup_context, len(left)
     outputs = function.forward(*args) if separate else function.forward(context, *args)
-    if len(left) > before or all(_tangent(output) is None for output in several(outputs)):
+    if len(left) > before or all(tangent_of(output) is None for output in several(outputs)):
         raise ForwardModeRefused(function.__name__)
     if separate:  # its operators have numbers too; what fails there is of no use for a tangent
         with suppress(Exception):
@@ -330,22 +339,3 @@ def _unrolled(left: list[str], function: type[Function], args: Sequence[Any]) ->
 
 def _ignore(*_: Any) -> None:
     """Replaces a method of the context of a custom function."""
-
-
-def _tangent(value: Any) -> Tensor | None:
-    return forward_ad.unpack_dual(value).tangent if isinstance(value, Tensor) else None
-
-
-def copied(values: Iterable[Any]) -> list[Any]:
-    """Returns copies of a function's arguments, which it may change in place."""
-    return [value.clone() if isinstance(value, Tensor) else value for value in values]
-
-
-def is_floating(value: Any) -> bool:
-    """Returns whether ``value`` is a tensor of floats, or of complex numbers."""
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def several(outputs: Any) -> Sequence[Any]:
-    """Returns the outputs of a function, of which there may be one."""
-    return outputs if isinstance(outputs, (tuple, list)) else (outputs,)

@@ -13,7 +13,7 @@ names in Python, in this order, for each call:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -69,11 +69,10 @@ class _Calls:
     def _forward(self, function: type[Function], forward: Callable[..., Any], *args: Any) -> Any:
         given = _given(function, args)
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-            if any(tangent is not None for tangent in _tangents(given)):
+            if any(tangent_of(value) is not None for value in given):
                 with repeating():
-                    copies = [value.clone() if isinstance(value, Tensor) else value for value in given]
-                    outputs = self._call(function, partial(self._fresh, function), copies)
-                self._tangents.append((function, _tangents(_each(outputs))))
+                    outputs = self._call(function, partial(self._fresh, function), copied(given))
+                self._tangents.append((function, [*map(tangent_of, several(outputs))]))
         return forward(*args)
 
     def _recorded(self, function: type[Function], forward: Callable[..., Any], *args: Any) -> Any:
@@ -84,7 +83,7 @@ class _Calls:
                 return self._fresh(function, *given)
             with torch.no_grad():  # as native code calls it
                 returned.append(forward(*args))
-            shown = [_shown(output) for output in _each(returned[0])]
+            shown = [_shown(output) for output in several(returned[0])]
             if _is_separate(function):
                 self._waiting = function, shown
             else:
@@ -126,8 +125,24 @@ def repeating() -> Iterator[None]:
         yield
 
 
-def _tangents(values: Sequence[Any]) -> list[Tensor | None]:
-    return [forward_ad.unpack_dual(value).tangent if isinstance(value, Tensor) else None for value in values]
+def tangent_of(value: Any) -> Tensor | None:
+    """Returns the tangent of a tensor that has one."""
+    return forward_ad.unpack_dual(value).tangent if isinstance(value, Tensor) else None
+
+
+def copied(values: Iterable[Any]) -> list[Any]:
+    """Returns copies of a function's arguments, which it may change in place."""
+    return [value.clone() if isinstance(value, Tensor) else value for value in values]
+
+
+def is_floating(value: Any) -> bool:
+    """Returns whether ``value`` is a tensor of floats, or of complex numbers."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def several(outputs: Any) -> Sequence[Any]:
+    """Returns the outputs of a function, of which there may be one."""
+    return outputs if isinstance(outputs, (tuple, list)) else (outputs,)
 
 
 def _is_separate(function: type[Function]) -> bool:
@@ -138,15 +153,9 @@ def _given(function: type[Function], args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args if _is_separate(function) else args[1:]
 
 
-def _each(outputs: Any) -> Sequence[Any]:
-    return outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-
-
 def _shown(output: Any) -> Any:
     """Returns a leaf in place of an output, which has no graph yet: its hooks are called by `_pass_gradients`."""
-    if not isinstance(output, Tensor) or not (output.is_floating_point() or output.is_complex()):
-        return output
-    return output.detach().requires_grad_()
+    return output.detach().requires_grad_() if is_floating(output) else output
 
 
 def _pass_gradients(context: Any, shown: Sequence[Any]) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from cutaway.engine.checks.adjoint import Run, places
-from cutaway.engine.checks.forward_mode import copied, differences, is_floating, several
-from cutaway.engine.checks.function_calls import Apply, calling_functions
+from cutaway.engine.checks.forward_mode import differences
+from cutaway.engine.checks.function_calls import Apply, calling_functions, copied, is_floating, several
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 

@@ -223,7 +223,7 @@ def _description(spec: InputSpec) -> str:
 
 
 _OF_WHOLE_NUMBERS = re.compile(r"\b([Ll]ong|int64|mixed dtype)\b")
-"""What PyTorch says of whole numbers where it takes floats alone."""
+"""Matches what PyTorch says of whole numbers where it takes floats alone."""
 
 
 def naming_undeclared_type(
