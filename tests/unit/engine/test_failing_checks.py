@@ -130,7 +130,11 @@ def test_a_check_that_breaks_costs_no_value(asked: Attribution, mode: CheckMode)
 
 
 @pytest.mark.parametrize(
-    "text", ["could not create a primitive", "std::bad_alloc", "DefaultCPUAllocator: can't allocate memory"]
+    "text",
+    [
+        *("could not create a primitive", "std::bad_alloc", "DefaultCPUAllocator: can't allocate memory"),
+        *("CUDA error: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    ],
 )
 def test_a_check_without_memory_says_so(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In whatever words a library says it; a failure of another kind keeps its own."""

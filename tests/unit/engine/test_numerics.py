@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from cutaway.engine.passes import reference_inputs
-from cutaway.engine.passes.reference_inputs import gauss_legendre
+from cutaway.engine.passes.reference_inputs import gauss_legendre, rounds_to_tf32
 from cutaway.engine.runtime.numerics import REPEATED, SAME_SHAPES, close, equal, largest_error, largest_magnitude
 
 INF, NAN = math.inf, math.nan
@@ -68,3 +69,18 @@ def test_both_ways_to_nodes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     gauss_legendre.cache_clear()
     np.testing.assert_allclose(nodes, known[0], rtol=0, atol=1e-15)
     np.testing.assert_allclose(weights, known[1], rtol=1e-9)
+
+
+def test_which_operators_may_round_to_tf32() -> None:
+    """By the settings of their libraries: convolutions and recurrent layers by default, products if allowed."""
+    operators = {"conv": F.conv2d, "lstm": torch.lstm, "linear": F.linear, "product": torch.matmul, "relu": torch.relu}
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, products.allow_tf32
+    try:
+        for convolves, multiplies in ((True, False), (False, False), (False, True)):
+            cudnn.allow_tf32, products.allow_tf32 = convolves, multiplies
+            rounding = {name for name, operator in operators.items() if rounds_to_tf32(operator)}
+            convolving = {"conv", "lstm"} if convolves else set()
+            assert rounding == convolving | ({"linear", "product", "lstm"} if multiplies else set())
+    finally:
+        cudnn.allow_tf32, products.allow_tf32 = before

@@ -168,12 +168,12 @@ class _DataTypes(TorchFunctionMode):
         returned = func(*args, **(kwargs or {}))
         results = (returned,) if isinstance(returned, Tensor) else leaves(returned).values()
         self.seen |= {tensor.dtype for tensor in results if tensor.is_floating_point()}
-        if any(tensor.is_cuda and tensor.dtype is torch.float32 for tensor in results) and _rounds_to_tf32(func):
+        if any(tensor.is_cuda and tensor.dtype is torch.float32 for tensor in results) and rounds_to_tf32(func):
             self.seen.add(torch.float16)
         return returned
 
 
-def _rounds_to_tf32(operator: Any) -> bool:
+def rounds_to_tf32(operator: Any) -> bool:
     """Returns whether ``operator`` may round float32 on a GPU to TF32, of which numbers are as precise as float16's.
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
