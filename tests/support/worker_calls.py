@@ -24,7 +24,7 @@ from cutaway.contract.wire.chunks import (
     as_message,
     worker_piece,
 )
-from cutaway.contract.wire.message_walk import as_worker_reply, complete_response
+from cutaway.contract.wire.worker_reply import with_header
 from cutaway.engine.model.session import Cancellation
 from cutaway.server.settings import Settings
 from cutaway.server.worker.call import Call
@@ -79,7 +79,7 @@ def message(
 def pieces_of(result: ca.InspectResult, compression: str = "") -> list[Piece]:
     """The pieces of a result that a worker streams as a whole."""
     encoder = StreamEncoder(compression)
-    header = worker_piece(as_worker_reply(encoder.header(result)))
+    header = worker_piece(with_header(encoder.header(result)))
     return [header, *encoder.chunks(result, MAX_CHUNK_BYTES), *encoder.trailer()]
 
 
@@ -89,7 +89,7 @@ def response(reply: bytes) -> bytes:
     Raises:
         CutawayError: the failure that it holds.
     """
-    return complete_response(decode_worker_reply(reply))
+    return decode_worker_reply(reply).complete()
 
 
 def read(reply: bytes) -> ca.InspectResult:

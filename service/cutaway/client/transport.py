@@ -22,7 +22,6 @@ from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.chunks import ReplyAssembler, check_reply_memory, header_message
-from cutaway.contract.wire.message_walk import complete_response
 from cutaway.v1 import inspection_pb2, inspection_service_pb2
 from cutaway.views.inspection import Inspection
 
@@ -139,7 +138,7 @@ class TorchServeTransport(Transport):
 
 def _read_reply(message: bytes) -> bytes:
     """Returns the reply that a gateway makes of a worker's in one message."""
-    return complete_response(torchserve.decode_worker_reply(torchserve.decode_reply(message)))
+    return torchserve.decode_worker_reply(torchserve.decode_reply(message)).complete()
 
 
 def read_piece(message: bytes) -> bytes:
@@ -149,7 +148,7 @@ def read_piece(message: bytes) -> bytes:
         CutawayError: the failure in the message; ``INTERNAL`` if it has no piece of a worker.
     """
     opening = torchserve.decode_stream_opening(message)
-    return message if opening is None else header_message(complete_response(opening))
+    return message if opening is None else header_message(opening.complete())
 
 
 def check_text(value: object, field: str) -> None:

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from google.protobuf.message import DecodeError
 
 from cutaway.contract.errors import Code, CutawayError, InvalidArgument, Reason, error
+from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire import grpc_status
 from cutaway.contract.wire.chunks import decode_chunk
+from cutaway.contract.wire.worker_reply import Reply
 from cutaway.v1 import worker_pb2
 
 _SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService"
@@ -35,26 +37,26 @@ def decode_reply(data: bytes) -> bytes:
         return worker_pb2.TorchServePredictionResponse.FromString(data).prediction
 
 
-def decode_worker_reply(data: bytes) -> worker_pb2.WorkerReply:
-    """Parses a `cutaway.v1.WorkerReply` with a response, or the number of a streamed one.
+def decode_worker_reply(data: Buffer) -> Reply:
+    """Parses a `cutaway.v1.WorkerReply` with a response, which is not copied, or the number of a streamed one.
 
     Raises:
         CutawayError: the failure that the worker sent instead of it; ``INTERNAL`` if it sent nothing.
     """
     with decoding():
-        reply = worker_pb2.WorkerReply.FromString(data)
+        reply = Reply.read(data)
     return _with_response(reply)
 
 
-def _with_response(reply: worker_pb2.WorkerReply) -> worker_pb2.WorkerReply:
-    if reply.HasField("failure"):
-        raise grpc_status.from_failure(reply.failure)
-    if reply.WhichOneof("outcome") is None:
+def _with_response(reply: Reply) -> Reply:
+    if reply.beside.HasField("failure"):
+        raise grpc_status.from_failure(reply.beside.failure)
+    if not (reply.response or reply.beside.HasField("pieces")):
         raise error(Reason.INTERNAL, "the reply is not a cutaway.v1.WorkerReply")
     return reply
 
 
-def decode_stream_opening(message: bytes) -> worker_pb2.WorkerReply | None:
+def decode_stream_opening(message: bytes) -> Reply | None:
     """Returns what a worker sent in place of a header; None for other pieces, which callers get as they are.
 
     Args:
@@ -68,7 +70,9 @@ def decode_stream_opening(message: bytes) -> worker_pb2.WorkerReply | None:
     with decoding():
         # The piece has the same field number in TorchServe's response and in ours.
         piece = worker_pb2.WorkerPiece.FromString(decode_reply(message))
-    return None if piece.WhichOneof("kind") in ("trailer", "progress") else _with_response(piece.reply)
+    if piece.WhichOneof("kind") in ("trailer", "progress"):
+        return None
+    return _with_response(Reply.of_message(piece.reply))
 
 
 def decode_error(code: int, details: str) -> CutawayError:

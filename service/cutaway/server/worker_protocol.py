@@ -17,12 +17,16 @@ import shutil
 import socket
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from itertools import chain
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from cutaway.contract.tensors import Buffer
 
 
 class FrameKind(IntEnum):
@@ -59,11 +63,14 @@ class Frame(NamedTuple):
 
     kind: FrameKind
     number: int
-    data: bytes
+    data: Buffer
 
 
 HEAD = struct.Struct("<BQI")
 """The head of a frame: kind, number and size. The number is 0 in frames without one."""
+
+_SPACE_BYTES = 64 << 10
+"""The largest frame that is received beside others."""
 
 HEARTBEAT_INTERVAL_S = 0.5
 
@@ -73,29 +80,63 @@ DEADLINE = struct.Struct("<d")
 
 def frame(kind: FrameKind, data: bytes = b"", number: int = 0) -> bytes:
     """Returns a whole frame."""
-    return HEAD.pack(kind, number, len(data)) + data
+    return b"".join(frame_of([data], kind, number))
+
+
+def frame_of(parts: Sequence[Buffer], kind: FrameKind, number: int = 0) -> list[Buffer]:
+    """Returns a whole frame with the bytes of ``parts``, which are not copied."""
+    return [HEAD.pack(kind, number, sum(map(len, parts))), *parts]
 
 
 class FrameReader:
-    """A parser that cuts frames out of the bytes of a connection as they arrive."""
+    """A parser that cuts frames out of the bytes of a connection as they arrive.
+
+    The bytes of a large frame are received where they stay: memory that is new each time would take most of the time.
+    """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._space = bytearray(_SPACE_BYTES)
+        self._filled = 0
+        self._large = memoryview(b"")  # the frame that has begun, if it is larger than that
+        self._large_filled = 0
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Adds ``data``, and yields the frames that are complete."""
-        self._buffer += data
+    def space(self) -> memoryview:
+        """Returns where the next bytes shall be written.
+
+        Raises:
+            MemoryError: there is no memory for the next frame now; what has arrived is kept.
+        """
+        if not self._large and self._filled == _SPACE_BYTES:
+            _, _, length = HEAD.unpack_from(self._space)
+            large = memoryview(_allocated(HEAD.size + length))
+            large[:_SPACE_BYTES] = self._space
+            self._large, self._large_filled, self._filled = large, _SPACE_BYTES, 0
+        return self._large[self._large_filled :] or memoryview(self._space)[self._filled :]
+
+    def read(self, size: int) -> Iterator[Frame]:
+        """Yields the frames that are complete when ``size`` bytes were written to `space`."""
+        if self._large:
+            self._large_filled += size
+            if self._large_filled == len(self._large):
+                kind, number, _ = HEAD.unpack_from(self._large)
+                large, self._large = self._large, memoryview(b"")
+                yield Frame(FrameKind(kind), number, large[HEAD.size :])
+            return
+        self._filled += size
         start = 0
-        try:
-            while len(self._buffer) - start >= HEAD.size:
-                kind, number, size = HEAD.unpack_from(self._buffer, start)
-                begin, end = start + HEAD.size, start + HEAD.size + size
-                if len(self._buffer) < end:
-                    return
-                start = end
-                yield Frame(FrameKind(kind), number, bytes(memoryview(self._buffer)[begin:end]))
-        finally:
-            del self._buffer[:start]
+        while self._filled - start >= HEAD.size:
+            kind, number, length = HEAD.unpack_from(self._space, start)
+            begin, end = start + HEAD.size, start + HEAD.size + length
+            if self._filled < end:
+                break
+            start = end
+            yield Frame(FrameKind(kind), number, bytes(memoryview(self._space)[begin:end]))
+        self._filled -= start
+        self._space[: self._filled] = self._space[start : start + self._filled]
+
+
+def _allocated(size: int) -> Any:
+    return np.empty(size, np.uint8)  # a bytearray would be written twice
 
 
 # The owner of a scratch directory holds a lock on a file in it. The kernel releases the lock when the process ends,

@@ -388,7 +388,7 @@ from torch import nn, ones
 def fail(reply):
     token = "".join(["tell", "-", "nobody"])
     raise RuntimeError("unforeseen")
-servicer.complete_response = fail
+servicer.Reply.complete = fail
 for form in ("", "json", "text"):
     with serve({"net": nn.Linear(2, 2)}, settings=Settings(log_format=form)) as server:
         try:

@@ -25,6 +25,7 @@ from cutaway.client.request_builder import build_request
 from cutaway.client.transport import read_piece
 from cutaway.contract.errors import Reason
 from cutaway.contract.results import ModelName
+from cutaway.contract.tensors import Buffer
 from cutaway.contract.torchserve_messages import decode_worker_reply
 from cutaway.contract.wire import chunks
 from cutaway.contract.wire.chunks import Piece, ReplyAssembler, as_message
@@ -39,7 +40,7 @@ from cutaway.server.worker.call import PieceQueue, WaitingPieces
 from cutaway.server.worker.calls import Calls
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
-from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
+from cutaway.server.worker_protocol import FrameKind, FrameReader, ScratchDirectory, frame
 from cutaway.v1 import worker_pb2
 from tests.support.waiting import PATIENCE_S, until
 from tests.support.worker_calls import message
@@ -103,8 +104,8 @@ async def remote(served: Path) -> AsyncIterator[RemoteWorker]:
         yield worker
 
 
-async def replies(worker: RemoteWorker, *calls: worker_pb2.WorkerCall) -> list[bytes]:
-    found = [b""] * len(calls)
+async def replies(worker: RemoteWorker, *calls: worker_pb2.WorkerCall) -> list[Buffer]:
+    found: list[Buffer] = [b""] * len(calls)
     await worker.run(calls, found.__setitem__)
     return found
 
@@ -130,7 +131,7 @@ async def test_a_worker_says_who_it_is(remote: RemoteWorker) -> None:
 async def test_large_replies_of_one_turn_arrive_whole(remote: RemoteWorker) -> None:
     """More than the socket holds, and more than one message carries."""
     for reply in await replies(remote, *(call(20) for _ in range(4))):
-        assert len(decode_worker_reply(reply).response) > 20 * MEBIBYTE
+        assert decode_worker_reply(reply).size > 20 * MEBIBYTE
 
 
 async def test_the_model_waits_for_no_reader(remote: RemoteWorker) -> None:
@@ -155,7 +156,7 @@ async def test_parts_come_while_the_model_runs(remote: RemoteWorker, wide: Wide)
     """The turn is not over before the model has run: the gateway knows that the worker is busy."""
     below = ca.FeatureAblation(baselines={"x": np.full((1, 1), -1, np.float32)})  # where the model waits
     request = build_request("wide", {"x": np.full((1, 1), 3, np.float32)}, attributions=[below], check="off")
-    arrived: asyncio.Queue[bytes] = asyncio.Queue()
+    arrived: asyncio.Queue[Buffer] = asyncio.Queue()
     wide.let_go.clear()
     running = asyncio.ensure_future(
         remote.run([message(request, parts=True)], lambda _, reply: arrived.put_nowait(reply))
@@ -376,7 +377,7 @@ async def test_only_the_first_turn_is_blamed_for_a_death() -> None:
         writer.write(frame(FrameKind.REPLY, b"reply", first.number))
         writer.close()
 
-    found = [b"", b""]
+    found: list[Buffer] = [b"", b""]
     with ScratchDirectory() as directory:
         await asyncio.start_unix_server(die, f"{directory}/1")
         async with connected(Path(directory) / "1") as worker:
@@ -520,12 +521,12 @@ class Tight(socket.socket):
 
     failures = 2
 
-    def recv(self, *arguments: Any) -> bytes:
+    def recv_into(self, *arguments: Any) -> int:
         """Fails as often as it shall, and takes nothing then."""
         self.failures -= 1
         if self.failures >= 0:
             raise MemoryError
-        return super().recv(*arguments)
+        return super().recv_into(*arguments)
 
 
 @pytest.mark.parametrize(("failures", "is_busy"), [(2, False), (worker_server._TRIES * 2, True)])
@@ -535,8 +536,9 @@ def test_what_arrives_waits_for_memory(failures: int, is_busy: bool, monkeypatch
     sending, receiving = socket.socketpair()
     with sending, Tight(fileno=receiving.detach()) as tight:
         tight.failures = failures
-        sending.sendall(b"turn")
-        assert worker_server._received(tight, lambda: is_busy) == b"turn"
+        sent, reader = frame(FrameKind.CANCEL, number=7), FrameReader()
+        sending.sendall(sent)
+        assert [*reader.read(worker_server._received(tight, reader, lambda: is_busy))] == [(FrameKind.CANCEL, 7, b"")]
 
 
 def test_nobody_waits_for_memory_that_no_call_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,7 +547,7 @@ def test_nobody_waits_for_memory_that_no_call_has(monkeypatch: pytest.MonkeyPatc
     with Tight() as tight:
         tight.failures = worker_server._TRIES * 2
         with pytest.raises(MemoryError):
-            worker_server._received(tight, lambda: False)
+            worker_server._received(tight, FrameReader(), lambda: False)
 
 
 BROKEN = """
@@ -568,7 +570,7 @@ time.sleep(600)
     ("broken", "sent"),
     [
         ("server.Calls.run", FrameKind.TURN),
-        ("server.FrameReader.feed", FrameKind.CANCEL),
+        ("server.FrameReader.read", FrameKind.CANCEL),
         ("call.WaitingPieces.drop_late", FrameKind.CANCEL),
     ],
 )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.adapters import TensorAdapter
 from cutaway.contract.results import InputSpec
+from cutaway.contract.wire.worker_reply import Parts
 from cutaway.gateway import serve
 from cutaway.server.settings import Settings
 from cutaway.server.worker.calls import Calls
@@ -98,8 +99,8 @@ def test_a_worker_that_memory_has_broken_is_replaced(values: list[float], ends: 
     ended, replied = threading.Event(), threading.Event()
     replies: dict[int, bytes] = {}
 
-    def reply(number: int, data: bytes) -> None:
-        replies[number] = data
+    def reply(number: int, data: Parts) -> None:
+        replies[number] = b"".join(data)
         assert not ended.is_set()
 
     calls = Calls(served, reply, unsound=ended.set)

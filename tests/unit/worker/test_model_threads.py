@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
+from cutaway.contract.wire.worker_reply import Parts
 from cutaway.engine.model import session
 from cutaway.server.worker import model_threads
 from cutaway.server.worker.calls import Calls
@@ -343,9 +344,9 @@ class Served:
         assert not len(self.calls)
         return [said(self.replies[number]) for number in numbers]
 
-    def _reply(self, number: int, reply: bytes) -> None:
+    def _reply(self, number: int, reply: Parts) -> None:
         self.events.append(str(number))
-        self.replies[number] = reply
+        self.replies[number] = b"".join(reply)
 
     def _pass(self, x: Tensor) -> None:
         self.events.append("pass" if len(x) == 3 else "small pass")

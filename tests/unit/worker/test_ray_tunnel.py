@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from cutaway.client.request_builder import build_request
 from cutaway.contract.results import ModelName
+from cutaway.contract.tensors import Buffer
+from cutaway.contract.wire.worker_reply import Reply
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.ray import replica as replica_port
 from cutaway.server.ray.keeper import Entrances
@@ -108,10 +110,10 @@ def call(value: float, **how: Any) -> worker_pb2.WorkerCall:
     return message(build_request("gated", {"x": np.full((1, 1), value, np.float32)}), **how)
 
 
-async def ask(worker: RemoteWorker, asked: worker_pb2.WorkerCall) -> worker_pb2.WorkerReply:
-    replies: list[bytes] = []
+async def ask(worker: RemoteWorker, asked: worker_pb2.WorkerCall) -> Reply:
+    replies: list[Buffer] = []
     await worker.run([asked], lambda _, reply: replies.append(reply), waiting=5)
-    return worker_pb2.WorkerReply.FromString(replies[0])
+    return Reply.read(replies[0])
 
 
 def listening() -> set[int]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError
+from cutaway.contract.wire.worker_reply import Parts
 from cutaway.server.worker import calls as calls_module
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.calls import Calls, TurnCost
@@ -86,8 +87,8 @@ def test_the_first_part_is_answered_before_the_next_has_run() -> None:
     model = Counts()
     replied: dict[int, tuple[int, bytes]] = {}
 
-    def reply(number: int, data: bytes) -> None:
-        replied[number] = model.rows, data
+    def reply(number: int, data: Parts) -> None:
+        replied[number] = model.rows, b"".join(data)
 
     served = worker(model)
     read(*served.answer([row({"x": torch.zeros(1, 2)})]))  # the first finds out where rows are
@@ -113,10 +114,10 @@ def test_the_worker_measures_its_turns() -> None:
 def test_a_fault_of_the_worker_is_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call of the turn is answered, and the thread goes on."""
     asked = worker(Counts())
-    replied: dict[int, bytes] = {}
+    replied: dict[int, Parts] = {}
     calls = Calls(asked, replied.__setitem__)
 
-    def broken(turn: Sequence[Call], reply: Callable[[int, bytes], None], later: Any) -> None:
+    def broken(turn: Sequence[Call], reply: Callable[[int, Parts], None], later: Any) -> None:
         Worker.run(asked, turn[:1], reply, later)
         raise RuntimeError("a fault")
 
@@ -124,15 +125,15 @@ def test_a_fault_of_the_worker_is_a_reply(monkeypatch: pytest.MonkeyPatch) -> No
         patch.setattr(asked, "run", broken)
         calls.run([message(number) for number in (1, 2, 3)])
         asked.threads.submit(lambda: None).result()
-    assert float(read(replied[1]).predictions["output"][0, 0]) == 2
+    assert float(read(b"".join(replied[1])).predictions["output"][0, 0]) == 2
     for number in (2, 3):
         with pytest.raises(CutawayError, match="a fault") as caught:
-            read(replied[number])
+            read(b"".join(replied[number]))
         assert caught.value.reason == "INTERNAL"
     calls.run([message(4)])
     asked.threads.put(Job(lambda: 1 / 0))
     asked.threads.submit(lambda: None).result(PATIENCE_S)
-    assert float(read(replied[4]).predictions["output"][0, 0]) == 8
+    assert float(read(b"".join(replied[4])).predictions["output"][0, 0]) == 8
     assert len(calls) == 0
 
 

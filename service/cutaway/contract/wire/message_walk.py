@@ -12,9 +12,9 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.tensors import DTYPES, MAX_RANK
+from cutaway.contract.tensors import DTYPES, MAX_RANK, Buffer
 from cutaway.contract.wire.scalars import DATA_TYPE_NAMES
-from cutaway.v1 import inspection_pb2, tensor_pb2, worker_pb2
+from cutaway.v1 import tensor_pb2
 
 # The wire format is read and written by hand, because protobuf would copy the bytes in a message.
 
@@ -34,7 +34,7 @@ def read_fields(view: Any) -> Iterator[tuple[int, Any]]:
         yield number, value
 
 
-def without_fields(data: bytes, numbers: Collection[int]) -> bytes:
+def without_fields(data: Buffer, numbers: Collection[int]) -> bytes:
     """Returns a serialised message without the fields of these ``numbers``, which are stepped over; raises as
     `read_fields`."""
     parts, kept_from, begin = [], 0, 0
@@ -82,6 +82,11 @@ def prefix(field: int, size: int) -> bytes:
         written.append(size & 0x7F | 0x80)
         size >>= 7
     return bytes([*written, size])
+
+
+def field_of(number: int, *parts: Buffer) -> list[Buffer]:
+    """Returns the parts of a field with bytes, or with a message."""
+    return [prefix(number, sum(map(len, parts))), *parts]
 
 
 M = TypeVar("M", bound=Message)
@@ -270,28 +275,3 @@ def children(field: FieldDescriptor, value: Any, path: str) -> Iterator[tuple[st
         yield from ((f"{path}[{index}]", child) for index, child in enumerate(value))
     else:
         yield path, value
-
-
-# Timings are added to a serialised response once, when all of them are known: not every decoder merges a message field
-# that occurs twice.
-
-_TIMINGS = inspection_pb2.InspectResponse.TIMINGS_FIELD_NUMBER
-
-
-def as_worker_reply(response: inspection_pb2.InspectResponse) -> worker_pb2.WorkerReply:
-    """Serialises ``response`` without its timings, which the reply has beside it; clears them in ``response``."""
-    reply = worker_pb2.WorkerReply(timings=response.timings if response.HasField("timings") else None)
-    for attribution in response.attributions:
-        for check in attribution.checks:
-            reply.checks.add(method=attribution.method, verdict=check.verdict)
-    response.ClearField("timings")
-    reply.response = response.SerializeToString()
-    return reply
-
-
-def complete_response(reply: worker_pb2.WorkerReply) -> bytes:
-    """Returns the serialised response in ``reply``, with the timings beside it, if there are any."""
-    if not reply.HasField("timings"):
-        return reply.response
-    timings = reply.timings.SerializeToString()
-    return b"".join((reply.response, prefix(_TIMINGS, len(timings)), timings))

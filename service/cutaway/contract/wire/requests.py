@@ -15,8 +15,8 @@ from cutaway.contract.values import changed
 from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, by_name, only, record, several, spread
 from cutaway.contract.wire.message_walk import (
     check_structure,
+    field_of,
     parse,
-    prefix,
     refuse_large_unpacked,
     unpacked_bytes,
     without_fields,
@@ -175,11 +175,6 @@ def with_examples(message: inspection_pb2.InspectRequest, examples: Iterable[tup
 
 _BY_NAME = input_pb2.TensorInputs.BY_NAME_FIELD_NUMBER
 _KEY, _VALUE = 1, 2  # of the entries of a map
-
-
-def field_of(number: int, *parts: Buffer) -> list[Buffer]:
-    """Returns the parts of a field with bytes, or with a message."""
-    return [prefix(number, sum(map(len, parts))), *parts]
 
 
 def decode(data: bytes, *, max_unpacked_bytes: int | None = None) -> InspectRequest:

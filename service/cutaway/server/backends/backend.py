@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
+from cutaway.contract.tensors import Buffer
 from cutaway.contract.torchserve_messages import decode_worker_reply
 from cutaway.server.batching import Answers, Batcher, FairSlots, NotBegun, Replied, SetAside, caller_id
 from cutaway.server.model_store import Catalog
@@ -38,7 +39,7 @@ class WorkerLink(Protocol):
     async def run(
         self,
         calls: Sequence[worker_pb2.WorkerCall],
-        replied: Replied[bytes],
+        replied: Replied[Buffer],
         *,
         set_aside: SetAside = lambda _: None,
         alone: bool = False,
@@ -82,7 +83,7 @@ class _Turn:
     waiting: dict[int, int]
     occupying: set[int]
     deadline: float
-    replied: Replied[bytes]
+    replied: Replied[Buffer]
     set_aside: SetAside
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -112,7 +113,7 @@ class Turns:
         return sum(bool(turn.occupying) for turn in self._turns)
 
     async def add(
-        self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], set_aside: SetAside = lambda _: None
+        self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[Buffer], set_aside: SetAside = lambda _: None
     ) -> None:
         """Adds a turn, and returns when all its replies have arrived; raises as `WorkerLink.run`."""
         numbers = {call.number: position for position, call in enumerate(calls)}
@@ -121,12 +122,12 @@ class Turns:
         self.last_added = asyncio.get_running_loop().time()
         await turn.done
 
-    def begun(self, number: int, reply: bytes) -> None:
+    def begun(self, number: int, reply: Buffer) -> None:
         """Passes on the first reply to a call that still runs."""
         turn = next(turn for turn in self._turns if number in turn.waiting)
         turn.replied(turn.waiting[number], reply)
 
-    def arrived(self, number: int, reply: bytes) -> None:
+    def arrived(self, number: int, reply: Buffer) -> None:
         """Passes on the reply to a call."""
         turn = next(turn for turn in self._turns if number in turn.waiting)
         turn.occupying.discard(number)
@@ -200,7 +201,7 @@ class Workers(Protocol):
 class _Answer(NamedTuple):
     """A serialised `cutaway.v1.WorkerReply`, the worker that sent it, and the number of the call."""
 
-    reply: bytes
+    reply: Buffer
     worker: WorkerLink
     number: int
 
@@ -232,7 +233,7 @@ class Backend:
         self.catalog = catalog
         self._workers_changed()
 
-    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> bytes:
+    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> Buffer:
         """Sends a request to model ``name``, and returns a serialised `cutaway.v1.WorkerReply`.
 
         Args:
@@ -308,7 +309,7 @@ class Backend:
             raise NotBegun
         waiting = self._batcher(name).queue_length
 
-        def answered(position: int, reply: bytes) -> None:
+        def answered(position: int, reply: Buffer) -> None:
             answers(position, _Answer(reply, worker, calls[position].number))
 
         await worker.run(calls, answered, set_aside=answers.set_aside, alone=answers.alone, waiting=waiting)

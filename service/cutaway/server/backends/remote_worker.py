@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import cast
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
+from cutaway.contract.tensors import Buffer
 from cutaway.server.backends.backend import Turns, worker_died
 from cutaway.server.batching import Replied, SetAside
 from cutaway.server.silence import Silence
@@ -31,11 +33,10 @@ _SILENT_S = 2 * HEARTBEAT_INTERVAL_S
 
 _POLL_S = 0.05
 _SLACK_S = 0.05  # difference between clocks and timers
-_READ_AHEAD_BYTES = 2 << 20
 _SMALL_BYTES = 64 << 10
 
 
-class RemoteWorker(asyncio.Protocol):
+class RemoteWorker(asyncio.BufferedProtocol):
     """A worker as the gateway sees it: the gateway's end of a connection for calls.
 
     Args:
@@ -100,7 +101,7 @@ class RemoteWorker(asyncio.Protocol):
     async def run(
         self,
         calls: Sequence[worker_pb2.WorkerCall],
-        replied: Replied[bytes],
+        replied: Replied[Buffer],
         *,
         set_aside: SetAside = lambda _: None,
         alone: bool = False,
@@ -124,20 +125,21 @@ class RemoteWorker(asyncio.Protocol):
 
     async def pieces(self, number: int, until: float) -> AsyncGenerator[bytes, None]:
         """Yields the messages of a streamed reply; the worker waits when they are not read."""
-        try:
-            reader, writer = await asyncio.open_unix_connection(self._path, limit=_READ_AHEAD_BYTES)
-        except (ConnectionError, FileNotFoundError):
-            raise worker_died() from None
-        timer = asyncio.get_running_loop().call_later(until - time.time(), writer.transport.abort)
+        loop, reader = asyncio.get_running_loop(), FrameReader()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)
+        timer = loop.call_later(until - time.time(), _break_off, connection)
         self._fetching, self._fetched_until = self._fetching + 1, max(self._fetched_until, until)
         try:
-            writer.write(frame(FrameKind.FETCH, number=number))
-            while True:
-                kind, _, size = HEAD.unpack(await reader.readexactly(HEAD.size))
-                if kind == FrameKind.END:
-                    return
-                yield await reader.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError):
+            await loop.sock_connect(connection, str(self._path))
+            await loop.sock_sendall(connection, frame(FrameKind.FETCH, number=number))
+            while size := await loop.sock_recv_into(connection, reader.space()):
+                for kind, _, content in reader.read(size):
+                    if kind == FrameKind.END:
+                        return
+                    yield bytes(content)
+            raise ConnectionError
+        except (ConnectionError, FileNotFoundError):
             if time.time() > until - _SLACK_S:
                 why = "the deadline passed before the whole reply was sent"
                 raise error(Reason.DEADLINE_EXCEEDED, why) from None
@@ -145,17 +147,21 @@ class RemoteWorker(asyncio.Protocol):
         finally:
             self._fetching -= 1
             timer.cancel()
-            writer.close()
+            connection.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asks the worker for its model."""
         self._transport = cast(asyncio.WriteTransport, transport)
         self._transport.write(frame(FrameKind.OPEN))
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Returns where the next bytes are received."""
+        return self._reader.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Reads the frames that have arrived."""
         self._heard, self._silence = _now(), None
-        for kind, number, content in self._reader.feed(data):
+        for kind, number, content in self._reader.read(nbytes):
             if kind == FrameKind.REPLY:
                 self.turns.arrived(number, content)
             elif kind == FrameKind.BEGUN:
@@ -166,7 +172,7 @@ class RemoteWorker(asyncio.Protocol):
                 (self._until,) = DEADLINE.unpack(content)
                 self._late_s = _since(self._until) if self._until else 0.0
             elif kind == FrameKind.HELLO:
-                hello = worker_pb2.WorkerHello.FromString(content)
+                hello = worker_pb2.WorkerHello.FromString(bytes(content))
                 self.pid, self.name, self.is_open = hello.pid, ModelName(hello.model, hello.version), True
                 self._changed()
             elif kind == FrameKind.LEAVE:
@@ -189,6 +195,11 @@ class RemoteWorker(asyncio.Protocol):
             if not self.is_busy:
                 self.close()
                 return
+
+
+def _break_off(connection: socket.socket) -> None:
+    with suppress(OSError):  # not connected yet
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _now() -> float:

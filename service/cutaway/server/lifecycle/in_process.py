@@ -15,6 +15,7 @@ import structlog
 from cutaway.adapter_modules import plain_names
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.results import ModelName
+from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire.chunks import as_message
 from cutaway.server.archive import reader
 from cutaway.server.backends.backend import Backend, SetServing, Supervise, Turns, worker_died
@@ -44,10 +45,10 @@ class LocalWorker:
         self.name = worker.name
         self._worker = worker
         self._loop = asyncio.get_running_loop()
-        replied, aside, begun = (
+        arrived, aside, begun = (
             partial(self._soon, told) for told in (self.turns.arrived, self.turns.set_aside, self.turns.begun)
         )
-        self._calls = Calls(worker, replied, aside, begun=begun)
+        self._calls = Calls(worker, lambda number, reply: arrived(number, b"".join(reply)), aside, begun=begun)
         worker.begin_idle_tests()
 
     @property
@@ -58,7 +59,7 @@ class LocalWorker:
     async def run(
         self,
         calls: Sequence[worker_pb2.WorkerCall],
-        replied: Replied[bytes],
+        replied: Replied[Buffer],
         *,
         set_aside: SetAside = lambda _: None,
         alone: bool = False,

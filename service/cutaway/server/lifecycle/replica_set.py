@@ -18,7 +18,9 @@ import structlog
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
+from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire import grpc_status
+from cutaway.contract.wire.worker_reply import Reply
 from cutaway.server import load_records
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.batching import NotBegun
@@ -41,10 +43,10 @@ _POLLS_PER_LOOK = 5
 
 async def _describe(worker: RemoteWorker) -> str:
     """Asks for a model's description; returns the error that the worker replied with, or the empty string."""
-    replies: list[bytes] = []
+    replies: list[Buffer] = []
     await worker.run([worker_pb2.WorkerCall(describe=b"")], lambda _, reply: replies.append(reply))
-    reply = worker_pb2.WorkerReply.FromString(replies[0])
-    return str(grpc_status.from_failure(reply.failure)) if reply.HasField("failure") else ""
+    beside = Reply.read(replies[0]).beside
+    return str(grpc_status.from_failure(beside.failure)) if beside.HasField("failure") else ""
 
 
 _POLL_S = 0.1

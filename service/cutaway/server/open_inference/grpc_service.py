@@ -16,13 +16,13 @@ from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire.message_walk import (
     check_entries,
     check_structure,
+    field_of,
     has_few_entries,
     malformed,
     parse,
     read_fields,
     without_fields,
 )
-from cutaway.contract.wire.requests import field_of
 from cutaway.server.open_inference.datatypes import POOL, SERVICE, messages
 from cutaway.server.open_inference.infer import Form, Inference, OpenInference, Sent, versioned
 from cutaway.server.rpc.guard import Handler, refusing_handler, time_limited

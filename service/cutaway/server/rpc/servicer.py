@@ -27,10 +27,10 @@ from cutaway.contract.wire.message_walk import (
     MAX_TEXT,
     check_entries,
     check_structure,
-    complete_response,
     has_few_entries,
     parse,
 )
+from cutaway.contract.wire.worker_reply import Reply
 from cutaway.server import batching
 from cutaway.server.auth.tokens import REQUIRED_SCOPES, Authenticator, Caller, Permissions, Scope
 from cutaway.server.backends.backend import Backend
@@ -258,7 +258,7 @@ class Servicer:
             self._described, self._descriptions = catalog, {}
         asked = name, request.operators, request.example
         if asked not in self._descriptions:
-            response = (await self._call("describe", name, data, context)).response
+            response = (await self._call("describe", name, data, context)).complete()
             if catalog is not self._described:  # the store has changed meanwhile
                 return response
             self._descriptions[asked] = response
@@ -288,7 +288,7 @@ class Servicer:
                     current_call().reply_bytes += len(message)
                     await _write(context, message)
 
-    async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> worker_pb2.WorkerReply:
+    async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> Reply:
         with self._naming_limit(context):
             return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
 
@@ -361,18 +361,17 @@ def _without_modules(data: bytes) -> bytes:
     return response.SerializeToString()
 
 
-def _response(reply: worker_pb2.WorkerReply, start: float) -> bytes:
+def _response(reply: Reply, start: float) -> bytes:
     """Returns the serialised InspectResponse that a worker replied, or a part of it: the last one has timings, with the
     time that the call waited."""
-    if reply.HasField("timings"):
-        reply.timings.queue_ms = (time.perf_counter() - start) * 1000 - reply.worker_ms
-    response = complete_response(reply)
-    reply.ClearField("response")  # of the rest, observers take what they want
+    beside = reply.beside  # of this, observers take what they want
+    if beside.HasField("timings"):
+        beside.timings.queue_ms = (time.perf_counter() - start) * 1000 - beside.worker_ms
     if (earlier := current_call().reply) is None:
-        current_call().reply = reply
+        current_call().reply = beside
     else:
-        earlier.MergeFrom(reply)
-    return response
+        earlier.MergeFrom(beside)
+    return reply.complete()
 
 
 def _page(names: list[ModelName], size: int, token: str) -> tuple[list[ModelName], str]:

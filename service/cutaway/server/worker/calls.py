@@ -10,6 +10,7 @@ from functools import partial
 from statistics import StatisticsError, linear_regression
 from typing import TypeVar
 
+from cutaway.contract.wire.worker_reply import Parts, Reply
 from cutaway.server.worker.call import Call, as_failure
 from cutaway.server.worker.gpus import is_lost
 from cutaway.server.worker.model_threads import Job
@@ -77,7 +78,7 @@ class Calls:
 
     Args:
         worker: runs them.
-        reply: sends a serialised `cutaway.v1.WorkerReply`, with the number of its call.
+        reply: sends a serialised `cutaway.v1.WorkerReply`, whose parts do not change, with the number of its call.
         set_aside: gets the number of a call that no longer keeps other turns from running.
         unsound: called where the worker no longer passes its example after it ran out of memory, or has lost its GPU.
         begun: sends that of a call whose streamed reply begins while its model runs; another one follows at its end.
@@ -89,7 +90,7 @@ class Calls:
     def __init__(
         self,
         worker: Worker,
-        reply: Callable[[int, bytes], None],
+        reply: Callable[[int, Parts], None],
         set_aside: Callable[[int], None] = lambda _: None,
         unsound: Callable[[], None] = lambda: None,
         begun: Callable[[int, bytes], None] = lambda number, reply: None,
@@ -151,7 +152,7 @@ class Calls:
         numbers = [message.number for message in part]
         waiting = set(numbers)
 
-        def reply(position: int, data: bytes) -> None:
+        def reply(position: int, data: Parts) -> None:
             waiting.discard(numbers[position])
             self._replied(numbers[position], data, alone)
 
@@ -175,13 +176,13 @@ class Calls:
         try:
             run()
         except Exception as failure:
-            reply = worker_pb2.WorkerReply(failure=as_failure(failure)).SerializeToString()
+            reply = Reply.failed(as_failure(failure)).serialized()
             for number in waiting & self._under_way:
                 self._replied(number, reply, alone)
         if not self._worker.is_sound():
             self._unsound()
 
-    def _replied(self, number: int, reply: bytes, alone: bool) -> None:
+    def _replied(self, number: int, reply: Parts, alone: bool) -> None:
         if not alone and is_lost(self._worker.device):
             self._unsound()  # the gateway sends each call to another worker, alone: only the one at fault fails there
         self._reply(number, reply)

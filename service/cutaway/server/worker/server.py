@@ -15,9 +15,11 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire.chunks import as_message
 from cutaway.server.memory import start
 from cutaway.server.worker.call import PATIENCE_S
@@ -25,12 +27,12 @@ from cutaway.server.worker.calls import Calls
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import (
     DEADLINE,
-    HEAD,
     HEARTBEAT_INTERVAL_S,
     Frame,
     FrameKind,
     FrameReader,
     frame,
+    frame_of,
     listening,
 )
 from cutaway.v1 import worker_pb2
@@ -52,14 +54,13 @@ class FrameSender:
         self._lock = threading.Lock()
         self._waiting: deque[memoryview] = deque()
 
-    def send(self, data: bytes) -> None:
-        """Sends ``data`` after all that was sent before; safe in any thread."""
+    def send(self, *parts: Buffer) -> None:
+        """Sends ``parts`` after all that was sent before; safe in any thread. They must not change later."""
         with self._lock, suppress(OSError):
-            sent = 0 if self._waiting else self._send_now(data)
-            if sent < len(data):
-                self._waiting.append(memoryview(data)[sent:])
-                if len(self._waiting) == 1:
-                    start(threading.Thread(target=self._send_waiting, name="cutaway-sender", daemon=True))
+            is_free = not self._waiting
+            self._waiting.extend(memoryview(part) for part in parts if part)
+            if is_free and not self._send_now():
+                start(threading.Thread(target=self._send_waiting, name="cutaway-sender", daemon=True))
 
     def flush(self) -> None:
         """Waits until everything is sent, for `PATIENCE_S` at most."""
@@ -67,26 +68,41 @@ class FrameSender:
         while self._waiting and time.monotonic() < until:
             time.sleep(_POLL_S)
 
-    def _send_now(self, data: bytes) -> int:
-        try:
-            return self._connection.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
+    def _send_now(self) -> bool:
+        """Sends what the connection's buffer takes; returns whether that is all."""
+        with suppress(BlockingIOError):
+            while self._waiting:
+                self._sent(self._connection.sendmsg(self._next(), (), socket.MSG_DONTWAIT))
+        return not self._waiting
 
     def _send_waiting(self) -> None:
         with suppress(OSError):
             while True:
-                self._connection.sendall(self._waiting[0])
+                sent = self._connection.sendmsg(self._next())
                 with self._lock:
-                    self._waiting.popleft()
+                    self._sent(sent)
                     if not self._waiting:
                         return
 
+    def _next(self) -> list[memoryview]:
+        return list(islice(self._waiting, _MOST_PARTS))
+
+    def _sent(self, size: int) -> None:
+        """Drops the first ``size`` bytes."""
+        while size:
+            first = self._waiting.popleft()
+            if size < len(first):
+                self._waiting.appendleft(first[size:])
+                return
+            size -= len(first)
+
+
+_MOST_PARTS = 512
+"""The most parts that the system takes at once are 1,024."""
 
 _PAUSE_S = 0.1
 _TRIES = 50
 _POLL_S = 0.01
-_READ_BYTES = 1 << 20
 _BUFFER_BYTES = 2 << 20
 
 
@@ -162,13 +178,13 @@ class WorkerServer:
     def _frames(self, connection: socket.socket) -> Iterator[Frame]:
         """Yields the frames that arrive, until the connection ends."""
         reader = FrameReader()
-        while data := _received(connection, lambda: self.calls > 0):
-            yield from reader.feed(data)
+        while size := _received(connection, reader, lambda: self.calls > 0):
+            yield from reader.read(size)
 
     def _serve_calls(self, sender: FrameSender, frames: Iterator[Frame]) -> None:
         calls = Calls(
             self._worker,
-            lambda number, reply: sender.send(frame(FrameKind.REPLY, reply, number)),
+            lambda number, reply: sender.send(*frame_of(reply, FrameKind.REPLY, number)),
             lambda number: sender.send(frame(FrameKind.ASIDE, number=number)),
             self._end,
             lambda number, reply: sender.send(frame(FrameKind.BEGUN, reply, number)),
@@ -180,7 +196,7 @@ class WorkerServer:
         try:
             for kind, number, data in frames:
                 if kind == FrameKind.TURN:
-                    turn = worker_pb2.WorkerTurn.FromString(data)
+                    turn = worker_pb2.WorkerTurn.FromString(bytes(data))
                     calls.waiting = turn.waiting
                     calls.run(turn.calls, alone=turn.alone)
                 elif kind == FrameKind.CANCEL:
@@ -196,9 +212,8 @@ class WorkerServer:
             return
         connection.settimeout(PATIENCE_S)
         for piece in pieces:
-            message = as_message(piece)
-            connection.sendall(HEAD.pack(FrameKind.PIECE, 0, message.size) + message.head)
-            connection.sendall(message.data)
+            for part in frame_of(as_message(piece), FrameKind.PIECE):
+                connection.sendall(part)
         connection.sendall(frame(FrameKind.END))
 
 
@@ -216,8 +231,9 @@ def _needed(job: Callable[[], T]) -> T:
             os._exit(1)
 
 
-def _received(connection: socket.socket, is_busy: Callable[[], bool]) -> bytes:
-    """Returns what has arrived; waits where calls under way have all memory: it stays in the socket meanwhile.
+def _received(connection: socket.socket, reader: FrameReader, is_busy: Callable[[], bool]) -> int:
+    """Receives what has arrived, and returns its size; waits where calls under way have all memory: it stays in the
+    socket meanwhile.
 
     Raises:
         MemoryError: there is none, and no call that could give it back.
@@ -225,7 +241,7 @@ def _received(connection: socket.socket, is_busy: Callable[[], bool]) -> bytes:
     tries = 0
     while True:
         try:
-            return connection.recv(_READ_BYTES)
+            return connection.recv_into(reader.space())
         except MemoryError:
             tries = 0 if is_busy() else tries + 1
             if tries == _TRIES:

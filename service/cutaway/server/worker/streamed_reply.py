@@ -12,7 +12,7 @@ from cutaway.contract.results import InspectResult, Progress, Provenance, Timing
 from cutaway.contract.results.parts import joined, rest
 from cutaway.contract.values import changed
 from cutaway.contract.wire.chunks import StreamEncoder, progress_piece, worker_piece
-from cutaway.contract.wire.message_walk import as_worker_reply
+from cutaway.contract.wire.worker_reply import with_header
 from cutaway.engine.model.session import Cancellation, timed
 from cutaway.server.worker.call import (
     Call,
@@ -118,7 +118,7 @@ class StreamedReply:
         self._check_size(header.ByteSize())
         if decode_ms is not None:
             header.timings.decode_ms, header.timings.encode_ms = decode_ms, self._timings.encode_ms
-        reply = as_worker_reply(header)
+        reply = with_header(header)
         reply.worker_ms = (time.perf_counter() - self._start) * 1000
         pieces = chain((worker_piece(reply),), self._encoder.chunks(complete, self.chunk_bytes))
         self._queue.put(with_failure(until_deadline(pieces, self.call.cancellation.deadline)))

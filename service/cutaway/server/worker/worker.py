@@ -33,9 +33,8 @@ from cutaway.contract.values import __version__, changed
 from cutaway.contract.wire import chunks
 from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
-from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.chunks import apply_reply_options
-from cutaway.contract.wire.message_walk import as_worker_reply
+from cutaway.contract.wire.worker_reply import Parts, Reply
 from cutaway.engine.batching import Outcome, Tell, alike, answer_batch, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.memory import kind_of_request, least_bytes
@@ -130,7 +129,7 @@ class Worker:
         self._passed_example = False
         self._descriptions: dict[tuple[bool, bool], bytes] = {}
         self._inputs = RequestInputs(model, adapter)
-        self._kinds: dict[str, Callable[[Call], _Decoded | worker_pb2.WorkerReply]] = {
+        self._kinds: dict[str, Callable[[Call], _Decoded | Reply]] = {
             "inspect": self._inspect,
             "describe": self._describe,
             "stream": self._stream,
@@ -236,19 +235,20 @@ class Worker:
         Yields:
             A serialised `cutaway.v1.WorkerReply` for every call, in order. The model has run before the first one.
         """
-        replies: dict[int, bytes] = {}
+        replies: dict[int, Parts] = {}
         later: list[Callable[[], None]] = []
         self.run(calls, replies.__setitem__, lambda run, _: later.append(run))
         for run in later:
             run()
-        yield from map(replies.pop, range(len(calls)))
+        yield from (b"".join(replies.pop(position)) for position in range(len(calls)))
 
-    def run(self, calls: Sequence[Call], reply: Callable[[int, bytes], None], later: Later) -> None:
+    def run(self, calls: Sequence[Call], reply: Callable[[int, Parts], None], later: Later) -> None:
         """Runs a turn of calls. Never raises: an error is a reply.
 
         Args:
             calls: the turn.
-            reply: gets the position of each call and its serialised `cutaway.v1.WorkerReply` when that is there.
+            reply: gets the position of each call and its serialised `cutaway.v1.WorkerReply` when that is there; the
+                parts of it may be the memory of tensors, which nothing changes later.
             later: gets functions that run the long ones of the calls, and the positions of these.
         """
         start = time.perf_counter()
@@ -266,11 +266,11 @@ class Worker:
                 later(partial(self._run_long, items, reply, start), list(group))
             self._answer_decoded(short, reply, start)
 
-    def _run_long(self, items: dict[int, _Decoded], reply: Callable[[int, bytes], None], start: float) -> None:
+    def _run_long(self, items: dict[int, _Decoded], reply: Callable[[int, Parts], None], start: float) -> None:
         with self._running([item.call for item in items.values()]):
             self._answer_decoded(items, reply, start)
 
-    def _answer_decoded(self, items: dict[int, _Decoded], reply: Callable[[int, bytes], None], start: float) -> None:
+    def _answer_decoded(self, items: dict[int, _Decoded], reply: Callable[[int, Parts], None], start: float) -> None:
         def tell(position: int, outcome: Outcome) -> None:  # when a reply is out, nothing of its call is left
             self._ran_out |= _ran_out(outcome)
             reply(position, self._reply(_catch(self._encode, items.pop(position), outcome), start))
@@ -325,12 +325,12 @@ class Worker:
             return outcome
         return self._run_with_more(plan, memory.most, memory)
 
-    def _reply(self, outcome: worker_pb2.WorkerReply | BaseException, start: float) -> bytes:
+    def _reply(self, outcome: Reply | BaseException, start: float) -> Parts:
         """Returns a serialised reply with the time that the worker had the call; an exception becomes a failure."""
         self._ran_out |= _ran_out(outcome)
-        reply = worker_pb2.WorkerReply(failure=as_failure(outcome)) if isinstance(outcome, BaseException) else outcome
-        reply.worker_ms = _since(start)
-        return reply.SerializeToString()
+        reply = Reply.failed(as_failure(outcome)) if isinstance(outcome, BaseException) else outcome
+        reply.beside.worker_ms = _since(start)
+        return reply.serialized()
 
     @contextmanager
     def _running(self, calls: Collection[Call]) -> Iterator[None]:
@@ -357,7 +357,7 @@ class Worker:
         reply = worker_pb2.WorkerReply.FromString(replies.get())
         yield from self.pieces.take(reply.pieces) or [chunks.worker_piece(reply)]
 
-    def _decode(self, call: Call) -> _Decoded | worker_pb2.WorkerReply:
+    def _decode(self, call: Call) -> _Decoded | Reply:
         """Returns the decoded request; or the reply, if it needs no pass of the model."""
         call.check()
         check_deadline(call.cancellation.deadline, "while the call was queued")
@@ -391,17 +391,17 @@ class Worker:
         classes = request.target.k if isinstance(request.target, TopK) else 0
         return plan, classes + passes // max(1, plan.rows)
 
-    def _encode(self, decoded: _Decoded, result: InspectResult | BaseException) -> worker_pb2.WorkerReply:
+    def _encode(self, decoded: _Decoded, result: InspectResult | BaseException) -> Reply:
         """Returns the reply; for a streamed one, the number under which its pieces wait."""
         request = decoded.plan.request
         if decoded.streamed is not None:
-            return decoded.streamed.end(result, decoded.decode_ms)
+            return Reply(decoded.streamed.end(result, decoded.decode_ms))
         timings = Timings()
         with timed(timings, "encode_ms"):
-            message = wire_results.encode(self._complete(result, request), request.compression)
-            check_reply_size(message.ByteSize(), request.max_reply_bytes, self._settings.max_message_bytes)
-            reply = as_worker_reply(message)
-        reply.timings.decode_ms, reply.timings.encode_ms = decoded.decode_ms, timings.encode_ms
+            reply = Reply.of(self._complete(result, request), request.compression)
+            check_reply_size(reply.size, request.max_reply_bytes, self._settings.max_message_bytes)
+        told = reply.beside.timings
+        told.decode_ms, told.encode_ms = decoded.decode_ms, timings.encode_ms
         return reply
 
     def _complete(self, result: InspectResult | BaseException, request: InspectRequest) -> InspectResult:
@@ -421,7 +421,7 @@ class Worker:
         )
         return apply_reply_options(complete, request)
 
-    def _describe(self, call: Call) -> worker_pb2.WorkerReply:
+    def _describe(self, call: Call) -> Reply:
         request = wire_models.decode_model_request(call.payload)
         asked = (request.operators, request.example)
         if asked not in self._descriptions:
@@ -429,7 +429,7 @@ class Worker:
             response = inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail))
             check_reply_size(response.ByteSize(), 0, self._settings.max_message_bytes)
             self._descriptions[asked] = response.SerializeToString()
-        return worker_pb2.WorkerReply(response=self._descriptions[asked])
+        return Reply(worker_pb2.WorkerReply(), [self._descriptions[asked]])
 
     def describe(self, *, operators: bool = False, example: bool = False) -> ModelDetail:
         """Returns the model's inputs, outputs and modules; on request the operators of its forward pass, and its

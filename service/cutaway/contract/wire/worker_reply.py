@@ -1,0 +1,168 @@
+"""Replies of workers: a serialised response, whose tensors are not copied, and what the gateway reads beside it.
+
+Protobuf copies the bytes of a tensor into its message, and then again for each message around it, into new memory. A
+reply of 7 MB took a worker 43 ms and the gateway 18 ms that way. In parts, it takes 0.2 ms and one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+
+from cutaway.contract.results import InspectResult
+from cutaway.contract.results.arrays import ArrayField, with_arrays
+from cutaway.contract.tensors import Array, Buffer, bytes_in, compress
+from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.message_walk import children, field_of, read_fields, without_fields
+from cutaway.contract.wire.scalars import COMPRESSION
+from cutaway.v1 import inspection_pb2, tensor_pb2, worker_pb2
+
+Parts: TypeAlias = Sequence[Buffer]
+"""A serialised message, in parts."""
+
+_SMALL_BYTES = 64 << 10
+"""The bytes of arrays up to which protobuf copies them faster than parts are made."""
+
+_RESPONSE = worker_pb2.WorkerReply.RESPONSE_FIELD_NUMBER
+_TIMINGS = inspection_pb2.InspectResponse.TIMINGS_FIELD_NUMBER
+
+
+class Reply(NamedTuple):
+    """A worker's reply to one call.
+
+    Attributes:
+        beside: the `cutaway.v1.WorkerReply` without its response.
+        response: the response, serialised; nothing if there is none.
+    """
+
+    beside: worker_pb2.WorkerReply
+    response: Parts = ()
+
+    @classmethod
+    def of(cls, result: InspectResult, compression: str = "") -> Reply:
+        """Returns a reply with ``result``; large arrays are not copied unless they are compressed."""
+        arrays = _arrays(result)
+        if sum(array.nbytes for array in arrays) < _SMALL_BYTES:
+            message = wire_results.encode(result, compression)
+            return cls(_beside(message), [message.SerializeToString()])
+        message = wire_results.encode(result, wire_results.NO_DATA)
+        return cls(_beside(message), _parts(message, iter(arrays), compression))
+
+    @classmethod
+    def failed(cls, failure: worker_pb2.Failure) -> Reply:
+        """Returns a reply with a failure."""
+        return cls(worker_pb2.WorkerReply(failure=failure))
+
+    @classmethod
+    def of_message(cls, message: worker_pb2.WorkerReply) -> Reply:
+        """Returns a reply that was parsed; takes its response out."""
+        response = [message.response] if message.HasField("response") else []
+        message.ClearField("response")
+        return cls(message, response)
+
+    @classmethod
+    def read(cls, data: Buffer) -> Reply:
+        """Returns a reply that was serialised; its response is not copied.
+
+        Raises:
+            DecodeError: the bytes are no `cutaway.v1.WorkerReply`.
+        """
+        view = memoryview(data)
+        try:
+            response = [value for number, value in read_fields(view) if number == _RESPONSE]
+            beside = worker_pb2.WorkerReply.FromString(without_fields(view, (_RESPONSE,)))
+        except LookupError:
+            raise DecodeError("no fields") from None
+        return cls(beside, response)
+
+    @property
+    def pieces(self) -> int:
+        """The number under which the pieces of a streamed reply wait."""
+        return self.beside.pieces
+
+    @property
+    def size(self) -> int:
+        """The bytes of the response."""
+        return sum(map(len, self.response))
+
+    def serialized(self) -> Parts:
+        """Returns the whole `cutaway.v1.WorkerReply`."""
+        return [self.beside.SerializeToString(), *(field_of(_RESPONSE, *self.response) if self.response else ())]
+
+    def complete(self) -> bytes:
+        """Returns the serialised response with the timings beside it, if there are any.
+
+        They are added once, when all of them are known: not every decoder merges a message field that occurs twice.
+        """
+        if not self.beside.HasField("timings"):
+            return b"".join(self.response)
+        return b"".join((*self.response, *field_of(_TIMINGS, self.beside.timings.SerializeToString())))
+
+
+def with_header(header: inspection_pb2.InspectResponse) -> worker_pb2.WorkerReply:
+    """Returns a reply with the header of a streamed one, which has no data; takes its timings out."""
+    reply = _beside(header)
+    reply.response = header.SerializeToString()
+    return reply
+
+
+def _beside(response: inspection_pb2.InspectResponse) -> worker_pb2.WorkerReply:
+    """Returns what a reply has beside ``response``: its timings, which are cleared in it, and its checks."""
+    reply = worker_pb2.WorkerReply(timings=response.timings if response.HasField("timings") else None)
+    for attribution in response.attributions:
+        for check in attribution.checks:
+            reply.checks.add(method=attribution.method, verdict=check.verdict)
+    response.ClearField("timings")
+    return reply
+
+
+def _arrays(result: InspectResult) -> list[Array]:
+    """Returns the arrays that are tensors, in the order of `cutaway.v1.InspectResponse`."""
+    found: list[Array] = []
+
+    def collect(array: Array, field: ArrayField, *_: Any) -> Array:
+        if field.number is None:
+            found.append(array)
+        return array
+
+    with_arrays(result, collect)
+    return found
+
+
+def _parts(message: Message, arrays: Iterator[Array], compression: str) -> list[Buffer]:
+    """Serialises ``message`` with the next of ``arrays`` as the data of each tensor in it; takes it apart."""
+    if isinstance(message, tensor_pb2.Tensor):
+        return _with_data(message, next(arrays), compression)
+    parts: list[Buffer] = []
+    inner = _with_tensors(message.DESCRIPTOR)
+    for field, value in message.ListFields():
+        if field.number in inner:
+            for _, child in children(field, value, ""):
+                parts += field_of(field.number, *_parts(child, arrays, compression))
+            message.ClearField(field.name)
+    return [message.SerializeToString(), *parts]
+
+
+def _with_data(tensor: tensor_pb2.Tensor, array: Array, compression: str) -> list[Buffer]:
+    data: Buffer = bytes_in(array)
+    if compression:
+        packed = compress(data, array.itemsize, compression)
+        if len(packed) < len(data):
+            data, tensor.compression = packed, COMPRESSION.encode(compression)
+    return [tensor.SerializeToString(), *field_of(tensor_pb2.Tensor.DATA_FIELD_NUMBER, data)]
+
+
+@cache
+def _with_tensors(kind: Descriptor) -> frozenset[int]:
+    """Returns the numbers of the fields in which there may be tensors with data; those of an estimate have none."""
+    inner = ((field.number, field.message_type) for field in kind.fields if field.message_type is not None)
+    return frozenset(
+        number
+        for number, message in inner
+        if message is tensor_pb2.Tensor.DESCRIPTOR
+        or (message is not inspection_pb2.Estimate.DESCRIPTOR and _with_tensors(message))
+    )
