@@ -200,6 +200,22 @@ class Dlrm(nn.Module):
         return logits
 
 
+class Deep(nn.Module):
+    """A network of 4,953 modules: 1,650 residual blocks of a few numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(1_650))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Maps [batch, 16] to logits [batch, 5]."""
+        for block in self.blocks:
+            numbers = numbers + block(numbers) / 40
+        logits: Tensor = self.head(numbers)
+        return logits
+
+
 @dataclass(frozen=True)
 class Real:
     """A network and what is asked about it.
@@ -259,6 +275,8 @@ MODELS: dict[str, Real] = {
                  ("lift", "states", "norm", "hidden", "head"), "lift", (50, 16)),
     "dlrm": Real("DLRM-like table, 26 categories", Dlrm, {"numbers": (0, (13,)), "categories": (10_000, (26,))},
                  ("bottom", "bottom.0", "tables.0", "top.0", "top.2"), "top.2", (1,)),
+    "deep": Real("4,953 modules", Deep, {"numbers": (0, (16,))},
+                 tuple(f"blocks.{n}" for n in range(0, 1_650, 330)), "blocks.825", (1,)),
 }  # fmt: skip
 
 

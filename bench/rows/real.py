@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -96,8 +98,16 @@ class Sides:
         self._network = ""
 
 
+_FIRST = ("bert", "resnet50", "deep")
+
+_IDLE_S = 60.0
+
+
 def table(sides: Sides) -> Iterator[Row]:
-    """Yields two rows for each question about each network: of a lone caller, and of eight."""
+    """Yields the first questions; then two rows for each question about a network: of a lone caller, and of eight."""
+    for network in _FIRST:
+        what = f"{MODELS[network].name}: checked IG, the first, a minute after the start / the second"
+        yield Row(f"{network}_first", what, False, 1.5, partial(first, network=network))
     for network, of in MODELS.items():
         for question, words in QUESTIONS.items():
             name = f"{network}_{question}"
@@ -144,6 +154,32 @@ def together(bench: Bench, sides: Sides, network: str, question: str) -> Found:
         bench.rounds,
         "calls/s",
     )
+
+
+def first(bench: Bench, network: str) -> Found:
+    """Measures the first explanation of a server that was idle, and began without proofs, against the second."""
+    ratios, aside = [], dict[str, list[float]]()
+    model, inputs, options = real(network, "ig_checked")
+    for _ in range(bench.rounds):
+        with (
+            TemporaryDirectory() as proofs,
+            servers.cutaway(
+                bench.store.real(network),
+                "processes",
+                CUTAWAY_PROOFS_DIR=proofs,
+                CUTAWAY_IDLE_TESTS_S="120",
+                CUTAWAY_DEFAULT_DEADLINE_S="3600",
+                **WAITING,
+            ) as server,
+            ca.Client(server.address, timeout=3600) as client,
+        ):
+            time.sleep(_IDLE_S)
+            for name in ("first", "second"):
+                start = time.perf_counter()
+                client.inspect(model, inputs, **options)
+                aside.setdefault(name, []).append(time.perf_counter() - start)
+        ratios.append(aside["first"][-1] / aside["second"][-1])
+    return Found(ratios, {name: f"{median(values):.3g} s" for name, values in aside.items()})
 
 
 def arrays(network: str, question: str, result: ca.InspectResult) -> list[Array]:
