@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from cutaway.contract import torchserve_messages as torchserve
-from cutaway.contract.errors import Code, CutawayError, Reason, error
+from cutaway.contract.errors import Code, CutawayError, Reason, at, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail, ModelName, Progress, UnservedArchive
 from cutaway.contract.tensors import Array
@@ -22,10 +22,13 @@ from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.chunks import ReplyAssembler, check_reply_memory, header_message
+from cutaway.contract.wire.message_walk import field_of
 from cutaway.v1 import inspection_pb2, inspection_service_pb2
 from cutaway.views.inspection import Inspection
 
 T = TypeVar("T")
+
+_REQUEST = inspection_service_pb2.InspectStreamRequest.REQUEST_FIELD_NUMBER
 
 SERVICE = "cutaway.v1.InspectionService"
 TORCHSERVE_SCHEME = "torchserve://"
@@ -51,20 +54,21 @@ class Transport(ABC):
 
     def inspect(self, request: InspectRequest) -> Call[InspectResult]:
         """Returns the call for a request."""
-        payload = wire_requests.encode(request).SerializeToString()
+        payload = wire_requests.serialize(request)
         return self._call("inspect", request.model, payload, partial(_decode_result, request.max_reply_bytes))
 
     def get_model(self, model: str, operators: bool, example: bool) -> Call[ModelDetail]:
         """Returns the call that describes a model, on request with its operators and its example."""
         check_text(model, "model")
-        request = wire_models.encode_model_request(model, operators=operators, example=example)
+        with at("model"):
+            request = wire_models.encode_model_request(model, operators=operators, example=example)
         return self._call("describe", model, request, _decode_detail)
 
     def inspect_stream(self, request: InspectRequest, in_parts: bool) -> Call[bytes]:
         """Returns the call for a request with a streamed reply, on request in parts."""
-        asked = wire_requests.encode(request)
-        message = inspection_service_pb2.InspectStreamRequest(request=asked, in_parts=in_parts)
-        return self._call("stream", request.model, message.SerializeToString(), bytes)
+        options = inspection_service_pb2.InspectStreamRequest(in_parts=in_parts).SerializeToString()
+        message = b"".join((*field_of(_REQUEST, wire_requests.serialize(request)), options))
+        return self._call("stream", request.model, message, bytes)
 
     @abstractmethod
     def list_models(self, page_token: str) -> Call[tuple[list[ModelName], str]]:

@@ -274,13 +274,18 @@ def of_exception(failure: Exception) -> CutawayError | None:
     if isinstance(failure, MemoryError):
         return error(Reason.OUT_OF_MEMORY, "there is not enough memory for this; send less at once")
     if isinstance(failure, UnicodeEncodeError):
-        what = f"a text has {failure.object[failure.start : failure.start + 1]!r}, which is no character"
-        return error(Reason.MALFORMED_REQUEST, what)
+        return of_text(failure)
     if isinstance(failure, RecursionError):
         return error(Reason.MALFORMED_REQUEST, "it is nested too deeply")
     if isinstance(failure, TokenError):
         return error(Reason.MALFORMED_REQUEST, f"a text cannot be parsed: {failure.args[0]}")
     return None
+
+
+def of_text(failure: UnicodeEncodeError, field: str = "") -> CutawayError:
+    """Returns the error for a text that UTF-8 cannot hold."""
+    what = f"a text has {failure.object[failure.start : failure.start + 1]!a}, which is no character"
+    return error(Reason.MALFORMED_REQUEST, what, field)
 
 
 def release_frames(failure: BaseException) -> None:
@@ -320,3 +325,5 @@ class at:  # lower case because it is used like a function: with at("captures[0]
     def __exit__(self, kind: object, failure: object, trace: object) -> None:
         if isinstance(failure, CutawayError):
             failure.prefix(self._field)
+        elif isinstance(failure, UnicodeEncodeError):
+            raise of_text(failure, self._field) from None

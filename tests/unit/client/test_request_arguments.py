@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import cutaway as ca
 from cutaway.client.request_builder import build_request
+from cutaway.client.transport import GatewayTransport
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.wire import requests as wire_requests
 
@@ -128,6 +130,35 @@ def test_what_no_message_can_carry_is_refused(case: str) -> None:
         assert caught.value.field == field
         assert text in caught.value.message
         assert caught.value.reason == ("INPUT_DTYPE" if "cannot be sent" in text else "INVALID_VALUE")
+
+
+HALF = "a\ud800"
+"""A text that Python reads from JSON or from a file's name, and that UTF-8 cannot hold."""
+
+HALVES: dict[str, Callable[[], InspectRequest]] = {
+    "model": lambda: build_request(HALF, X),
+    "captures[0].module": lambda: build_request("m", X, captures=[HALF]),
+    "edits[0].module": lambda: build_request("m", X, edits=[ca.Zero(HALF)]),
+    "attributions[0].layer_activation.layer": lambda: build_request(
+        "m", X, attributions=[ca.LayerActivation(layer=HALF)]
+    ),
+    "attributions[0].integrated_gradients.path.baselines.by_input.a\ud800": lambda: build_request(
+        "m", X, attributions=[ca.IntegratedGradients(baselines={HALF: X["x"]})]
+    ),
+    "tensors": lambda: build_request("m", {HALF: X["x"]}),
+    "tensors.feature_names.x.names": lambda: InspectRequest("m", X, feature_names={"x": (HALF, "b", "c")}),
+    "arguments.mode": lambda: build_request("m", X, arguments={"mode": HALF}),
+    "inputs.raw": lambda: build_request("m", HALF),
+}
+
+
+@pytest.mark.parametrize("field", HALVES)
+def test_half_a_character_is_refused_where_it_is(field: str) -> None:
+    """Before anything is sent, with a message that can be printed."""
+    with pytest.raises(ca.InvalidArgument, match="is no character") as caught:
+        GatewayTransport().inspect(HALVES[field]())
+    assert (caught.value.reason, caught.value.field) == ("MALFORMED_REQUEST", field)
+    assert str(caught.value).encode()
 
 
 def test_losses_are_summed_or_averaged_by_word() -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeAlias, TypeVar, Unio
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.errors import CutawayError, Reason, at, error, of_text
 from cutaway.contract.requests import field_name
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.scalars import ENUMS, NUMBERS, UNSET, Scalar, unchanged
@@ -225,6 +225,8 @@ def spread(kind: type, descriptors: Iterable[FieldDescriptor], rules: Rules) -> 
         except CutawayError as failure:
             failure.prefix(name)
             raise
+        except UnicodeEncodeError as failure:
+            raise of_text(failure, name) from None
 
     def read(message: Any) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
