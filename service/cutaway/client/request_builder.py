@@ -98,8 +98,7 @@ def _as_raw(value: Any) -> requests.Raw | None:
     if isinstance(value, requests.Raw):
         return value
     if isinstance(value, str):
-        with at("raw"):
-            return requests.Raw(value.encode(), "text/plain")
+        return requests.Raw(value.encode(), "text/plain")
     image = getattr(sys.modules.get("PIL.Image"), "Image", None)
     if image is not None and isinstance(value, image):
         data = io.BytesIO()

@@ -627,19 +627,31 @@ WRONG |= {
 SURROGATE = "\ud800"
 TENSOR = {"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
 WRONG |= {
-    f"surrogate {number}": (path, body, {}, (400, "MALFORMED_REQUEST", ""))
-    for number, (path, body) in enumerate(
+    f"surrogate {number}": (path, body, {}, (400, "MALFORMED_REQUEST", field))
+    for number, (path, body, field) in enumerate(
         [
-            ("/v1/models/classes:predict", {"instances": [[1, 2, 3, 4]], "target": SURROGATE}),
-            ("/v1/models/classes:explain", {"instances": [[1, 2, 3, 4]], "captures": [SURROGATE]}),
-            ("/v1/models/classes:predict", {"instances": [[1, 2, 3, 4]], "arguments": {"a": SURROGATE}}),
-            ("/v1/models/classes:predict", {"instances": [{SURROGATE: [1, 2, 3, 4]}]}),
-            ("/v1/models/classes:predict", {"instances": [SURROGATE]}),
-            ("/v1/models/classes:inspect", {"captures": [{"module": SURROGATE}]}),
-            ("/v1/models/classes:program?language=python", {"captures": [{"module": SURROGATE}]}),
-            ("/v2/models/classes/infer", {"inputs": [TENSOR | {"name": SURROGATE}]}),
-            ("/v2/models/classes/infer", {"inputs": [TENSOR], "outputs": [{"name": SURROGATE}]}),
-            ("/v2/models/classes/infer", {"inputs": [TENSOR], "id": SURROGATE}),
+            (
+                "/v1/models/classes:predict",
+                {"instances": [[1, 2, 3, 4]], "target": SURROGATE},
+                "target.class_label.labels",
+            ),
+            (
+                "/v1/models/classes:explain",
+                {"instances": [[1, 2, 3, 4]], "captures": [SURROGATE]},
+                "captures[0].module",
+            ),
+            (
+                "/v1/models/classes:predict",
+                {"instances": [[1, 2, 3, 4]], "arguments": {"a": SURROGATE}},
+                "arguments.a",
+            ),
+            ("/v1/models/classes:predict", {"instances": [{SURROGATE: [1, 2, 3, 4]}]}, "tensors"),
+            ("/v1/models/classes:predict", {"instances": [SURROGATE]}, "instances.inputs"),
+            ("/v1/models/classes:inspect", {"captures": [{"module": SURROGATE}]}, ""),
+            ("/v1/models/classes:program?language=python", {"captures": [{"module": SURROGATE}]}, ""),
+            ("/v2/models/classes/infer", {"inputs": [TENSOR | {"name": SURROGATE}]}, "inputs[0]"),
+            ("/v2/models/classes/infer", {"inputs": [TENSOR], "outputs": [{"name": SURROGATE}]}, "outputs[0]"),
+            ("/v2/models/classes/infer", {"inputs": [TENSOR], "id": SURROGATE}, ""),
         ]
     )
 }

@@ -148,7 +148,7 @@ HALVES: dict[str, Callable[[], InspectRequest]] = {
     "tensors": lambda: build_request("m", {HALF: X["x"]}),
     "tensors.feature_names.x.names": lambda: InspectRequest("m", X, feature_names={"x": (HALF, "b", "c")}),
     "arguments.mode": lambda: build_request("m", X, arguments={"mode": HALF}),
-    "inputs.raw": lambda: build_request("m", HALF),
+    "inputs": lambda: build_request("m", HALF),
 }
 
 
