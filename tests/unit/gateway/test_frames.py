@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cutaway.server import worker_protocol
 from cutaway.server.worker.server import FrameSender
 from cutaway.server.worker_protocol import Frame, FrameKind, FrameReader, frame, frame_of
+from tests.support.waiting import until
 
 SPACE = worker_protocol._SPACE_BYTES
 EDGES = [SPACE - worker_protocol.HEAD.size + more for more in (-1, 0, 1)]
@@ -68,3 +69,18 @@ def test_parts_arrive_in_order(parts: int, size: int) -> None:
     assert sorted(number for _, number, _ in found) == [*range(1, threads + 1)]
     for _, number, data in found:
         assert data == bytes([number]) * (parts * size)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_nobody_will_get_is_kept_no_longer(is_slow: bool) -> None:
+    """A process that shall end need not wait for it, be it sent at once or by the thread of a slow connection."""
+    sending, receiving = socket.socketpair()
+    with sending:
+        sender = FrameSender(sending)
+        if is_slow:
+            sender.send(bytes(64 << 20))
+            assert sender._waiting
+        receiving.close()
+        until(lambda: not sender._waiting)
+        sender.send(b"more")
+        assert not sender._waiting

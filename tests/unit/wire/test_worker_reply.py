@@ -36,6 +36,7 @@ def test_a_reply_says_what_protobuf_would(result: InspectResult, small_bytes: in
         reply = Reply.read(b"".join(Reply.of(result, compression).serialized()))
     assert not KIND.FromString(b"".join(reply.response)).HasField("timings")
     completed = reply.complete()
+    assert reply.size == len(completed)
     assert list(ambiguities(KIND.DESCRIPTOR, completed)) == []
     assert KIND.FromString(completed).SerializeToString() == written.SerializeToString()
     assert canonical(wire_results.decode(KIND.FromString(completed))) == canonical(wire_results.decode(written))

@@ -86,8 +86,8 @@ class Reply(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of the response."""
-        return sum(map(len, self.response))
+        """The bytes of the response with the timings so far."""
+        return sum(map(len, (*self.response, *self._timings())))
 
     def serialized(self) -> Parts:
         """Returns the whole `cutaway.v1.WorkerReply`."""
@@ -98,9 +98,11 @@ class Reply(NamedTuple):
 
         They are added once, when all of them are known: not every decoder merges a message field that occurs twice.
         """
-        if not self.beside.HasField("timings"):
-            return b"".join(self.response)
-        return b"".join((*self.response, *field_of(_TIMINGS, self.beside.timings.SerializeToString())))
+        return b"".join((*self.response, *self._timings()))
+
+    def _timings(self) -> Parts:
+        has_timings = self.beside.HasField("timings")
+        return field_of(_TIMINGS, self.beside.timings.SerializeToString()) if has_timings else ()
 
 
 def with_header(header: inspection_pb2.InspectResponse) -> worker_pb2.WorkerReply:

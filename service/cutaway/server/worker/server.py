@@ -56,7 +56,7 @@ class FrameSender:
 
     def send(self, *parts: Buffer) -> None:
         """Sends ``parts`` after all that was sent before; safe in any thread. They must not change later."""
-        with self._lock, suppress(OSError):
+        with self._lock:
             is_free = not self._waiting
             self._waiting.extend(memoryview(part) for part in parts if part)
             if is_free and not self._send_now():
@@ -69,20 +69,29 @@ class FrameSender:
             time.sleep(_POLL_S)
 
     def _send_now(self) -> bool:
-        """Sends what the connection's buffer takes; returns whether that is all."""
-        with suppress(BlockingIOError):
+        """Sends what the connection's buffer takes; returns whether nothing is left to send."""
+        try:
             while self._waiting:
                 self._sent(self._connection.sendmsg(self._next(), (), socket.MSG_DONTWAIT))
-        return not self._waiting
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._waiting.clear()  # nobody will get it
+        return True
 
     def _send_waiting(self) -> None:
-        with suppress(OSError):
-            while True:
-                sent = self._connection.sendmsg(self._next())
+        with self._lock:
+            parts = self._next()
+        while parts:
+            try:
+                sent = self._connection.sendmsg(parts)
+            except OSError:
                 with self._lock:
-                    self._sent(sent)
-                    if not self._waiting:
-                        return
+                    self._waiting.clear()
+                return
+            with self._lock:
+                self._sent(sent)
+                parts = self._next()
 
     def _next(self) -> list[memoryview]:
         return list(islice(self._waiting, _MOST_PARTS))
