@@ -13,6 +13,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.support.mixed.callers import Answered
 from tests.support.processes import resident_bytes
 from tests.support.serving import Server
 
@@ -20,6 +21,12 @@ EVERY_S = 0.2
 
 LATE_S = 10.0
 """Until health says that a model does not serve, after the latest deadline of its calls; and after it serves again."""
+
+LAG_S = 1.0
+"""Health may be so much behind: a worker tells twice a second until when its calls last."""
+
+AT_ONCE_S = 0.5
+"""No worker of TorchServe starts within this and twice that lag."""
 
 
 class Sample(NamedTuple):
@@ -52,19 +59,24 @@ class Observer:
                 with suppress(psutil.Error):  # it is being restarted
                     self.most_bytes = max(self.most_bytes, resident_bytes(self._server))
 
-    def untrue(self, answered: Mapping[str, Sequence[float]], deadline_s: float) -> list[Sample]:
+    def untrue(self, answered: Mapping[str, Sequence[Answered]], deadline_s: float) -> list[Sample]:
         """Returns the samples that were not true: serving, but nothing was answered for as long as a call may wait and
-        a fault be noticed; or not serving, while answers came within half a second before and after."""
-        times = {model: sorted(each) for model, each in answered.items()}
+        a fault be noticed; or not serving, though a call was answered one or two seconds before, and another that began
+        afterwards at once. A worker that refuses new calls answers those that it has."""
+        times = {model: sorted(call.at for call in calls) for model, calls in answered.items()}
 
-        def within(sample: Sample, before_s: float, after_s: float) -> int:
+        def between(sample: Sample, before_s: float, after_s: float) -> bool:
             each = times.get(sample.model, [])
-            return bisect_right(each, sample.at + after_s) - bisect_left(each, sample.at - before_s)
+            return bisect_right(each, sample.at + after_s) > bisect_left(each, sample.at - before_s)
+
+        def served_at_once(sample: Sample) -> bool:
+            until = sample.at + AT_ONCE_S
+            return any(sample.at <= call.asked_at and call.at <= until for call in answered.get(sample.model, ()))
 
         reach_s = deadline_s + LATE_S
         return [
             sample
             for sample in self.samples
-            if (sample.serving and not within(sample, reach_s, reach_s))
-            or (not sample.serving and within(sample, 0.5, 0.0) and within(sample, 0.0, 0.5))
+            if (sample.serving and not between(sample, reach_s, reach_s))
+            or (not sample.serving and between(sample, 2 * LAG_S, -LAG_S) and served_at_once(sample))
         ]

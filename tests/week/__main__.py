@@ -192,7 +192,7 @@ class Week:
         print(f"{lost} lost, {outcomes.pop('wrong', 0)} wrong")
         print(f"{CALLERS} callers in {self.seconds:.0f} s on {self.engine}: {dict(outcomes)}")
         print(f"{len(took)} calls took {took[len(took) // 2]:.1f} s in the middle, {took[-1]:.1f} s at most")
-        answered = {"waiting": [at for each in callers for model in each.answered for at in each.answered[model]]}
+        answered = {"waiting": [call for each in callers for calls in each.answered.values() for call in calls]}
         lies = [
             lie for lie in observer.untrue(answered, DEADLINE_S)
             if not any(each.since <= lie.at <= each.until for each in self.restarts)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import cutaway as ca
 from tests.support.mixed.mix import Outcome, Request
@@ -92,6 +92,13 @@ def beside(*works: Callable[[threading.Event], None]) -> Iterator[None]:
             each.result()
 
 
+class Answered(NamedTuple):
+    """When a call that was answered began, and when its answer was there, in monotonic seconds."""
+
+    asked_at: float
+    at: float
+
+
 @dataclass
 class Callers:
     """Callers who ask ``requests`` in turn, each by one of ``clients``, and note what they get.
@@ -106,8 +113,7 @@ class Callers:
     tries_again: bool
     outcomes: Counter[str] = field(default_factory=Counter)
     took: list[float] = field(default_factory=list)
-    answered: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """When each model answered, in monotonic seconds."""
+    answered: dict[str, list[Answered]] = field(default_factory=lambda: defaultdict(list))
 
     faults: list[str] = field(default_factory=list)
     """Wrong answers and lost calls, in words."""
@@ -131,7 +137,7 @@ class Callers:
     def _outcome(self, client: ca.Client, request: Request) -> str:
         until = time.monotonic() + self.deadline_s
         while (left := until - time.monotonic()) > 0:
-            request = replace(request, asked={**request.asked, "timeout": left})
+            request, asked_at = replace(request, asked={**request.asked, "timeout": left}), time.monotonic()
             found = ask(client, request)
             if isinstance(found, ca.CutawayError) and self.tries_again and found.reason == "DEADLINE_EXCEEDED":
                 break
@@ -139,7 +145,7 @@ class Callers:
                 time.sleep(wait)
                 continue
             if not isinstance(found, ca.CutawayError):
-                self.answered[request.model].append(time.monotonic())
+                self.answered[request.model].append(Answered(asked_at, time.monotonic()))
             wrong = request.wrong(found)
             self.faults += [wrong] if wrong else []
             return "lost" if isinstance(found, ca.CutawayError) else "wrong" if wrong else "answered"
