@@ -64,9 +64,12 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
     return scheduling.scheduler(config, log)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In xdist's processes only: a person who runs one test after another gets them in the order of their names."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Marks rows slow before pytest selects by marks, and orders what is left: in xdist's processes only, for a person
+    who runs one test after another gets them in the order of their names."""
+    scheduling.mark_most_rows_slow(items)
+    yield
     if hasattr(config, "workerinput"):
         items[:] = scheduling.in_order(items)
 

@@ -335,6 +335,7 @@ def test_what_is_added_is_compared_and_noise_is_no_result() -> None:
         added([4.0, 5.0], [3.0, 7.0], [2.0, 9.0], [3.0, 10.0])
 
 
+@pytest.mark.slow
 def test_in_process_rows_measure_something(tmp_path: Path) -> None:
     """A row's rounds are as many as asked, positive, and told aside with their units."""
     found = stop(Bench(Store(tmp_path), 1, "cpu"))

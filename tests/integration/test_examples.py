@@ -50,6 +50,7 @@ def test_digits_reads_what_it_never_saw() -> None:
     assert train.accuracy(network()) >= train.REQUIRED_ACCURACY == 0.97
 
 
+@pytest.mark.slow
 def test_training_teaches() -> None:
     """A network that is trained here and now reads nine of ten digits that training never saw; guessing, one of ten."""
     assert train.accuracy(train.train()) > 0.9
@@ -210,6 +211,7 @@ def test_the_demo_draws_digits() -> None:
     assert lines == ["  ▒▒", "██░░"]
 
 
+@pytest.mark.slow
 def test_the_demo_stops_its_server(tmp_path: Path) -> None:
     """A server answers for as long as it is needed and is gone afterwards, whatever happened meanwhile."""
     package_digits(tmp_path)

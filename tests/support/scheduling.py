@@ -1,4 +1,5 @@
-"""How pytest-xdist shares the test files among its processes: a file as a whole, and those that take longest first.
+"""Which tests are quick, and how pytest-xdist shares their files among its processes: a file as a whole, and those that
+take longest first.
 
 Handed out by their number of tests, as xdist does by itself, the files that start servers would come last, because they
 have few tests; then one core works while the others wait.
@@ -6,11 +7,16 @@ have few tests; then one core works while the others wait.
 
 from __future__ import annotations
 
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+TESTS = Path(__file__).parents[1]
 
 ONE_SERVER = (
     "test_cookbook", "test_end_to_end", "test_service", "test_mixed_requests", "test_serve",
@@ -43,6 +49,25 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]  # xdist's classe
     def _split_scope(self, nodeid: str) -> str:
         module = _module(nodeid)
         return "one server" if module in ONE_SERVER else module
+
+
+SHARE, LEAST, MOST = 12, 2, 10
+"""Of so many rows of a table one is quick, but at least so many of a table and at most so many."""
+
+TABLES = ("unit", "integration")
+"""The folders whose tables are long."""
+
+
+def mark_most_rows_slow(items: Iterable[pytest.Item]) -> None:
+    """Marks most rows of large tables slow; which ones follows from their names alone."""
+    tables = defaultdict(list)
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in TABLES and not item.get_closest_marker("slow"):
+            tables[item.nodeid.partition("[")[0]].append(item)
+    for rows in tables.values():
+        rows.sort(key=lambda row: zlib.crc32(row.nodeid.encode()))
+        for row in rows[min(MOST, max(LEAST, len(rows) // SHARE)) :]:
+            row.add_marker(pytest.mark.slow)
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:

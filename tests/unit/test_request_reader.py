@@ -74,6 +74,7 @@ def in_file(directory: Path, array: Array) -> str:
     return path.name
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(questions)
 def test_every_field_can_be_said(question: InspectRequest) -> None:

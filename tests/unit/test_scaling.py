@@ -124,6 +124,7 @@ def test_turns_form_as_in_the_gateway() -> None:
     assert sizes == [1, 1, 5, 5, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [KUBERNETES, RAY])
 def test_a_burst_brings_workers_and_ends(policy: object) -> None:
     """Two workers of 100 calls a second, and 200 a second at once: calls wait, or are refused, until workers have come

@@ -28,6 +28,8 @@ from torch import nn
 from cutaway.gateway import serve
 from tests.support.documents import blocks
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 BASE_INSTALL = {
     *("cutaway", "google-crc32c", "googleapis-common-protos", "grpcio"),
@@ -245,7 +247,6 @@ except ca.FailedPrecondition as failure:
 """
 
 
-@pytest.mark.slow
 def test_five_lines_need_neither_torchserve_nor_http(notebook: Place) -> None:
     """The README's first program runs as it is with `cutaway[local]`; one that asks for HTTP says what that needs."""
     program = next(block.text for block in blocks(ROOT / "README.md") if block.language == "python")
@@ -314,7 +315,6 @@ def test_sources_are_out_of_reach(machine: Place) -> None:
     assert not {str(ROOT), str(ROOT / "service")} & set(path)
 
 
-@pytest.mark.slow
 def test_server_from_the_wheel(machine: Place, application: Place, tmp_path: Path) -> None:
     """A model is packaged, served by TorchServe, asked and stopped by what is in the wheel; then nothing is left."""
     store, scratch = tmp_path / "store", tmp_path / "scratch"

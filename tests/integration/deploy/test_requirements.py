@@ -173,6 +173,7 @@ def shelf(tmp_path: Path) -> Shelf:
     return shelf
 
 
+@pytest.mark.slow
 def test_the_image_installs_the_extras_that_are_asked_for(shelf: Shelf) -> None:
     assert "Would install captum-0.9.0 spans-1.0 torch-2.13.0\n" in shelf.install("server,traces").stdout
     assert "Would install spans-1.0\n" in shelf.install("traces").stdout
@@ -196,6 +197,7 @@ def test_a_package_that_is_not_locked_is_refused(shelf: Shelf) -> None:
     assert "In --require-hashes mode" in done.stderr
 
 
+@pytest.mark.slow
 def test_another_build_of_torch_has_a_hash_as_well(shelf: Shelf) -> None:
     """Only the build whose hash the builder gives comes in place of the locked one."""
     sha256 = shelf.put("torch", "2.13.0+cpu")

@@ -167,6 +167,7 @@ def test_a_request_that_comes_in_pieces_has_an_end(address: str) -> None:
         until(done, 0.1)
 
 
+@pytest.mark.slow
 def test_a_connection_has_no_more_streams_than_allowed(address: str) -> None:
     """Ten thousand half requests: the server says how many it takes, refuses the others, and ends those that it took;
     another caller is served all the while."""
@@ -187,7 +188,8 @@ def test_a_connection_has_no_more_streams_than_allowed(address: str) -> None:
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["unary", "stream"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 def test_a_long_call_outlives_the_limits(address: str, stream: bool) -> None:
     """Also on a connection whose request before it was long ago."""
     with ca.Client(address) as client:

@@ -373,6 +373,7 @@ def test_what_multiplies_is_counted_first(site: Site, name: str) -> None:
     measured.check()
 
 
+@pytest.mark.slow
 def test_nothing_of_what_was_refused_is_kept(site: Site) -> None:
     """No error keeps its request in a circle of references, which lives until the next garbage collection."""
     for name in "v2 by grpc, fewer contents", "predict, names", "connect, objects", "program, objects":
@@ -623,7 +624,9 @@ AGAIN = 10
 """How often the question below is asked: a busy machine stops a caller for longer than a conversion, by itself."""
 
 
-@pytest.mark.parametrize("name", HEAVY)
+@pytest.mark.parametrize(
+    "name", [each if each == "inspect" else pytest.param(each, marks=pytest.mark.slow) for each in HEAVY]
+)
 def test_a_caller_fills_no_threads_that_others_need(site: Site, name: str) -> None:
     """Beside six allowed conversions of one caller, another caller's is answered before the first of them is done."""
     ask, said = HEAVY[name]

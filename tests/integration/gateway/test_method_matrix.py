@@ -26,7 +26,7 @@ WAYS = [
     for mode in (ca.CheckMode.SAME_PASS, ca.CheckMode.INDEPENDENT)
 ]
 
-ALWAYS = ("cnn", "lstm", "bert", "mixture-of-experts")
+ALWAYS = ("cnn", "lstm", "bert")
 """The architectures of every run; the others are slow ones, and `make matrix` asks all of them."""
 
 

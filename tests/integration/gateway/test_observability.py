@@ -373,6 +373,7 @@ def test_a_log_that_cannot_be_written_costs_no_call(monkeypatch: pytest.MonkeyPa
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_a_traceback_shows_no_values() -> None:
     """What goes wrong unforeseen is written down with its lines of code, and not with what variables held: where a
     program serves its models and configures no log, or one of either form, and where a process logs by ours."""

@@ -413,6 +413,7 @@ def test_the_way_is_chosen_by_the_size_of_earlier_replies() -> None:
     assert (seen.is_large(one), seen.is_large(two), seen.is_large(other)) == (False, True, False)
 
 
+@pytest.mark.slow
 def test_hanging_up(client: ca.Client) -> None:
     """Whoever hangs up amid a reply leaves nothing behind: the next call is answered, as often as it happens, and more
     often than replies may be on their way at once."""
@@ -432,6 +433,7 @@ def test_a_slow_reader_keeps_nobody_waiting(client: ca.Client) -> None:
         assert slow.result().captures["wide"].output.nbytes == 60 * MEBIBYTE
 
 
+@pytest.mark.slow
 def test_a_reply_that_nobody_reads_is_ended(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not hold memory, and a place among the streamed replies, until its deadline."""
     monkeypatch.setattr(servicer, "_PATIENCE_S", 0.1)
@@ -520,6 +522,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             yield running
 
 
+@pytest.mark.slow
 def test_through_torchserve(wide: Server) -> None:
     """A reply that is larger than any one message arrives whole through gateway and TorchServe."""
     with ca.Client(wide.address) as client:
@@ -534,6 +537,7 @@ def test_through_torchserve(wide: Server) -> None:
         assert caught.value.reason == Reason.MODULE_NOT_FOUND
 
 
+@pytest.mark.slow
 def test_every_field_is_once_in_what_torchserve_sent(wide: Server) -> None:
     """What the gateway adds to the bytes of a worker in another process is in place of nothing that they have."""
     request = asked_for("wide", mebibytes(1), captures=["wide"], input_gradients=True)
@@ -551,6 +555,7 @@ def test_every_field_is_once_in_what_torchserve_sent(wide: Server) -> None:
         assert ran == {"queue_ms", "decode_ms", "forward_ms", "backward_ms", "encode_ms"}
 
 
+@pytest.mark.slow
 def test_torchserves_own_port(wide: Server) -> None:
     """Without the gateway, too: but there nobody can say what was taken, and the limit of one message holds."""
     with behind(wide).client() as direct, ca.Client(wide.address) as client:
@@ -569,6 +574,7 @@ def test_torchserves_own_port(wide: Server) -> None:
             direct.inspect("wide", mebibytes(2), captures="nowhere", stream=True)
 
 
+@pytest.mark.slow
 def test_a_slow_reader_fills_no_memory(wide: Server) -> None:
     """What a caller does not take stays with the worker: gateway and TorchServe do not grow by it, and the worker
     answers others meanwhile."""
@@ -586,6 +592,7 @@ def test_a_slow_reader_fills_no_memory(wide: Server) -> None:
     assert max(grown) < 64 * MEBIBYTE
 
 
+@pytest.mark.slow
 def test_unread_replies_hold_up_no_other_caller(wide: Server) -> None:
     """One caller leaves twice as many replies unread as may be on their way; those of another one arrive."""
     with (
@@ -603,6 +610,7 @@ def test_unread_replies_hold_up_no_other_caller(wide: Server) -> None:
             reply.cancel()
 
 
+@pytest.mark.slow
 def test_no_file_descriptor_is_left(wide: Server) -> None:
     """A streamed reply needs some: until there are any, its caller is told to try again."""
     gateway = psutil.Process(wide.process.pid)
@@ -620,6 +628,7 @@ def test_no_file_descriptor_is_left(wide: Server) -> None:
         assert client.inspect("wide", mebibytes(7), captures="wide", stream=True).predictions
 
 
+@pytest.mark.slow
 def test_the_deadline_amid_a_reply(wide: Server) -> None:
     """A deadline that passes while a reply is read ends it, and costs neither the worker nor the next call."""
     with ca.Client(wide.address) as client:
@@ -640,6 +649,7 @@ def test_the_deadline_amid_a_reply(wide: Server) -> None:
         assert _workers(wide) == workers
 
 
+@pytest.mark.slow
 def test_hanging_up_on_torchserve(wide: Server) -> None:
     """Whoever hangs up amid a reply costs neither the worker nor the next call."""
     with ca.Client(wide.address) as client:
@@ -651,6 +661,7 @@ def test_hanging_up_on_torchserve(wide: Server) -> None:
         assert _workers(wide) == workers
 
 
+@pytest.mark.slow
 def test_side_by_side_in_torchserve(wide: Server) -> None:
     """Replies in pieces and in one message, asked for at once, each reach their own caller; also more of them than may
     be on their way together."""

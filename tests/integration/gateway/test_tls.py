@@ -410,7 +410,7 @@ def test_the_command_line_makes_tokens_and_asks_with_them(
 
 
 @pytest.mark.parametrize("variable", ["CUTAWAY_TOKENS", "CUTAWAY_TLS_CERTIFICATE", "CUTAWAY_TLS_CLIENT_CA"])
-@pytest.mark.parametrize("content", [None, "nonsense"])
+@pytest.mark.parametrize("content", [pytest.param(None, marks=pytest.mark.slow), "nonsense"])
 def test_a_file_that_cannot_be_used_ends_it_before_torchserve_starts(
     variable: str, content: str | None, pki: Pki, tmp_path: Path
 ) -> None:
@@ -434,7 +434,8 @@ def test_a_file_that_cannot_be_used_ends_it_before_torchserve_starts(
     assert not (tmp_path / "logs").exists()
 
 
-@pytest.mark.parametrize("backend", ["--engine=embedded", pytest.param("--workers=1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["--engine=embedded", "--workers=1"])
 def test_a_served_store_is_guarded(backend: str, pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`cutaway serve` takes all of it from the environment, over TorchServe as well as in its own process, and says
     what is open where others can reach it."""

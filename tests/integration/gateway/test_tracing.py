@@ -85,7 +85,8 @@ def test_what_is_no_span_is_nobodys() -> None:
     assert set(model.below) == {f"{0:032x}-{0:016x}"}
 
 
-@pytest.mark.parametrize("engine", ["processes", pytest.param("torchserve", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["processes", "torchserve"])
 def test_one_trace_from_the_caller_into_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:

@@ -53,6 +53,7 @@ async def refusals(address: str, method: str, authorization: str) -> Counter[grp
     return Counter(await asyncio.gather(*(refusal() for _ in range(STRANGERS))))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not psutil.LINUX, reason="the peak of a process's memory is read from /proc")
 def test_what_strangers_send_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dozen callers without a token, or with a wrong one, each with a request of 48 MiB, are refused and counted, and

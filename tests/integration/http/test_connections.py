@@ -218,6 +218,7 @@ def test_who_reads_nothing_is_left(server: Served, streamed: bool) -> None:
     still_answers(server)
 
 
+@pytest.mark.slow
 def test_who_reads_slowly_gets_everything(server: Served) -> None:
     """For much longer than a connection may be idle."""
     request = encode(build_request("echo", {"input": np.ones((1, 8 << 20), np.float32)})).SerializeToString()
@@ -381,6 +382,7 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(server: Served, w
     assert said.endswith(b'{"models":["echo","net","slow"]}')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", [b"", LAST + b"and more"], ids=["nothing behind it", "more than requests behind it"])
 def test_a_long_call_that_asks_for_another_protocol_is_answered(server: Served, behind: bytes) -> None:
     """It takes longer than a head may, and what its caller sent behind the last request ends nothing."""

@@ -54,6 +54,7 @@ def test_what_it_describes_is_served(url: str) -> None:
     assert post(f"{url}/docs/other.js", None, {})[0] == 404
 
 
+@pytest.mark.slow
 def test_requests_made_from_it(url: str) -> None:
     """No request that the description allows, or nearly allows, makes the server fail."""
     schema = schemathesis.openapi.from_dict({**description(), "servers": [{"url": url}]})

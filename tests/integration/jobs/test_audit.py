@@ -13,6 +13,7 @@ from examples.digits.audit import WRONG, mislabelled, on_ink, prepare, suspects,
 from tests.support.digits import package_digits
 
 
+@pytest.mark.slow
 def test_the_audit_finds_every_label_that_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,797 digits, the 24 that the model contradicts most surely are the 24 whose label was changed; and the least
     share of saliency on ink is what a look at the arrays says."""

@@ -303,6 +303,7 @@ def test_rows_that_need_no_explanation_have_none(store: Path, tmp_path: Path) ->
     assert [verdict is None for verdict in results["verdict:saliency"]] == skipped.tolist()
 
 
+@pytest.mark.slow
 def test_an_estimate_stands_beside_its_standard_error(store: Path, tmp_path: Path) -> None:
     """In a column of its own, in the shape of the input."""
     masks = (np.arange(64).reshape(1, 1, 8, 8) // 16).tolist()
@@ -328,6 +329,7 @@ def test_several_classes_and_explanations_of_one_kind(store: Path, tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 def test_texts_have_tokens_and_shapes_of_their_own(store: Path, tmp_path: Path) -> None:
     """A text's tensors are as long as the longest text of its batch; what each token adds stands beside its text."""
     texts = [

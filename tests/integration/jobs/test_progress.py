@@ -36,6 +36,7 @@ def test_lines_where_there_is_no_terminal(store: Path, tmp_path: Path) -> None:
     assert "3 of 3 files were written by an earlier run" in second
 
 
+@pytest.mark.slow
 def test_a_bar_on_a_terminal(store: Path, tmp_path: Path) -> None:
     """A terminal shows rows, rows a second, time left and verdicts."""
     job = job_file(tmp_path, store, 40)

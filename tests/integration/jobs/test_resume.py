@@ -54,7 +54,8 @@ def test_killed_anywhere_it_ends_the_same(store: Path, uninterrupted: Path, tmp_
     assert not list((tmp_path / "out").glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_asked_to_stop_it_says_how_to_go_on(store: Path, tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, or a scheduler's word, ends the job with status 3 and advice; what is on disk is whole, and no row is
     taken for a bad one."""

@@ -150,6 +150,7 @@ def test_what_is_published(built: Path) -> None:
     assert not [name for name in names if not name.startswith(("dist/", "package.json", "README.md"))]
 
 
+@pytest.mark.slow
 def test_types_and_layout(built: Path) -> None:
     _npm(built, "run", "check")
 
@@ -162,6 +163,7 @@ def test_generated_code_is_of_the_contract(built: Path) -> None:
         assert (built / path.relative_to(CLIENT)).read_text() == path.read_text(), path.name
 
 
+@pytest.mark.slow
 @MIXED
 def test_the_same_mixed_questions_in_node(
     built: Path, store: Path, server: Server, tmp_path: Path, chosen: Chosen
@@ -223,6 +225,7 @@ def _text(array: np.ndarray[Any, Any]) -> str:
     return base64.b64encode(np.ascontiguousarray(wide).tobytes()).decode()
 
 
+@pytest.mark.slow
 @in_a_browser
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_page_asks_as_far_as_it_may(built: Path, allowed: bool) -> None:

@@ -117,6 +117,7 @@ def test_workers_that_hang_are_replaced(server: Server) -> None:
     until(lambda: {health(server.address, model) for model in MODELS} == {"SERVING"})
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_replaced(server: Server) -> None:
     """What starts the workers is stopped: health says so, callers are told to try again, and another one answers."""
     before = leader(server).pid

@@ -28,7 +28,7 @@ from tests.support.waiting import PATIENCE_S, until
 CALLERS = 8
 KILLS = 2
 RESTARTS = 6
-ENGINES = ("torchserve", "processes", "ray")
+ENGINES = ("processes", "torchserve", "ray")
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +138,7 @@ def test_memory_that_runs_out_costs_its_own_request_only(
     assert worker(server, "fragile").memory_info().rss < 2 << 30
 
 
+@pytest.mark.slow
 def test_an_engine_comes_back(server: Server) -> None:
     """What starts the workers is killed: calls are told at once when to try again, health turns, it is started again,
     calls pass."""

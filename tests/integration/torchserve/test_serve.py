@@ -242,9 +242,8 @@ class Unseeded(Adapter):
 """
 
 
-@pytest.mark.parametrize(
-    "engine", ["embedded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchserve", "processes"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["embedded", "torchserve", "processes"])
 def test_random_parameters_are_not_served_unless_allowed(tmp_path: Path, engine: str) -> None:
     """The operator, the callers and the health check learn of it; the archive that allows them is served."""
     (tmp_path / "unseeded.py").write_text(_UNSEEDED)
@@ -398,6 +397,7 @@ def assert_ends_and_leaves_nothing(small: Server, number: int) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["embedded", "processes"])
 def test_the_other_engines_need_no_java(
     small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
@@ -440,6 +440,7 @@ class Talking(Adapter):
 """
 
 
+@pytest.mark.slow
 def test_every_line_of_the_log_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On standard error: what is not served, what libraries and models log or warn of, what gRPC says of a caller
     without TLS. Standard output has what scripts wait for, and nothing else."""
@@ -479,6 +480,7 @@ run(Path(sys.argv[1]), Settings(address="127.0.0.1:0", engine="embedded"), worke
 """
 
 
+@pytest.mark.slow
 def test_no_collection_looks_through_what_stays(small_store: Path) -> None:
     """Once it is ready, Python's collector leaves alone what was there by then: looking through it, torch and Captum
     included, would hold up every call for a tenth of a second again and again."""

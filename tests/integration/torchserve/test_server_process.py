@@ -260,6 +260,7 @@ def test_a_port_that_somebody_took(store: Path, monkeypatch: pytest.MonkeyPatch)
 # It ends.
 
 
+@pytest.mark.slow
 def test_stop_leaves_nothing(store: Path, tmp_path: Path) -> None:
     """A call under way may finish; then there is no process and no directory, but still what had been logged."""
     asked = tmp_path / "asked"
@@ -304,6 +305,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_an_owner_that_was_killed(store: Path) -> None:
     """Where this very process is killed, and can tidy up no more, its TorchServe does not live on."""
     command = [sys.executable, "-c", OWNER, str(unpacked(store, "echo.mar"))]

@@ -152,6 +152,7 @@ def test_pictures_are_saved(shown: Inspector, tmp_path: Path) -> None:
     assert texts[1::2] == shown.texts(".prediction td.number")
 
 
+@pytest.mark.slow
 def test_the_effect_of_channels_asks_for_its_gradient(answered: Inspector, site: Served) -> None:
     """And sorts by gradient × activation."""
     answered.go("Activations")
@@ -199,6 +200,7 @@ def test_agreement_of_methods_is_that_of_numpy(shown: Inspector, expected: ca.In
     assert shown.texts("section:has(#agreement) > p bdi") == ["LayerGradCam of conv2"]
 
 
+@pytest.mark.slow
 def test_two_answers_are_compared(answered: Inspector, expected: ca.Inspection, site: Served) -> None:
     """Method by method: an earlier answer stands beside this one, and numpy says how far they agree."""
     turned = IMAGE[:, :, ::-1]
@@ -222,6 +224,7 @@ def test_two_answers_are_compared(answered: Inspector, expected: ca.Inspection, 
     answered.page.wait_for_selector("#agreement:text-is('Do the methods agree?')")
 
 
+@pytest.mark.slow
 def test_the_same_is_compared_with_the_same(answered: Inspector) -> None:
     """Of several examples the one that is shown; of two explanations by one method the one in the same place."""
     methods = [{"inputXGradient": {}}, {"integratedGradients": {}}, {"integratedGradients": {"path": {"nSteps": 3}}}]
@@ -240,6 +243,7 @@ def test_the_same_is_compared_with_the_same(answered: Inspector) -> None:
     answered.page.wait_for_selector(".pairs > bdi:has-text('example 2') + bdi:has-text('example 2')")
 
 
+@pytest.mark.slow
 def test_methods_are_asked_as_they_are_added_and_mended_where_they_fail(answered: Inspector) -> None:
     """What has no default gets a value; what Captum cannot do is told at the method, and in the line above all."""
     for method in ("occlusion", "deepLiftShap", "neuronConductance", "lrp"):
@@ -260,6 +264,7 @@ def test_methods_are_asked_as_they_are_added_and_mended_where_they_fail(answered
     until(lambda: len(answered.texts(".explanation > .tools .verdict")) == 7)
 
 
+@pytest.mark.slow
 def test_a_click_outlasts_an_answer_that_comes_with_it(answered: Inspector) -> None:
     """The address has the new view at once, the page learns of it by an event after the answer."""
     answered.ask()
@@ -372,6 +377,7 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
     until(lambda: set(answered.values("section:has(#downstream) td.number")) == {0.0})
 
 
+@pytest.mark.slow
 def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector, site: Served) -> None:
     """In the question, in the line above all views, beside the prediction without it, and as a program."""
     answered.go("Activations")
@@ -403,6 +409,7 @@ def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector,
     assert answered.page.locator("#others, .before-after").count() == 0
 
 
+@pytest.mark.slow
 def test_what_was_chosen_meanwhile_is_asked_too(answered: Inspector) -> None:
     """A view that asks for more adds to the question as it is now, not as it was answered."""
     answered.page.fill("form input[list=places]", "relu3")
@@ -413,6 +420,7 @@ def test_what_was_chosen_meanwhile_is_asked_too(answered: Inspector) -> None:
     assert "relu3@output" in answered.texts(".captured-place bdi")
 
 
+@pytest.mark.slow
 def test_the_strongest_parts_of_every_place_are_ranked(answered: Inspector, site: Served) -> None:
     """By gradient × activation, of channels and of units: those of numpy."""
     answered.go("Activations")
@@ -430,6 +438,7 @@ def test_the_strongest_parts_of_every_place_are_ranked(answered: Inspector, site
         assert number(effect) == pytest.approx(effects[np.abs(effects).argmax()], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_change_that_fails_leaves_nothing_of_the_one_before(answered: Inspector) -> None:
     """What went wrong, and no numbers of another place of the slider; the next change works again."""
     answered.go("Edits")
@@ -453,6 +462,7 @@ def test_a_change_that_fails_leaves_nothing_of_the_one_before(answered: Inspecto
     assert answered.page.locator("main .problem").count() == 0
 
 
+@pytest.mark.slow
 def test_nothing_of_another_model_or_question_is_shown(answered: Inspector) -> None:
     """Neither a channel, nor a change that was tried, nor what came of it."""
     answered.go("Activations")
@@ -476,6 +486,7 @@ def test_nothing_of_another_model_or_question_is_shown(answered: Inspector) -> N
     assert answered.page.locator("main .problem").count() == 0
 
 
+@pytest.mark.slow
 def test_gradients_by_layer_are_those_of_numpy(answered: Inspector, site: Served) -> None:
     """From the first layer to the last; and at the input."""
     answered.go("Gradients")
@@ -497,6 +508,7 @@ def test_gradients_by_layer_are_those_of_numpy(answered: Inspector, site: Served
     assert words.startswith("It vanishes at none" if min(sizes) >= 1e-3 * max(sizes) else "It vanishes, below")
 
 
+@pytest.mark.slow
 def test_gradients_of_parameters_are_those_of_pytorch(answered: Inspector, site: Served) -> None:
     """All by their norms, and the numbers of one; or those of one module, chosen in the tree."""
     answered.go("Gradients")
@@ -519,6 +531,7 @@ def test_gradients_of_parameters_are_those_of_pytorch(answered: Inspector, site:
     answered.page.wait_for_selector(".chips li:has-text('conv2.**'):has-text('gradient of the parameter')")
 
 
+@pytest.mark.slow
 def test_gradients_of_a_text_are_those_inside(browser: Browser) -> None:
     """Token ids have no gradient, and are not asked for one; positions by features are a heat map."""
     settings = Settings(http_address="127.0.0.1:0")
@@ -539,6 +552,7 @@ def test_gradients_of_a_text_are_those_inside(browser: Browser) -> None:
         assert colours(page, ".shown .picture canvas").shape == (5, 6, 3)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_is_told_in_every_view(answered: Inspector) -> None:
     """A question that the server refuses, asked again from a view that has no place for its field."""
     answered.expected.append("400")

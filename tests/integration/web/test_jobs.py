@@ -101,6 +101,7 @@ def test_the_table_is_that_of_the_folder(folder: Path, inspector: Inspector) -> 
     assert inspector.texts(".rows tbody th") == ["digit-7"]
 
 
+@pytest.mark.slow
 def test_a_row_is_asked_of_the_live_model(folder: Path, inspector: Inspector) -> None:
     """With its input, its label as target, and the job's methods: the pictures are those that were stored."""
     open_folder(inspector, folder)
@@ -124,6 +125,7 @@ def test_a_row_is_asked_of_the_live_model(folder: Path, inspector: Inspector) ->
         np.testing.assert_allclose(_pixels(inspector, index), stored[name], atol=3, err_msg=name)
 
 
+@pytest.mark.slow
 def test_nothing_of_another_question_goes_to_the_live_model(folder: Path, site: Served, inspector: Inspector) -> None:
     """Neither a condition that a person had set, nor the input of the row before."""
     question = {"model": "digits", "explainIf": {"probabilityAtLeast": 1.5}, "edits": [], "compare": True}
@@ -152,6 +154,7 @@ def _pixels(inspector: Inspector, index: int) -> Any:
     return np.asarray(found, float)
 
 
+@pytest.mark.slow
 def test_rows_of_texts_and_tables(site: Served, inspector: Inspector, tmp_path: Path) -> None:
     """Texts are sent as texts; features have their names; baselines have the type of their input."""
     texts = ["banana", "eel", "igloo"]
@@ -188,6 +191,7 @@ def test_rows_of_texts_and_tables(site: Served, inspector: Inspector, tmp_path: 
     np.testing.assert_allclose(inspector.values(".explanation .named-bars td.number"), stored, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_opened_is_said(folder: Path, inspector: Inspector, tmp_path: Path) -> None:
     """No job, a damaged shard, another schema, a model that is not served; the folder before is gone at once."""
     open_folder(inspector, folder)
@@ -241,6 +245,7 @@ def test_a_folder_of_an_earlier_version_opens(folder: Path, inspector: Inspector
     inspector.page.wait_for_selector(".one-row .named-bars")
 
 
+@pytest.mark.slow
 def test_other_weights_than_those_of_the_job_are_told(folder: Path, inspector: Inspector, tmp_path: Path) -> None:
     """The answer names its own; whoever compares pictures must know."""
     trained = shutil.copytree(folder, tmp_path / "trained")

@@ -126,6 +126,7 @@ def test_what_was_cut_cannot_be_changed_by_its_indices(browser: Browser, odd: Se
         assert page.texts("button:has-text('without')") == []
 
 
+@pytest.mark.slow
 def test_of_several_targets_the_largest_is_shown(browser: Browser, odd: Served) -> None:
     """Effects of channels, gradients at the input, and their product: those of the predicted class."""
     wanted = {"captures": [{"module": "conv", "points": ["HOOK_POINT_OUTPUT", "HOOK_POINT_GRAD_OUTPUT"]}]}
@@ -150,6 +151,7 @@ def test_of_several_targets_the_largest_is_shown(browser: Browser, odd: Served) 
         assert titles == ["Gradient", "Gradient × input"]
 
 
+@pytest.mark.slow
 def test_rows_that_were_not_explained_are_told(browser: Browser, odd: Served) -> None:
     """Zeros are no explanation."""
     with ca.Client(odd.address) as client:
@@ -190,6 +192,7 @@ class Images(Adapter):
         return Pair().to(torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_each_image_has_its_own_explanation(browser: Browser) -> None:
     """Numbers and places are those of the image below it; half precision is sent as such; outputs keep their order."""
     images = {name: np.arange(size * size, dtype=np.float32).reshape(1, 1, size, size) / 64 for name, size in SIZES}

@@ -27,6 +27,7 @@ from tests.support.serving import Server
 TEXT = "The doctor reads the drawing of a machine."
 
 
+@pytest.mark.slow
 def test_a_text_in_torchserve(browser: Browser, server: Server) -> None:
     """Tokens, each with what it adds: those of the Python client; the element that is explained comes first."""
     layer = "embeddings.word_embeddings"
@@ -66,6 +67,7 @@ class Attentive(Sentences):
         return model
 
 
+@pytest.mark.slow
 def test_attention_by_pairs_of_tokens(browser: Browser) -> None:
     """A matrix for each head, the texts of the tokens beside its numbers."""
     directory = model_directory()
@@ -99,6 +101,7 @@ def test_attention_by_pairs_of_tokens(browser: Browser) -> None:
         assert float(told.rpartition(" ")[2]) == pytest.approx(head, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_an_image_in_torchserve(browser: Browser, server: Server) -> None:
     """A ResNet-50 behind TorchServe: bars, an overlay with the numbers of the Python client, channels of 112 by 112."""
     image = np.random.default_rng(0).random((1, 3, 64, 64), np.float32)
@@ -193,6 +196,7 @@ class Wide(Adapter):
         return {"x": torch.linspace(-1, 2, 4096)[None]}
 
 
+@pytest.mark.slow
 def test_a_capture_of_64_mebibytes(browser: Browser) -> None:
     """It arrives in pieces, and is shown: its statistics are numpy's, and each of its numbers can be read."""
     numbers = np.linspace(-1, 2, 4096, dtype=np.float32)

@@ -104,6 +104,7 @@ def good_rows(results: Results) -> np.ndarray[Any, Any]:
     return np.flatnonzero([reason is None for reason in results["error"]])
 
 
+@pytest.mark.slow
 def test_verdicts_and_deltas_are_counted(page: Inspector, results: Results) -> None:
     """By method: how many rows have which verdict, and how deltas spread."""
     lines = {line[0].split()[0]: line for line in lines_of(page, "outcomes")}
@@ -120,6 +121,7 @@ def test_verdicts_and_deltas_are_counted(page: Inspector, results: Results) -> N
     assert lines["saliency"][3:6] == ["–"] * 3
 
 
+@pytest.mark.slow
 def test_confusion_matrix_is_numpys(page: Inspector, results: Results) -> None:
     """A count for each label and prediction; the bad row has none."""
     good = good_rows(results)
@@ -130,6 +132,7 @@ def test_confusion_matrix_is_numpys(page: Inspector, results: Results) -> None:
     assert expected.sum() == ROWS - 1
 
 
+@pytest.mark.slow
 def test_activations_are_numpys(page: Inspector, results: Results) -> None:
     """Mean, deviation, extremes, zeros and dead units of each captured place."""
     lines = {line[0]: line for line in lines_of(page, "layers")}
@@ -191,6 +194,7 @@ def _pixels(figure: Any) -> np.ndarray[Any, Any]:
     return np.array(figure.locator("canvas").evaluate(script), int)
 
 
+@pytest.mark.slow
 def test_page_fetches_nothing(browser: Browser, job: Path) -> None:
     """One file: no font, picture or script from anywhere else; one script that runs, which the page's policy names."""
     with opened(browser, "") as inspector:
@@ -206,6 +210,7 @@ def test_page_fetches_nothing(browser: Browser, job: Path) -> None:
     assert f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'sha256-{digest}';" in text
 
 
+@pytest.mark.slow
 def test_every_row_has_a_link(browser: Browser, page: Inspector, job: Path) -> None:
     """``#row-17`` leads to the row, also where a filter hides it from the table; a row that is opened has its link."""
     with opened_report(browser, job / "_report.html", "#row-17") as inspector:
@@ -221,6 +226,7 @@ def test_every_row_has_a_link(browser: Browser, page: Inspector, job: Path) -> N
         assert inspector.texts("button:text-is('Ask the live model')") == []
 
 
+@pytest.mark.slow
 def test_filters_show_the_rows_that_match(page: Inspector, results: Results) -> None:
     """Rows by predicted class, label, checks and correctness, in the table and among the examples."""
     good = good_rows(results)
@@ -252,6 +258,7 @@ def tumours(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return read(job.output.folder)
 
 
+@pytest.mark.slow
 def test_importance_is_numpys(browser: Browser, tumours: Results) -> None:
     """The mean magnitude of each feature and its deviation, over all rows and by predicted class, the largest first; a
     dot for each row, on the right what raises the target; cards with the strongest features and their values."""
@@ -359,6 +366,7 @@ def texts(tokens: list[list[str]]) -> list[Cells]:
 TOKENS = [["good", "film", "[PAD]"], ["bad", EVIL], ["good", "bad"], ["good", "[PAD]", "[PAD]"]]
 
 
+@pytest.mark.slow
 def test_texts_are_coloured_by_token(browser: Browser, tmp_path: Path) -> None:
     """Each token has its number; padding at the end is left out; means are by class and token; the embeddings' own
     numbers are no picture."""
@@ -383,6 +391,7 @@ def test_what_others_wrote_stays_text(browser: Browser, tmp_path: Path) -> None:
         assert inspector.page.locator(f"text={EVIL}").count() > 10
 
 
+@pytest.mark.slow
 def test_what_was_not_checked_is_no_problem(browser: Browser, tmp_path: Path) -> None:
     """Rows that no check applies to are counted and not listed, and belong to no check before or after them; rows that
     agree are no problem."""
@@ -427,7 +436,12 @@ def test_rows_that_disagree_most_come_first(browser: Browser, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "shape", [(), (7,), pytest.param((1, 5), marks=pytest.mark.slow), (3, 8, 6), (2, 3, 4, 5), (3, 100, 120)]
+    "shape",
+    [
+        (7,),
+        (3, 8, 6),
+        *(pytest.param(shape, marks=pytest.mark.slow) for shape in [(), (1, 5), (2, 3, 4, 5), (3, 100, 120)]),
+    ],
 )
 def test_every_shape_has_a_picture(shape: tuple[int, ...], browser: Browser, tmp_path: Path) -> None:
     """Numbers, vectors, tables, images and volumes; with numbers that are none, and with zeros alone. A large picture
@@ -465,6 +479,7 @@ def test_a_bare_result_has_a_page(browser: Browser, tmp_path: Path) -> None:
         assert cards_in(inspector, "the-first-rows") == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_long_job_is_cut(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of evenly spaced rows and of examples are inside, lines of evenly spaced rows and of examples; what is
     said of all rows is said of the evenly spaced ones, and the page says which part it has."""
@@ -492,6 +507,7 @@ def test_a_long_job_is_cut(browser: Browser, tmp_path: Path, monkeypatch: pytest
             assert inspector.page.locator(f"section:has(#{panel}) .card .named-bars").count() == 8
 
 
+@pytest.mark.slow
 def test_unfinished_job_says_so(browser: Browser, job: Path, tmp_path: Path) -> None:
     """A report of what is there names how much of it is there; of nothing there is none."""
     shutil.copytree(job, tmp_path / "half")
@@ -548,6 +564,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """Writes a report, and says how many MiB the process had at most."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
 def test_memory_is_that_of_a_few_rows(job: Path, tmp_path: Path) -> None:
     """Twenty times the shards take no more than a few MiB more, once the file is full."""
@@ -570,7 +587,7 @@ MEASURING = """() => ({
 })"""
 
 
-@pytest.mark.parametrize("width", [1920, 390])
+@pytest.mark.parametrize("width", [pytest.param(1920, marks=pytest.mark.slow), 390])
 @pytest.mark.parametrize("kind", ["pictures", "words"])
 def test_nothing_overflows_and_every_picture_is_there(
     browser: Browser, job: Path, tmp_path: Path, kind: str, width: int
@@ -588,7 +605,8 @@ def test_nothing_overflows_and_every_picture_is_there(
     assert bool(measured["pictures"]) == (kind == "pictures")
 
 
-@pytest.mark.parametrize(("scheme", "ground"), [("light", 240), pytest.param("dark", 30, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "ground"), [("light", 240), ("dark", 30)])
 def test_page_is_light_or_dark(browser: Browser, job: Path, scheme: str, ground: int) -> None:
     """As the reader's system is."""
     with opened_report(browser, job / "_report.html", color_scheme=scheme) as inspector:

@@ -97,6 +97,7 @@ def test_a_link_asks_nothing_by_itself(site: Served, inspector: Inspector) -> No
     inspector.page.wait_for_selector(".problem:has-text('the link holds no question')")
 
 
+@pytest.mark.slow
 def test_a_link_is_the_question_as_it_is(site: Served, inspector: Inspector) -> None:
     """Nothing is added to it; and the back button shows what was asked before, with its answer."""
     inspector.choose("digits")
@@ -116,6 +117,7 @@ def test_a_link_is_the_question_as_it_is(site: Served, inspector: Inspector) -> 
     assert inspector.texts(".facts dd")[0].endswith(" ms")
 
 
+@pytest.mark.slow
 def test_what_a_field_does_not_take_is_not_asked(inspector: Inspector) -> None:
     """Nor what stood there before; what was asked stands in the fields again when it is shown again."""
     inspector.choose("named")
@@ -152,6 +154,7 @@ def test_what_a_field_does_not_take_is_not_asked(inspector: Inspector) -> None:
     assert "17.08" in inspector.page.input_value(".one-input textarea")
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_read_leaves_what_was_there(inspector: Inspector, tmp_path: Path) -> None:
     """And says so; numbers of double precision, which numpy's are by themselves, become those of the model."""
     inspector.choose("named")
@@ -171,6 +174,7 @@ def test_a_file_that_cannot_be_read_leaves_what_was_there(inspector: Inspector, 
     inspector.ask()
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_with_another_model_is_seen_through(browser: Browser) -> None:
     """While a server is gone the page says so; then it goes on by itself, with the labels and modules of the model that
     answers."""
@@ -206,6 +210,7 @@ def test_a_server_that_comes_back_with_another_model_is_seen_through(browser: Br
             assert inspector.texts(".place .name bdi")[-1] == "1"
 
 
+@pytest.mark.slow
 def test_a_newer_question_ends_the_one_before(browser: Browser) -> None:
     """The answer that is shown is that of the last question, whatever came of the first; and a person can stop one."""
     let_go = threading.Event()

@@ -114,6 +114,7 @@ def site() -> Iterator[Served]:
         yield server
 
 
+@pytest.mark.slow
 def test_a_model_that_is_one_module_is_captured_and_changed(inspector: Inspector) -> None:
     """By the name that questions have for the model itself."""
     inspector.choose("one")
@@ -164,6 +165,7 @@ def test_what_has_no_gradient_is_not_asked_for_one(inspector: Inspector) -> None
     assert inspector.page.locator("main .problem").count() == 0
 
 
+@pytest.mark.slow
 def test_a_change_is_shown_though_its_layers_cannot_be(inspector: Inspector) -> None:
     """What cannot be sent is told; the predictions before and after stay."""
     inspector.expected.append("400 (Bad Request)")
@@ -176,6 +178,7 @@ def test_a_change_is_shown_though_its_layers_cannot_be(inspector: Inspector) -> 
     assert inspector.page.locator(".before-after").count() == 1
 
 
+@pytest.mark.slow
 def test_what_is_typed_into_one_input_leaves_the_others(inspector: Inspector, site: Served) -> None:
     """Also while it is no tensor yet; then nothing can be asked."""
     inspector.choose("two")
@@ -193,6 +196,7 @@ def test_what_is_typed_into_one_input_leaves_the_others(inspector: Inspector, si
     assert inspector.values(".prediction .number")[0] == pytest.approx(found.classes[0].probability, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_address_names_what_is_shown(inspector: Inspector) -> None:
     """A page that is loaded anew has the same model, and the question of a link."""
     inspector.choose("two")
@@ -214,6 +218,7 @@ WIDER = """() => [...document.querySelectorAll("main *")].filter((each) => {
 """Script that returns what is drawn beyond the element that holds it."""
 
 
+@pytest.mark.slow
 def test_nothing_of_a_photo_is_wider_than_what_holds_it(inspector: Inspector) -> None:
     """On a telephone, on a desk, and between."""
     methods = [{"saliency": {}}, {"layerGradCam": {"layer": "0"}}]

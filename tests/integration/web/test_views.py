@@ -46,6 +46,7 @@ def test_the_tree_is_that_of_the_model(site: Served, inspector: Inspector) -> No
     assert len(inspector.texts(".place.operator")) == len(detail.operators)
 
 
+@pytest.mark.slow
 def test_ten_thousand_modules_scroll(inspector: Inspector) -> None:
     """Only those in sight are in the page."""
     inspector.choose("deep")
@@ -70,6 +71,7 @@ def test_ten_thousand_modules_scroll(inspector: Inspector) -> None:
     inspector.page.wait_for_selector(".place[aria-selected=true] .name bdi:text-is('head')")
 
 
+@pytest.mark.slow
 def test_a_place_that_is_chosen_is_captured(site: Served, inspector: Inspector) -> None:
     """By keyboard: down to relu1, then its gradient, which is in the question, and in the answer."""
     inspector.choose("digits")
@@ -107,6 +109,7 @@ def test_bars_are_the_prediction(site: Served, inspector: Inspector) -> None:
     assert "tensors.by_name.image" in problem.inner_text()
 
 
+@pytest.mark.slow
 def test_a_drawing_is_asked_about(site: Served, inspector: Inspector) -> None:
     """Pixel by pixel by keyboard, in one stroke by pointer; the numbers are what was drawn."""
     inspector.choose("digits")
@@ -131,6 +134,7 @@ def test_a_drawing_is_asked_about(site: Served, inspector: Inspector) -> None:
     assert max(inspector.values(".prediction td.number")) == pytest.approx(expected.probability, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_files_and_texts_are_decoded_by_the_model(site: Served, inspector: Inspector, tmp_path: Path) -> None:
     """Two images in one question, a text with markup, and a hundred thousand letters."""
     pixels = [(IMAGE[0, 0] * 255).astype(np.uint8), (255 - IMAGE[0, 0] * 255).astype(np.uint8)]
@@ -175,6 +179,7 @@ def test_hostile_labels_are_texts(inspector: Inspector) -> None:
     assert inspector.page.evaluate("document.documentElement.scrollWidth") <= 1400
 
 
+@pytest.mark.slow
 def test_stages_add_up(shown: Inspector) -> None:
     """Where the time went: all stages together are what this page waited for."""
     shown.go("Cost")
@@ -218,6 +223,7 @@ def test_what_is_taken_along_gives_the_same(site: Served, shown: Inspector, tmp_
     assert np.array_equal(arrays["attribution:saliency:image"], stored.attributions[1].values["image"])
 
 
+@pytest.mark.slow
 def test_a_job_taken_along_runs(shown: Inspector, tmp_path: Path) -> None:
     """It explains every row of a data set as the page explained one: beside the archive and the data that it names."""
     shown.go("Take along")
@@ -241,6 +247,7 @@ def test_a_job_taken_along_runs(shown: Inspector, tmp_path: Path) -> None:
     assert np.array_equal(rows["input:image"], IMAGE)
 
 
+@pytest.mark.slow
 def test_a_long_question_is_taken_along_in_a_file(inspector: Inspector, tmp_path: Path) -> None:
     """Programs read it from there: what has thousands of numbers is no text to look at."""
     inspector.choose("digits")
@@ -261,6 +268,7 @@ def test_a_long_question_is_taken_along_in_a_file(inspector: Inspector, tmp_path
     assert job["inputs"] == {"image": {"column": "image", "shape": [1, 8, 8]}}
 
 
+@pytest.mark.slow
 def test_every_array_is_saved_by_its_name(site: Served, inspector: Inspector, tmp_path: Path) -> None:
     """Those of the Python client's names, whatever an answer has: places of elements, predictions without the edit,
     standard errors, a method in capitals."""

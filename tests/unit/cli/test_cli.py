@@ -143,9 +143,8 @@ def test_a_model_that_cannot_be_served_is_not_packaged(tmp_path: Path, tiny: Pat
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("adapter", "status"), [("Threaded", 0), pytest.param("ThreadedAndBroken", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("adapter", "status"), [("Threaded", 0), ("ThreadedAndBroken", 1)])
 def test_a_thread_of_a_model_does_not_keep_the_command(tmp_path: Path, tiny: Path, adapter: str, status: int) -> None:
     """Also one that is no daemon, and waits for ever."""
     command = ["package", "tiny", "--adapter", f"{tiny}:{adapter}", "--output", str(tmp_path)]

@@ -147,6 +147,7 @@ def test_commands_options_methods_edits_and_choices_are_completed(line: str) -> 
     assert sorted(done.stdout.split()) == OFFERED[line].split()
 
 
+@pytest.mark.slow
 def test_bash_completes(tmp_path: Path) -> None:
     """What the commands offer arrives in a shell that has run the script."""
     offered = {line: OFFERED[line] for line in ["cutaway batch r"]}

@@ -84,6 +84,7 @@ def test_one_example_may_have_any_target() -> None:
 # Standard errors.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [ca.KernelShap(n_samples=60), ca.Lime(n_samples=60)], ids=lambda a: type(a).__name__)
 def test_standard_errors_are_the_scatter_of_seeds(asked: Attribution) -> None:
     """The jackknife of one run says how far the answers of other seeds lie apart, within a factor of two."""

@@ -25,6 +25,7 @@ OPERATIONS = 2 * 6 * (4 * 384 + 384 + 1536)
 TEXTS = ("A cutaway shows a machine running.", "It is raining.")
 
 
+@pytest.mark.slow
 def test_a_sentence_is_explained_token_by_token(server: Server, store: Path) -> None:
     """Raw text in, over gRPC: integrated gradients from a sentence of padding, at MiniLM's word embeddings, are plain
     Captum's; they are summed for each token, the tokens have their text, and the check agrees."""

@@ -1036,6 +1036,7 @@ def test_the_owners_cudnn_settings_hold_during_a_request(monkeypatch: pytest.Mon
     assert set(seen) == {(True, True, False)}
 
 
+@pytest.mark.slow
 def test_ten_thousand_modules_are_no_reason_to_stop() -> None:
     """A deep model is described, hooked everywhere and left clean; the work grows with the number of modules."""
     model = nn.Sequential(*[nn.Linear(2, 2) if index % 50 == 0 else nn.Identity() for index in range(10_000)])

@@ -570,8 +570,8 @@ time.sleep(600)
     ("broken", "sent"),
     [
         ("server.Calls.run", FrameKind.TURN),
-        ("server.FrameReader.read", FrameKind.CANCEL),
-        ("call.WaitingPieces.drop_late", FrameKind.CANCEL),
+        pytest.param("server.FrameReader.read", FrameKind.CANCEL, marks=pytest.mark.slow),
+        pytest.param("call.WaitingPieces.drop_late", FrameKind.CANCEL, marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_without_a_thread_that_it_needs_ends(broken: str, sent: FrameKind) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from array import array
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +35,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
+@pytest.mark.slow
 def test_no_package_is_imported_by_the_first_explanation() -> None:
     """Neither sympy nor the parts of torch that take a second or more; single modules of torch may be."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
