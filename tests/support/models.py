@@ -94,7 +94,7 @@ SUBJECTS: dict[str, Callable[[Path], Subject]] = {"digits": digits, "sentences":
 
 
 def _built(path: Path) -> tuple[Adapter, nn.Module]:
-    directory = Path(tempfile.mkdtemp(prefix=path.stem)) / "unpacked"
+    directory = Path(tempfile.mkdtemp(prefix=path.stem, dir=path.parent.parent)) / "unpacked"
     reader.unpack(path, directory)
     manifest = reader.unpacked(directory)
     adapter = find_adapter(manifest.adapter, directory)(manifest.options, directory)

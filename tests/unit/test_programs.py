@@ -67,6 +67,7 @@ def without_payload(array: Array) -> Array:
     return np.where(array != array, np.array(np.nan, array.dtype), array) if array.dtype.kind in "fV" else array
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(questions)
 def test_python_says_every_question(request: InspectRequest) -> None:

@@ -171,6 +171,7 @@ def _adapters(store: Path) -> dict[str, tuple[Adapter, nn.Module]]:
     return networks
 
 
+@pytest.mark.slow
 def test_requests_in_one_batch_never_touch_each_other(
     subjects: list[Model], server: Server, record_property: Record
 ) -> None:

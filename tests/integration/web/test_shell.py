@@ -26,7 +26,8 @@ from tests.support.token_files import EVERY, entry, write
 from tests.support.waiting import until
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everybody_can_use_it(browser: Browser, site: Served, scheme: str) -> None:
     """axe-core finds nothing serious in any view, in light and dark; nothing is wider than a narrow window."""
     with opened(browser, f"http://{site.http_address}", color_scheme=scheme) as inspector:

@@ -367,6 +367,7 @@ def test_nought_by_nought_is_a_number_in_bfloat16() -> None:
         assert np.isnan(values.astype(float)).any() == (dtype is torch.float16)
 
 
+@pytest.mark.slow
 def test_no_graph_outlives_its_request() -> None:
     """Neither of operators that are listened to, nor of layers in whose place Captum puts values of its own."""
     for name in ("functions", "a pooling function", "a way around"):

@@ -984,6 +984,7 @@ def test_a_model_out_of_reach_of_hooks_is_refused_when_it_is_mounted(build: Call
             module._forward_pre_hooks.clear()  # a lazy layer is born with one
 
 
+@pytest.mark.slow
 def test_a_part_compiled_inside_forward_is_not_silent() -> None:
     """A module inside a compiled function may be out of reach; then there is a warning and no capture."""
 

@@ -566,12 +566,13 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "sent"),
     [
         ("server.Calls.run", FrameKind.TURN),
-        pytest.param("server.FrameReader.read", FrameKind.CANCEL, marks=pytest.mark.slow),
-        pytest.param("call.WaitingPieces.drop_late", FrameKind.CANCEL, marks=pytest.mark.slow),
+        ("server.FrameReader.read", FrameKind.CANCEL),
+        ("call.WaitingPieces.drop_late", FrameKind.CANCEL),
     ],
 )
 def test_a_worker_without_a_thread_that_it_needs_ends(broken: str, sent: FrameKind) -> None:

@@ -537,10 +537,9 @@ print(source.rows, most - before)
 """Reads all of a data set, and says by how many MiB the process's own memory grew after the first range."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory from /proc")
-@pytest.mark.parametrize(
-    "kind", ["parquet", "npy", pytest.param("npz", marks=pytest.mark.slow), "csv", "jsonl", "arrow"]
-)
+@pytest.mark.parametrize("kind", ["parquet", "npy", "npz", "csv", "jsonl", "arrow"])
 def test_reading_takes_the_memory_of_a_range(kind: str, tmp_path: Path) -> None:
     """60 MiB or more, in one row group where there are any, are read in the memory of a few ranges."""
     write_column(tmp_path / f"x.{kind}", np.random.default_rng(0).normal(size=(60_000, 128)))
