@@ -6,7 +6,7 @@ import gc
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") and len(config.args) == 1 and whole:
         number = int(config.workerinput["workerid"].removeprefix("gw"))
         config.args = scheduling.rotated(Path(__file__).parent, number / config.workerinput["workercount"])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """One process more than there are cores, up to four: on two cores, two leave a sixth of the time to waiting."""
+    return min(4, 1 + (yield))
 
 
 def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:

@@ -76,9 +76,8 @@ def test_the_marks_cover_both_clients_and_both_verbs() -> None:
         assert call in wrong
 
 
-@pytest.mark.parametrize(
-    ("checker", "check"), [pytest.param("mypy", by_mypy, marks=pytest.mark.slow), ("pyright", by_pyright)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("checker", "check"), [("mypy", by_mypy), ("pyright", by_pyright)])
 def test_wrong_calls_are_found_and_right_ones_are_not(checker: str, check, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Each wrong line has the mistakes it is marked with and no other, and the right file has none."""
     assert check(tmp_path) == expected(checker)
