@@ -87,7 +87,7 @@ def test_no_pass_takes_more_calls_than_the_operator_allows() -> None:
     assert max(waiting_calls(4, batch=1)) == 1
 
 
-@pytest.fixture(scope="module", params=["processes", pytest.param("torchserve", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["processes", "torchserve"])
 def fragile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway before workers of each engine, whose messages carry a megabyte."""
     directory = tmp_path_factory.mktemp("fragile")
@@ -141,6 +141,7 @@ def test_replies_of_a_turn_may_be_more_than_a_message_carries(fragile: str) -> N
             assert not list(differences(answer, alone, ROUNDING))
 
 
+@pytest.mark.slow
 def test_requests_that_do_not_fit_one_message_take_turns(fragile: str) -> None:
     """Eight requests of 600 kB, where a message carries one megabyte, never share one."""
     x = np.ones((50_000, 3), np.float32)

@@ -40,9 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(
-    scope="module", params=[ENGINES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in ENGINES[1:])]
-)
+@pytest.fixture(scope="module", params=ENGINES)
 def server(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Both, in the workers of each engine; requests may take half a gibibyte."""
     with pytest.MonkeyPatch.context() as patch:
@@ -114,6 +112,7 @@ def test_a_request_that_kills_workers_is_tried_twice(server: Server) -> None:
         assert client.inspect("fragile", rows(1.0)).predictions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "count", "captured", "why"),
     [

@@ -23,6 +23,8 @@ from tests.support.serving import Server, package, serving
 from tests.support.torchserve_port import MODEL, Behind, behind, home, key, managed, port
 from tests.support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 X = {"x": np.ones((1, 3), np.float32)}
 WRONG = ["none", "made up", "management", "API", "no scheme"]
 REST = [
@@ -133,7 +135,6 @@ def test_the_token_goes_to_no_other_machine_in_plaintext() -> None:
     assert caught.value.reason == "TOKEN_EXPOSED"
 
 
-@pytest.mark.slow
 def test_a_torchserve_that_comes_back_has_another(server: Server) -> None:
     """Calls pass again, and the token of before opens nothing."""
     before = behind(server)
