@@ -48,9 +48,11 @@ from tests.support.reply_equality import differences
 from tests.support.serving import Server
 from tests.support.token_files import EVERY, entry, write
 
+pytestmark = pytest.mark.slow  # it is compiled first
+
 CLIENT = ROOT / "clients" / "typescript"
 Chosen: TypeAlias = Callable[[list[Request]], list[Request]]
-MIXED = pytest.mark.parametrize("chosen", [one_of_each, pytest.param(list, marks=pytest.mark.slow)])
+MIXED = pytest.mark.parametrize("chosen", [one_of_each, list])
 IMAGE = np.asarray([(index % 17) / 16 for index in range(64)], np.float32).reshape(1, 1, 8, 8)
 
 
@@ -76,7 +78,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield {"url": f"http://{server.http_address}", "token": "app"}
 
 
-@pytest.mark.slow
 def test_programs_from_the_inspector_run(built: Path, server: Server) -> None:
     """What the page writes in TypeScript, for a short question and for one in a file, asks what the page asked."""
     with running_browser() as browser, opened(browser, f"http://{server.http_address}") as inspector:
@@ -150,7 +151,6 @@ def test_what_is_published(built: Path) -> None:
     assert not [name for name in names if not name.startswith(("dist/", "package.json", "README.md"))]
 
 
-@pytest.mark.slow
 def test_types_and_layout(built: Path) -> None:
     _npm(built, "run", "check")
 
@@ -163,7 +163,6 @@ def test_generated_code_is_of_the_contract(built: Path) -> None:
         assert (built / path.relative_to(CLIENT)).read_text() == path.read_text(), path.name
 
 
-@pytest.mark.slow
 @MIXED
 def test_the_same_mixed_questions_in_node(
     built: Path, store: Path, server: Server, tmp_path: Path, chosen: Chosen
@@ -178,7 +177,6 @@ def test_the_same_mixed_questions_in_node(
     _compare(ask, store, server.address, server.http_address, tmp_path, chosen)
 
 
-@pytest.mark.slow
 @in_a_browser
 @MIXED
 def test_the_same_mixed_questions_in_a_page(built: Path, store: Path, tmp_path: Path, chosen: Chosen) -> None:
@@ -225,7 +223,6 @@ def _text(array: np.ndarray[Any, Any]) -> str:
     return base64.b64encode(np.ascontiguousarray(wide).tobytes()).decode()
 
 
-@pytest.mark.slow
 @in_a_browser
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_page_asks_as_far_as_it_may(built: Path, allowed: bool) -> None:
