@@ -166,7 +166,7 @@ export function Confusion(): preact.JSX.Element | null {
             <bdi class="short">{label}</bdi>,
             ...names.map((prediction) => {
               const count = countOf(label, prediction);
-              const share = count ? 10 + 55 * Math.sqrt(count / total) : 0;
+              const share = count ? 10 + 35 * Math.sqrt(count / total) : 0; // more would hide the number in the dark
               const tone = label === prediction ? "good" : "bad";
               return (
                 <div
