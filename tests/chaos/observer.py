@@ -22,11 +22,8 @@ EVERY_S = 0.2
 LATE_S = 10.0
 """Until health says that a model does not serve, after the latest deadline of its calls; and after it serves again."""
 
-LAG_S = 1.0
-"""Health may be so much behind: a worker tells twice a second until when its calls last."""
-
 AT_ONCE_S = 0.5
-"""No worker of TorchServe starts within this and twice that lag."""
+"""Health may be so much behind. No worker of TorchServe starts within three times as long."""
 
 
 class Sample(NamedTuple):
@@ -61,8 +58,8 @@ class Observer:
 
     def untrue(self, answered: Mapping[str, Sequence[Answered]], deadline_s: float) -> list[Sample]:
         """Returns the samples that were not true: serving, but nothing was answered for as long as a call may wait and
-        a fault be noticed; or not serving, though a call was answered one or two seconds before, and another that began
-        afterwards at once. A worker that refuses new calls answers those that it has."""
+        a fault be noticed; or not serving, though a call was answered half a second to a second before, and another
+        that began afterwards within half a second. A worker that refuses new calls answers those that it has."""
         times = {model: sorted(call.at for call in calls) for model, calls in answered.items()}
 
         def between(sample: Sample, before_s: float, after_s: float) -> bool:
@@ -78,5 +75,5 @@ class Observer:
             sample
             for sample in self.samples
             if (sample.serving and not between(sample, reach_s, reach_s))
-            or (not sample.serving and between(sample, 2 * LAG_S, -LAG_S) and served_at_once(sample))
+            or (not sample.serving and between(sample, 2 * AT_ONCE_S, -AT_ONCE_S) and served_at_once(sample))
         ]

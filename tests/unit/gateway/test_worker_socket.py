@@ -245,6 +245,27 @@ async def test_a_cancelled_call_is_not_begun(remote: RemoteWorker, wide: Wide, m
         decode_worker_reply(cancelled)
 
 
+async def test_a_late_worker_says_at_once_when_it_is_late_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or health would say until its next heartbeat that its model does not serve, while it answers."""
+    model = Wide()
+    model.let_go.clear()
+    with ScratchDirectory() as directory:
+        path = Path(directory) / str(os.getpid())
+        WorkerServer(Worker.of(model, "wide"), path)
+        async with connected(path) as remote:
+            turn = asyncio.ensure_future(replies(remote, call(-1, deadline_s=0.1)))
+            try:
+                await asyncio.to_thread(until, lambda: remote._late_s)
+                monkeypatch.setattr(worker_server, "HEARTBEAT_INTERVAL_S", 2 * PATIENCE_S)
+                for _ in range(2):  # the first may have been on its way
+                    told = remote._late_s
+                    await asyncio.to_thread(until, lambda told=told: remote._late_s > told)
+            finally:
+                model.let_go.set()
+            await turn
+            await asyncio.to_thread(until, lambda: not remote._late_s)
+
+
 async def test_calls_of_a_gateway_that_ends_are_cancelled(served: Path, remote: RemoteWorker, wide: Wide) -> None:
     wide.entered.clear()
     wide.let_go.clear()

@@ -113,6 +113,7 @@ _PAUSE_S = 0.1
 _TRIES = 50
 _POLL_S = 0.01
 _BUFFER_BYTES = 2 << 20
+_LATE_INTERVAL_S = 0.05
 
 
 class WorkerServer:
@@ -170,7 +171,8 @@ class WorkerServer:
 
     def _beat(self) -> None:
         while True:
-            time.sleep(HEARTBEAT_INTERVAL_S)
+            # The gateway counts a worker as late until it hears otherwise, also when that one answers again.
+            time.sleep(_LATE_INTERVAL_S if self._worker.late_s else HEARTBEAT_INTERVAL_S)
             self._worker.pieces.drop_late()
             for sender in [*self._connected]:
                 sender.send(frame(FrameKind.HEARTBEAT, DEADLINE.pack(self._worker.threads.busy_until)))
