@@ -26,7 +26,10 @@ from tests.support.torchserve_port import behind
 POINTS = tuple(ca.Point)
 
 
-@pytest.fixture(scope="module", params=["digits", "sentences", pytest.param("resnet", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=pytest.mark.slow) if each == "resnet" else each for each in SUBJECTS],
+)
 def subject(request: pytest.FixtureRequest, store: Path) -> Subject:
     """One of the three models, built in this process from the archive that is served."""
     return SUBJECTS[request.param](store)

@@ -114,7 +114,6 @@ class Callers:
     outcomes: Counter[str] = field(default_factory=Counter)
     took: list[float] = field(default_factory=list)
     answered: dict[str, list[Answered]] = field(default_factory=lambda: defaultdict(list))
-
     faults: list[str] = field(default_factory=list)
     """Wrong answers and lost calls, in words."""
 
