@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,10 @@ async def test_a_cancelled_call_is_not_begun(remote: RemoteWorker, wide: Wide, m
         decode_worker_reply(cancelled)
 
 
+def is_later(worker: RemoteWorker, told_s: float) -> bool:
+    return worker._late_s > told_s
+
+
 async def test_a_late_worker_says_at_once_when_it_is_late_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or health would say until its next heartbeat that its model does not serve, while it answers."""
     model = Wide()
@@ -255,11 +260,10 @@ async def test_a_late_worker_says_at_once_when_it_is_late_no_longer(monkeypatch:
         async with connected(path) as remote:
             turn = asyncio.ensure_future(replies(remote, call(-1, deadline_s=0.1)))
             try:
-                await asyncio.to_thread(until, lambda: remote._late_s)
+                await asyncio.to_thread(until, lambda: remote._late_s > 0)
                 monkeypatch.setattr(worker_server, "HEARTBEAT_INTERVAL_S", 2 * PATIENCE_S)
                 for _ in range(2):  # the first may have been on its way
-                    told = remote._late_s
-                    await asyncio.to_thread(until, lambda told=told: remote._late_s > told)
+                    await asyncio.to_thread(until, partial(is_later, remote, remote._late_s))
             finally:
                 model.let_go.set()
             await turn
@@ -573,6 +577,7 @@ def test_nobody_waits_for_memory_that_no_call_has(monkeypatch: pytest.MonkeyPatc
 
 BROKEN = """
 import sys, time
+from functools import partial
 from pathlib import Path
 from torch import nn
 from cutaway.server.worker import call, server
