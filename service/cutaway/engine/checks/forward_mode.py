@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -126,11 +126,20 @@ def _set_modes(modes: Sequence[TorchFunctionMode]) -> None:
         _push_mode(mode)
 
 
-def _without_bias(weight: Any, bias: Any = None, *more: Any, **keywords: Any) -> Any:
-    return (weight, None, *more), keywords
+# Operators that are affine in the one argument that has a tangent. Their own ``jvp`` also multiplies by the zero
+# tangents of the others, which takes as long again; or, for a few numbers, a hundred times as long: PyTorch finds out
+# the shape of a product with zeros in Python.
+
+_Arguments: TypeAlias = "tuple[Sequence[Any], dict[str, Any]]"
+
+
+def _without_bias(at: int, moved: Any, weight: Any, bias: Any = None, *more: Any, **keywords: Any) -> _Arguments | None:
+    return None if at else ((moved, weight, None, *more), keywords)
 
 
 def _without_shift(
+    at: int,
+    moved: Any,
     running_mean: Any,
     running_var: Any,
     weight: Any = None,
@@ -138,40 +147,81 @@ def _without_shift(
     training: bool = False,
     *more: Any,
     **keywords: Any,
-) -> Any:
-    """Returns the further arguments of the linear part of a batch norm; None where that depends on the batch."""
-    if training or running_mean is None:
+) -> _Arguments | None:
+    """Returns the arguments of the linear part of a batch norm; None where that depends on the batch."""
+    if at or training or running_mean is None:
         return None
-    return (torch.zeros_like(running_mean), running_var, weight, None, False, *more), keywords
+    return (moved, torch.zeros_like(running_mean), running_var, weight, None, False, *more), keywords
 
 
-_AFFINE: dict[Any, Callable[..., Any]] = {
+def _product(_: int, one: Any, other: Any, **keywords: Any) -> _Arguments | None:
+    return None if keywords else ((one, other), {})
+
+
+def _quotient(at: int, one: Any, other: Any, **keywords: Any) -> _Arguments | None:
+    return None if at or keywords else ((one, other), {})
+
+
+def _sum(at: int, *terms: Any, **keywords: Any) -> _Arguments | None:
+    return None if keywords else ([_zeros(term) for term in terms], {})
+
+
+def _product_and_term(at: int, term: Any, *factors: Any, **keywords: Any) -> _Arguments | None:
+    return None if at == 0 or keywords else ((_zeros(term), *factors), {})
+
+
+def _zeros(value: Any) -> Any:
+    return torch.zeros_like(value) if isinstance(value, Tensor) else 0 * value
+
+
+_AFFINE: dict[Any, Callable[..., _Arguments | None]] = {
     **dict.fromkeys([torch.conv1d, torch.conv2d, torch.conv3d, F.linear], _without_bias),
     F.batch_norm: _without_shift,
+    **dict.fromkeys([torch.mul, Tensor.mul], _product),
+    **dict.fromkeys([torch.div, Tensor.div], _quotient),
+    **dict.fromkeys([torch.add, Tensor.add, torch.sub, Tensor.sub], _sum),
+    **dict.fromkeys([torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm], _product_and_term),
 }
-"""Operators that are affine in their first argument, and the further arguments of their linear parts.
+"""Each returns the arguments of the linear part of an operator, of which that at ``at`` is then replaced; None where
+there is none."""
 
-Their own ``jvp`` also multiplies by the zero tangents of weights, which takes as long again.
-"""
+_NORMALISING = (F.layer_norm, torch.layer_norm, F.group_norm, torch.group_norm)
+"""Operators whose weights get zeros as tangents, for the same reason."""
 
 
 def _affine(func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Tensor | None:
-    """Returns what one of `_AFFINE` makes of ``args``, with a tangent; None where not the first alone has one."""
+    """Returns what one of `_AFFINE` makes of ``args``, with a tangent; None where not one alone has one."""
     tangents = [tangent_of(value) for value in (*args, *keywords.values())]
-    if tangents[0] is None or any(tangent is not None for tangent in tangents[1:]):
+    moved = [number for number, tangent in enumerate(tangents) if tangent is not None]
+    if len(moved) != 1 or (at := moved[0]) >= len(args):
         return None
-    linear = _AFFINE[func](*args[1:], **keywords)
+    linear = _AFFINE[func](at, *args, **keywords)
     if linear is None:
         return None
     with torch.no_grad():
-        change = func(tangents[0], *linear[0], **linear[1])
-    dual: Tensor = forward_ad.make_dual(func(forward_ad.unpack_dual(args[0]).primal, *args[1:], **keywords), change)
+        change = func(*_replaced_at(at, linear[0], tangents[at]), **linear[1])
+    primal = forward_ad.unpack_dual(args[at]).primal
+    dual: Tensor = forward_ad.make_dual(func(*_replaced_at(at, args, primal), **keywords), change)
     return dual
+
+
+def _replaced_at(at: int, values: Sequence[Any], value: Any) -> list[Any]:
+    return [*values[:at], value, *values[at + 1 :]]
+
+
+def _with_zero_tangent(value: Any) -> Any:
+    """Returns a tensor of floats that has no tangent with one of zeros; anything else as it is."""
+    if not is_floating(value) or tangent_of(value) is not None:
+        return value
+    return forward_ad.make_dual(value, torch.zeros_like(value))
 
 
 def _run(func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
     if func in _AFFINE and args and (dual := _affine(func, args, keywords)) is not None:
         return dual
+    if func in _NORMALISING and args and tangent_of(args[0]) is not None:
+        by_name = {name: _with_zero_tangent(value) for name, value in keywords.items()}
+        return func(*map(_with_zero_tangent, args), **by_name)
     if func is not torch.lstm:
         return func(*args, **keywords)
     with warnings.catch_warnings():

@@ -317,9 +317,9 @@ def _same_row(one: Tensor, other: Tensor, row: int, tolerances: Tolerances) -> b
 
 @_unrecorded_test
 def _suspicion_here(problem: AttributionProblem) -> _Suspicion | None:
-    """Looks at the inputs themselves, of a model that has no fault at others."""
+    """Looks at the first backward pass at the inputs themselves, of a model that has no fault at others."""
     try:
-        return _Suspicion.WRONG if any_mismatch(problem) else None
+        return _Suspicion.WRONG if any_mismatch(problem, repeats=False) else None
     except ForwardModeRefused:
         return _Suspicion.UNTESTABLE
 
