@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from cutaway.server import memory
+from cutaway.server.memory import Shares
 
 GIBIBYTE = 1 << 30
 
@@ -46,12 +47,12 @@ def test_shares_fit_together(group: Path) -> None:
     (group / "memory.max").write_text(str(8 * GIBIBYTE))
     for workers in (1, 2, 4):
         assert workers * (memory.share_of_worker(workers) + (GIBIBYTE >> 1)) <= 0.6 * 8 * GIBIBYTE
-        own, pool = memory.own_and_pool(workers)
-        assert workers * own + pool == workers * memory.share_of_worker(workers)
-        assert own <= pool // workers <= own + 1
+        shares = Shares.among(workers, group)
+        assert workers * shares.own + shares.pool == workers * memory.share_of_worker(workers)
+        assert shares.own <= shares.pool // workers <= shares.own + 1
     assert memory.share_of_worker(1000) == GIBIBYTE >> 2
-    assert memory.own_and_pool(1000) == (GIBIBYTE >> 2, 0)
-    assert memory.own_and_pool(1, 2 * GIBIBYTE) < memory.own_and_pool(1)
+    assert Shares.among(1000, group) == (1000, GIBIBYTE >> 2, 0, group)
+    assert Shares.among(1, group, 2 * GIBIBYTE) < Shares.among(1, group)
     assert memory.share_of_requests(1) == 8 * GIBIBYTE // 24
     assert memory.share_of_requests(GIBIBYTE) == GIBIBYTE
 

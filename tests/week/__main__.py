@@ -154,13 +154,16 @@ class Week:
             now = time.monotonic()
 
     def sizes(self) -> dict[str, int]:
-        """Returns what the server has beyond what its workers need: each a process, and a file of the gateway."""
+        """Returns what the server has beyond what its workers need: each a process, and a file of the gateway. Of
+        `processes`, each archive has a keeper and a watchdog too, a pipe to that, and two scratch directories."""
+        archives = (1 + len(self.stores[0].files)) * (self.engine == "processes")
         workers = 1 + WORKERS * len(self.stores[0].files)
         gateway, mib = psutil.Process(self.server.process.pid), []
         for process, _ in family(self.server):
             with suppress(psutil.Error):
                 mib.append(process.memory_info().rss >> 20)
-        sizes = (gateway.num_fds() - workers, len(mib) - workers, gateway.memory_info().rss >> 20, sum(mib) // len(mib))
+        files, processes = workers + 3 * archives, workers + 2 * archives
+        sizes = (gateway.num_fds() - files, len(mib) - processes, gateway.memory_info().rss >> 20, sum(mib) // len(mib))
         return dict(zip(GROWTH, sizes))
 
     def job(self, over: threading.Event) -> None:

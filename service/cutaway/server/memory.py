@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -44,14 +45,30 @@ def share_of_worker(workers: int, total: int | None = None) -> int:
     return max(_LEAST_BYTES, int(_FOR_REQUESTS * (total or usable_bytes())) // workers - _LOADED_BYTES)
 
 
-def own_and_pool(workers: int, total: int | None = None) -> tuple[int, int]:
-    """Returns the bytes that the requests of each of ``workers`` workers have for themselves, and those of the pool.
+class Shares(NamedTuple):
+    """How the workers of a server share the memory for requests.
 
-    A pool is half of all shares: it serves what needs more than a worker's own.
+    Attributes:
+        workers: among how many it is divided.
+        own: the bytes that the requests of each have for themselves.
+        pool: the bytes of the pool.
+        directory: where the locks of the pool are, and of those of GPUs.
     """
-    share = share_of_worker(workers, total)
-    own = max(_LEAST_BYTES, share // 2)
-    return own, (share - own) * workers
+
+    workers: int
+    own: int
+    pool: int
+    directory: Path
+
+    @classmethod
+    def among(cls, workers: int, directory: Path, total: int | None = None) -> Shares:
+        """Divides the memory; a pool is half of all shares: it serves what needs more than a worker's own.
+
+        ``total``: the memory that the server may use; by default `usable_bytes`.
+        """
+        share = share_of_worker(workers, total)
+        own = max(_LEAST_BYTES, share // 2)
+        return cls(workers, own, (share - own) * workers, directory)
 
 
 def share_of_requests(least: int) -> int:

@@ -18,7 +18,7 @@ MEBIBYTE = 1024 * 1024
 
 _PREFIX = "CUTAWAY_"
 
-_OTHERS = {"TOKEN", "IMAGE", "MODELS", "PUBLISH", "WORKERS", "POOL_BYTES"}
+_OTHERS = {"TOKEN", "IMAGE", "MODELS", "PUBLISH", "WORKERS", "POOL_BYTES", "POOL_IN"}
 """Names of variables of the client, of deploy/compose.yml, and of the gateway for its workers."""
 
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT($|_\d+_)").search

@@ -146,7 +146,29 @@ WORKERS = "CUTAWAY_WORKERS"
 """The environment variable with the directory in which workers listen; each socket is named after its process."""
 
 POOL_BYTES = "CUTAWAY_POOL_BYTES"
-"""The environment variable with the size of the memory that workers share; they lock a file beside their sockets."""
+"""The environment variable with the size of the memory that workers share."""
+
+POOL_IN = "CUTAWAY_POOL_IN"
+"""The environment variable with the directory of the files by whose locks they share it."""
+
+
+class KeeperOrder(NamedTuple):
+    """An order for a keeper, which is sent as a line of JSON; the reply is a line with its process id.
+
+    Attributes:
+        models: of each, the directory of its unpacked archive, its name, its version and its number of workers.
+        first: the number of the first worker among all workers of the server, from 0.
+        directory: its working directory.
+        log: the file for its standard output and standard error, and for those of its workers.
+        variables: their environment.
+    """
+
+    models: Sequence[tuple[str, str, str, int]]
+    first: int
+    directory: str
+    log: str
+    variables: dict[str, str]
+
 
 _PREFIX = "cutaway-"
 

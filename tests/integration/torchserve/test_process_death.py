@@ -20,7 +20,7 @@ from cutaway.contract.tensors import Array
 from tests.conftest import ADAPTERS
 from tests.support.adapters.fragile_adapter import DEADLY, HUNGRY
 from tests.support.health import health
-from tests.support.processes import leader, worker
+from tests.support.processes import leader, make_starts_slow, worker
 from tests.support.rounding import SMALL, close
 from tests.support.serving import Server, package, serving
 from tests.support.waiting import PATIENCE_S, until
@@ -88,7 +88,7 @@ def test_an_engine_is_started_as_often_as_it_takes(server: Server) -> None:
 
     def starts() -> bool:
         assert server.process.poll() is None
-        with contextlib.suppress(psutil.Error, StopIteration):
+        with contextlib.suppress(psutil.Error, LookupError):
             return leader(server).pid not in dead
         return False
 
@@ -141,11 +141,12 @@ def test_memory_that_runs_out_costs_its_own_request_only(
 def test_an_engine_comes_back(server: Server) -> None:
     """What starts the workers is killed: calls are told at once when to try again, health turns, it is started again,
     calls pass."""
-    process = leader(server)
+    make_starts_slow(server)
+    process = leader(server, "tiny")
     family = [process, *process.children(recursive=True)]
     with ca.Client(server.address) as client:
         process.kill()
-        until(lambda: health(server.address) == "NOT_SERVING")
+        until(lambda: health(server.address, "tiny") == "NOT_SERVING")
         with pytest.raises(ca.Unavailable) as caught:
             client.inspect("tiny", rows(1.0))
         assert caught.value.reason == "BACKEND_UNAVAILABLE"
@@ -161,8 +162,8 @@ def test_an_engine_comes_back(server: Server) -> None:
 def test_a_server_that_is_starting_an_engine_again_ends_when_told(store: Path, tmp_path: Path, engine: str) -> None:
     """SIGTERM amid that leaves no process and no error."""
     with serving(store, tmp_path / "logs", f"--engine={engine}") as running:
-        leader(running).kill()
-        until(lambda: health(running.address) == "NOT_SERVING")
+        leader(running, "tiny").kill()
+        until(lambda: health(running.address, "tiny") == "NOT_SERVING")
         assert running.stop() == 0
     assert [each for each in psutil.process_iter() if _mentions(each, str(tmp_path))] == []
 

@@ -16,7 +16,7 @@ import cutaway as ca
 from cutaway.contract.results import ModelName
 from tests.conftest import ADAPTERS
 from tests.support.health import health
-from tests.support.processes import family, worker
+from tests.support.processes import leaders, worker
 from tests.support.prometheus import scraped
 from tests.support.serving import Server, package, serving
 from tests.support.waiting import PATIENCE_S, until
@@ -31,9 +31,9 @@ def version(client: ca.Client, model: str = "tiny") -> str:
     return client.inspect(model, X, timeout=300).provenance.version
 
 
-def engines(server: Server) -> int:
-    """How many TorchServes, or keepers of workers, run."""
-    return sum("watchdog" not in str(words) for each, words in family(server) if each.ppid() == server.process.pid)
+def alone(server: Server, client: ca.Client, engine: str) -> bool:
+    """Whether nothing that starts workers is left of before: of `processes`, each archive has one."""
+    return len(leaders(server)) == (len(client.list_models()) if engine == "processes" else 1)
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_new_version_takes_over_without_a_failed_call(
             try:
                 shutil.copy(tmp_path / "later" / "tiny-1.1.mar", store)
                 until(lambda: "1.1" in seen[0])
-                until(lambda: engines(server) == 1)
+                until(lambda: alone(server, client, engine))
             finally:
                 over.set()
             for each in calling:
@@ -190,7 +190,7 @@ def test_a_reload_takes_nothing_away(
         until(lambda: states(client) == {"tiny-1.0.mar": ("FAILED", True)})
         assert (weights(client), health(server.address, "tiny")) == (sha, "SERVING")
         if to_the_end:
-            until(lambda: engines(server) == 1)
+            until(lambda: alone(server, client, engine))
             worker(server, "tiny").kill()  # a new one starts from the copy
             assert weights(client) == sha
 
@@ -199,7 +199,7 @@ def test_a_reload_takes_nothing_away(
             with archive.open("ab") as copy:
                 copy.write(second[len(second) // 2 :])
             until(lambda: weights(client) != sha)
-            until(lambda: engines(server) == 1)
+            until(lambda: alone(server, client, engine))
             assert states(client) == {}
             sha = weights(client)
 
@@ -211,10 +211,49 @@ def test_a_reload_takes_nothing_away(
             assert (weights(client), states(client)) == (sha, {"tiny-1.0.mar": ("FAILED", True)})
             archive.write_bytes(third)
             until(lambda: weights(client) != sha)
-            until(lambda: engines(server) == 1)
+            until(lambda: alone(server, client, engine))
             assert states(client) == {}
         assert not any("never retrieved" in line or "Traceback" in line for line in server.logged)
         assert server.stop() == 0
+
+
+def workers_of(server: Server, *models: str) -> dict[str, int]:
+    return {model: worker(server, model).pid for model in models}
+
+
+@pytest.mark.slow
+def test_a_reload_loads_what_has_changed(tmp_path: Path) -> None:
+    """With a keeper for each archive, other workers stay: when a model is replaced, comes or goes. Only where there are
+    more workers than the memory was divided among, it is divided anew, with room for later ones."""
+    store = tmp_path / "store"
+    for model in ("one", "two", "three", "four"):
+        package(store, model, TINY)
+    with serving(store, tmp_path / "logs", "--engine=processes") as server, ca.Client(server.address) as client:
+        before = workers_of(server, "one", "two", "three", "four")
+
+        package(store, "one", TINY)
+        until(lambda: workers_of(server, "one") != {"one": before["one"]})
+        (store / "four-1.0.mar").unlink()
+        until(lambda: len(client.list_models()) == 3)
+        package(store, "five", TINY)
+        until(lambda: ModelName("five", "1.0") in client.list_models())
+        assert workers_of(server, "two", "three") == {model: before[model] for model in ("two", "three")}
+        assert _divisions(server) == 1
+
+        package(store, "six", TINY)
+        until(lambda: ModelName("six", "1.0") in client.list_models())
+        until(lambda: alone(server, client, "processes"))
+        after = workers_of(server, "one", "two", "three", "five", "six")
+        assert {*after.values()}.isdisjoint(before.values())
+        package(store, "seven", TINY)
+        until(lambda: ModelName("seven", "1.0") in client.list_models())
+        assert workers_of(server, *after) == after
+        assert _divisions(server) == 2
+
+
+def _divisions(server: Server) -> int:
+    """How often the memory for requests was divided."""
+    return sum('"event": "memory: ' in line or line.startswith("memory: ") for line in server.logged)
 
 
 @pytest.mark.slow

@@ -217,7 +217,9 @@ AFFINE: dict[str, Callable[[Tensor], Tensor]] = {
     "parts of a term": lambda x: torch.add(torch.sub(numbers(4), x, alpha=3), numbers(4), alpha=2),
     "to itself": lambda x: (x + x) * x - x / x.exp(),
     "addmm": lambda x: torch.addmm(numbers(5), x[0], numbers(4, 5)) @ numbers(5, 2),
-    "addmm to the input": lambda x: x[0].addmm(numbers(3, 2), numbers(2, 4)).addmm(numbers(3, 2), numbers(2, 4), beta=2),
+    "addmm to the input": lambda x: (
+        x[0].addmm(numbers(3, 2), numbers(2, 4)).addmm(numbers(3, 2), numbers(2, 4), beta=2)
+    ),
     "addmm from the right": lambda x: torch.addmm(numbers(4), numbers(2, 3), x[1]),
     "baddbmm": lambda x: torch.baddbmm(numbers(5), x, numbers(2, 4, 5)) + torch.baddbmm(x[:, :, :1], x, x.mT)[..., :1],
     "layer norm": lambda x: functional.layer_norm(x, (3, 4), numbers(3, 4), numbers(3, 4)),

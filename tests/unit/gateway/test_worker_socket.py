@@ -309,11 +309,14 @@ class Endless:
 class Later:
     """No workers, until there is one."""
 
-    available, sends_ahead = True, False
+    sends_ahead = False
 
     def __init__(self) -> None:
         self.workers: list[Endless] = []
         self.changed: Callable[[], None] = lambda: None
+
+    def may_come(self, name: ModelName) -> bool:
+        return True
 
     def of(self, name: ModelName) -> list[Endless]:
         return self.workers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cutaway.contract.results import ModelName
-from cutaway.server.processes.process_group import _IGNORING
+from cutaway.server.processes.process_group import IGNORING
 from cutaway.server.worker import keeper
 
 
@@ -42,9 +41,9 @@ def test_a_slow_load_that_fails_is_no_steady_worker(
 
 def test_each_worker_has_a_number_of_its_own() -> None:
     """The GPUs go round by it."""
-    slots = keeper.slots_of(json.dumps([("/one", "one", "1.0", 2), ("/two", "two", "1.1", 1)]))
+    slots = keeper.slots_of([("/one", "one", "1.0", 2), ("/two", "two", "1.1", 1)], 3)
     one, two = ModelName("one", "1.0"), ModelName("two", "1.1")
-    assert [(slot.number, slot.name, slot.workers) for slot in slots] == [(0, one, 2), (1, one, 2), (2, two, 1)]
+    assert [(slot.number, slot.name, slot.workers) for slot in slots] == [(3, one, 2), (4, one, 2), (5, two, 1)]
 
 
 def test_a_machine_without_a_free_process_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +96,7 @@ signal.raise_signal(signal.SIGTERM)
 """
 
 
-@pytest.mark.parametrize("command", [_IGNORING, ()], ids=["worker", "gateway"])
+@pytest.mark.parametrize("command", [IGNORING, ()], ids=["worker", "gateway"])
 def test_processes_that_a_model_starts_end_by_sigterm(command: tuple[str, ...]) -> None:
     """Forks, as pools have them, and programs: in a worker, which ignores it, and in a server, which handles it."""
     where = "in a worker" if command else "in a loop"

@@ -184,15 +184,14 @@ class Workers(Protocol):
 
     Attributes:
         sends_ahead: whether a worker gets its next batch while it runs another.
-        changed: called when workers, or `available`, have changed.
+        changed: called when workers have changed, or whether they may come.
     """
 
     sends_ahead: bool
     changed: Callable[[], None]
 
-    @property
-    def available(self) -> bool:
-        """Whether calls may wait for a worker to come."""
+    def may_come(self, name: ModelName) -> bool:
+        """Returns whether calls of a model may wait for a worker."""
 
     def of(self, name: ModelName) -> Sequence[WorkerLink]:
         """Returns the workers of a model."""
@@ -320,8 +319,8 @@ class Backend:
             return None
         if name not in self.catalog.all():
             return error(Reason.MODEL_NOT_FOUND, f"{name.model} is no longer served", "model")
-        if not self._workers.available:
-            return error(Reason.BACKEND_UNAVAILABLE, "the processes that run the models are being restarted")
+        if not self._workers.may_come(name):
+            return error(Reason.BACKEND_UNAVAILABLE, "the processes that run the model are being restarted")
         return None
 
     def _workers_changed(self) -> None:

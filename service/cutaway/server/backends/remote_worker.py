@@ -215,7 +215,7 @@ class WorkerPool:
 
     Attributes:
         path: the directory in which they listen.
-        available: whether processes run that start workers; if not, calls do not wait for one.
+        available: whether processes run that start workers.
         sends_ahead: True: the way to a worker takes time.
         changed: called when workers, or `available`, have changed.
         updated: set at the same moment.
@@ -239,6 +239,10 @@ class WorkerPool:
     def of(self, name: ModelName) -> Sequence[RemoteWorker]:
         """Returns the workers of a model that take turns."""
         return [worker for worker in self.workers if worker.name == name and worker.takes_turns]
+
+    def may_come(self, name: ModelName) -> bool:
+        """Returns whether calls of a model may wait for a worker."""
+        return self.available
 
     def set_available(self, available: bool) -> None:
         """Sets whether processes run that start workers."""

@@ -110,16 +110,18 @@ class LocalWorkers:
     """The workers of this process; belong to the event loop in which they are made.
 
     Attributes:
-        available: True; see `Workers`.
         sends_ahead: False: a worker is free the moment it replies, and larger batches cost less.
         changed: not called.
     """
 
     def __init__(self, workers: Sequence[Worker]) -> None:
-        self.available = True
         self.sends_ahead = False
         self.changed: Callable[[], None] = lambda: None
         self._workers = {worker.name: LocalWorker(worker) for worker in workers}
+
+    def may_come(self, name: ModelName) -> bool:
+        """Returns True; see `Workers`."""
+        return True
 
     def of(self, name: ModelName) -> Sequence[LocalWorker]:
         """Returns the worker of a model."""

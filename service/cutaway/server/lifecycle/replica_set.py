@@ -24,8 +24,9 @@ from cutaway.contract.wire.worker_reply import Reply
 from cutaway.server import load_records
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.batching import NotBegun
-from cutaway.server.memory import own_and_pool
+from cutaway.server.memory import Shares
 from cutaway.server.processes.environment import WorkerEnvironment
+from cutaway.server.processes.keepers import Keepers
 from cutaway.server.processes.process_group import Engine
 from cutaway.server.processes.torchserve import TorchServe
 from cutaway.server.processes.worker_processes import WorkerProcesses
@@ -62,24 +63,39 @@ class ReplicaSet:
         models: the archives. The highest version of a model comes first.
         settings: number of engines, limits and timeouts.
         root: the directory with all unpacked archives, which is deleted if this process is killed.
+        shares: of the memory.
+        first: the number of the first worker among all workers of the server.
+        keepers: starts keepers.
 
     Attributes:
         models: the archives.
+        shares: the argument.
         pool: their workers.
         answered: the models that have answered in all engines.
         failed: the models that do not load, with the reason.
         retired: whether it is being stopped.
     """
 
-    def __init__(self, models: Mapping[ModelName, Unpacked], settings: Settings, root: Path) -> None:
+    def __init__(
+        self,
+        models: Mapping[ModelName, Unpacked],
+        settings: Settings,
+        root: Path,
+        *,
+        shares: Shares,
+        first: int,
+        keepers: Keepers,
+    ) -> None:
         self.models = dict(models)
+        self.shares = shares
         self.pool = WorkerPool()
         self.answered: set[ModelName] = set()
         self.failed: dict[ModelName, str] = {}
         self.retired = False
         self._settings = settings
         self._root = root
-        self._engines = [self._engine(number) for number in range(settings.replicas)]
+        self._keepers = keepers
+        self._engines = [self._engine(number, first + number * self.workers) for number in range(settings.replicas)]
         self._down: set[Engine] = set()
         self._supervision: list[asyncio.Future[None]] = []
         self._starting: set[asyncio.Future[None]] = set()
@@ -90,32 +106,32 @@ class ReplicaSet:
         return [name for name in self.models if name not in self.answered and name not in self.failed]
 
     @property
+    def workers(self) -> int:
+        """The workers of each engine."""
+        return sum(each.workers for each in self.models.values())
+
+    @property
     def sound(self) -> dict[ModelName, Unpacked]:
         """The archives of the models that have not failed."""
         return {name: each for name, each in self.models.items() if name not in self.failed}
 
-    def _engine(self, number: int) -> Engine:
-        """Returns the engine with an index among those of this set."""
-        settings, archives = self._settings, self.models
+    def _engine(self, number: int, first: int) -> Engine:
+        """Returns the engine with an index among those of this set, whose first worker has the number ``first``."""
+        settings, archives, root = self._settings, self.models, self._root
         if settings.engine == "ray":
-            environment = WorkerEnvironment(settings.max_message_bytes, None, settings.request_memory_bytes)
-            sockets, root, log_dir = self.pool.path, self._root, settings.log_dir
+            environment = WorkerEnvironment(
+                settings.max_message_bytes, shares=self.shares if settings.request_memory_bytes else None
+            )
+            sockets, log_dir = self.pool.path, settings.log_dir
             return RayWorkers(archives, environment, log_dir=log_dir, settings=settings, sockets=sockets, root=root)
-        in_engine = sum(each.workers for each in archives.values())
-        own, pool = settings.request_memory_bytes or 0, 0
-        if not own:
-            own, pool = own_and_pool(settings.replicas * in_engine, settings.memory_bytes)
-        size = sum(each.size for each in archives.values())
-        log.info(
-            f"memory: {_gib(own)} for the requests of each of {settings.replicas * in_engine} workers, and "
-            f"{_gib(pool)} that they share (CUTAWAY_MEMORY_BYTES changes it); archives of {_gib(size)}"
-        )
         proofs = settings.proofs_beside(next(iter(archives.values())).path.parent)
         environment = WorkerEnvironment(
-            settings.max_message_bytes, self.pool.path, own, pool, settings.replicas, proofs_dir=proofs
+            settings.max_message_bytes, self.pool.path, self.shares, settings.replicas, proofs_dir=proofs
         )
         if settings.engine == "processes":
-            return WorkerProcesses(archives, environment, log_dir=settings.log_dir, root=self._root)
+            return WorkerProcesses(
+                archives, environment, log_dir=settings.log_dir, first=first, keepers=self._keepers, root=root
+            )
         return TorchServe(
             [each.directory for each in archives.values()],
             environment=environment,
@@ -283,7 +299,3 @@ class ReplicaSet:
         await self.pool.drain(grace_s)
         await asyncio.gather(*(asyncio.to_thread(engine.stop, grace_s) for engine in self._engines))
         self.pool.close()
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

@@ -1,13 +1,14 @@
 """Keeps what a model store holds served, and up to date.
 
-After the model store changes, a new replica set starts beside the old one and replaces it. A model is served from the
-copy of its archive that answered last: an archive that is half copied or does not load takes nothing away.
+After the model store changes, new replica sets start beside the others. A keeper has one archive, so only those that
+changed are loaded; a TorchServe, and a cluster, has all. A model is served from the copy of its archive that answered
+last: an archive that is half copied or does not load takes nothing away.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,9 @@ from cutaway.server.backends.backend import Backend, SetServing, Supervise
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.file_watch import FileWatch
 from cutaway.server.lifecycle.replica_set import ReplicaSet
+from cutaway.server.memory import Shares
 from cutaway.server.model_store import Catalog, ModelStore, archives_in, read_store, scan_store, version_key
+from cutaway.server.processes.keepers import Keepers
 from cutaway.server.settings import Settings
 from cutaway.server.time_limit import within
 from cutaway.server.unpacked import Unpacked, UnpackedArchives
@@ -47,10 +50,10 @@ class Routes:
         self.updated = asyncio.Event()
         self._pools: dict[ModelName, WorkerPool] = {}
 
-    @property
-    def available(self) -> bool:
-        """Whether calls may wait for a worker to come."""
-        return any(pool.available for pool in self._pools.values())
+    def may_come(self, name: ModelName) -> bool:
+        """Returns whether calls of a model may wait for a worker."""
+        pool = self._pools.get(name)
+        return pool is not None and pool.may_come(name)
 
     def of(self, name: ModelName) -> Sequence[RemoteWorker]:
         """Returns the workers of a model that take turns."""
@@ -63,10 +66,11 @@ class Routes:
         pool.changed = self.tell
         self.tell()
 
-    def lead_all(self, names: Iterable[ModelName], pool: WorkerPool) -> None:
-        """Sends the calls of these models to the workers of ``pool``, and those of other models nowhere."""
-        self._pools = dict.fromkeys(names, pool)
-        pool.changed = self.tell
+    def lead_all(self, pools: Mapping[ModelName, WorkerPool]) -> None:
+        """Sends the calls of these models to the workers of their pools, and those of other models nowhere."""
+        self._pools = dict(pools)
+        for pool in pools.values():
+            pool.changed = self.tell
         self.tell()
 
     def lead_to(self, pool: WorkerPool) -> bool:
@@ -85,6 +89,9 @@ _PATIENCE_S = 5.0
 """The seconds that a slow model gets at least, at the start, after the last of the others has answered."""
 
 _RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+
+_SPARE = 4
+"""One more worker for so many, when the memory is divided anew."""
 
 
 class Supervisor:
@@ -111,8 +118,10 @@ class Supervisor:
         self._told: set[str] = set()
         self._is_reloading = False
         self._routes = Routes()
+        self._keepers = Keepers()
         self._sets: list[ReplicaSet] = []
-        self._current: ReplicaSet
+        self._current: list[ReplicaSet] = []
+        self._shares: Shares | None = None
         self._retiring: set[asyncio.Future[None]] = set()
         self._threads: set[asyncio.Future[Any]] = set()
         self.backend: Backend
@@ -132,17 +141,19 @@ class Supervisor:
             self._wanted = await self._in_thread(partial(self._unpack, self._store, at_start=True))
             self._tell()
             self._store.require_models()
-            self._current = self._new_set(self._wanted)
-            self._routes.lead_all(self._wanted, self._current.pool)
-            loading = asyncio.ensure_future(self._current.start(partial(self._settled, self._current)))
+            self._current = self._sets_over(self._wanted)
+            self._routes.lead_all(_pools(self._current))
+            loading = asyncio.ensure_future(self._start(self._current))
             await self._until_usable(loading)
             self.backend = Backend(self._routes, self._catalog(), self._settings)
             yield self.backend, self._supervise
         finally:
+            self._keepers.refuse()
             for each in (loading, *self._retiring):
                 each.cancel()
             await asyncio.gather(loading, *self._retiring, *self._threads, return_exceptions=True)
             await asyncio.gather(*(self._stop(each, self._settings.grace_s) for each in [*self._sets]))
+            await asyncio.to_thread(self._keepers.close)
             self._archives.close()
 
     async def _until_usable(self, loading: asyncio.Future[None]) -> None:
@@ -157,7 +168,7 @@ class Supervisor:
             if len(self._good) > answered:
                 answered, latest = len(self._good), now
             if self._good and now - latest > max(_PATIENCE_S, (latest - begun) / 2):
-                names = ", ".join(f"{name.model} {name.version}" for name in self._current.loading)
+                names = ", ".join(f"{name.model} {name.version}" for name in self._loading)
                 log.warning(f"the other models are served while these still load: {names}")
                 return
         loading.result()
@@ -173,7 +184,8 @@ class Supervisor:
         Args:
             set_serving: called whenever the models that serve, or the archives that do not, change.
         """
-        self._current.supervise()
+        for each in self._current:
+            each.supervise()
         reloading = asyncio.ensure_future(self._reload_on_change())
         reported: tuple[set[ModelName], Catalog] = set(), Catalog(())
         try:
@@ -224,8 +236,8 @@ class Supervisor:
     async def _reload(self) -> None:
         """Serves the current content of the store.
 
-        A model that answers is served at once. One that does not load leaves its predecessor in service: then a replica
-        set starts that has the predecessor, unless the current one is already that.
+        A model that answers is served at once. One that does not load leaves its predecessor in service: where a
+        replica set has all models, one starts that has the predecessor, unless the current one is already that.
         """
         store = await self._in_thread(partial(scan_store, self._directory))
         if not (store.archives or store.unserved):
@@ -236,11 +248,10 @@ class Supervisor:
         wanted |= {name: each for name, each in self._good.items() if name not in wanted and each.path.name in broken}
         self._store, self._wanted = store, wanted
         self._tell()
-        while (target := self._target()) != self._current.sound:
+        while (target := self._target()) != _content(self._current):
             if not target:
                 log.warning("the previous models stay in service: nothing in the store can be served")
                 break
-            log.info("the model store has changed; loading it beside the models that are served")
             await self._try(target)
         self._retire_unused()
         self._is_reloading = False
@@ -254,26 +265,39 @@ class Supervisor:
         return {name: each for name, each in chosen.items() if each is not None}
 
     async def _try(self, target: dict[ModelName, Unpacked]) -> None:
-        """Starts a replica set over ``target``; it becomes the current one if nothing has to be replaced in it.
+        """Starts the replica sets that ``target`` lacks; the sets become the current ones if nothing has to be replaced
+        in them.
 
         Raises:
             CutawayError: an engine does not start, or a model that serves does not load once more.
         """
-        new = self._new_set(target)
+        before, sets = {*self._sets}, self._sets_over(target)
+        new = [each for each in sets if each not in before]
+        loaded = ", ".join(f"{name.model} {name.version}" for each in new for name in each.models) or "nothing"
+        log.info(f"the model store has changed; loading beside the models that are served: {loaded}")
         try:
-            await new.start(partial(self._settled, new))
-            for name, why in new.failed.items():
-                if new.models[name] is self._good.get(name):
-                    what = f"{name.model} {name.version}, which is served, does not load once more: {why}"
-                    raise error(Reason.BACKEND_UNAVAILABLE, what)
+            await self._start(new)
+            for each in new:
+                self._raise_if_lost(each)
         except BaseException:
             self._retire_unused()
             raise
-        if new.answered and self._target() == new.sound:
-            self._good = {name: new.models[name] for name in new.answered}
-            self._routes.lead_all(new.answered, new.pool)
-            self._current = new
-            new.supervise()
+        sets = [each for each in sets if each.sound]
+        if sets and self._target() == _content(sets):
+            self._good = {name: each.models[name] for each in sets for name in each.answered}
+            self._routes.lead_all(_pools(sets))
+            self._current = sets
+            for each in sets:
+                each.supervise()
+
+    async def _start(self, sets: Sequence[ReplicaSet]) -> None:
+        await asyncio.gather(*(each.start(partial(self._settled, each)) for each in sets))
+
+    def _raise_if_lost(self, new: ReplicaSet) -> None:
+        for name, why in new.failed.items():
+            if new.models[name] is self._good.get(name):
+                what = f"{name.model} {name.version}, which is served, does not load once more: {why}"
+                raise error(Reason.BACKEND_UNAVAILABLE, what)
 
     def _unpack(self, store: ModelStore, at_start: bool = False) -> dict[ModelName, Unpacked]:
         """Returns copies of the archives of ``store``; those that change meanwhile are not served.
@@ -295,29 +319,71 @@ class Supervisor:
                 store.mark_broken(name, str(failure), ArchiveState.NOT_WHOLE if changes else ArchiveState.FAILED)
         return copies
 
-    def _new_set(self, target: dict[ModelName, Unpacked]) -> ReplicaSet:
+    def _sets_over(self, target: Mapping[ModelName, Unpacked]) -> list[ReplicaSet]:
+        """Returns replica sets over ``target``: those that serve such parts of it, and new ones for the rest.
+
+        If there are more workers than the memory is divided among, it is divided anew, and all sets are new.
+        """
+        self._shares = self._shares_for(target)
         by_version = sorted(target, key=lambda name: version_key(name.version), reverse=True)
-        new = ReplicaSet({name: target[name] for name in by_version}, self._settings, self._archives.root)
+        parts = [[name] for name in by_version] if self._is_divisible else [by_version]
+        return [self._set_over({name: target[name] for name in part}, self._shares) for part in parts]
+
+    def _set_over(self, part: dict[ModelName, Unpacked], shares: Shares) -> ReplicaSet:
+        for each in self._sets:
+            if each.shares is shares and each.models == part == each.sound and not each.retired:
+                return each
+        first = sum(each.workers * self._settings.replicas for each in self._sets)
+        new = ReplicaSet(part, self._settings, self._archives.root, shares=shares, first=first, keepers=self._keepers)
         self._sets.append(new)
         return new
+
+    @property
+    def _is_divisible(self) -> bool:
+        """Whether each archive has an engine of its own."""
+        return self._settings.engine == "processes"
+
+    def _shares_for(self, target: Mapping[ModelName, Unpacked]) -> Shares:
+        """Returns the shares of the memory: those of before if they are enough, else with some for later archives."""
+        settings, before = self._settings, self._shares
+        workers = settings.replicas * sum(each.workers for each in target.values())
+        if before is not None and self._is_divisible:
+            if workers <= before.workers:
+                return before
+            workers += -(-workers // _SPARE)
+        directory = self._archives.root / f"memory-{workers}"
+        directory.mkdir(exist_ok=True)
+        if settings.request_memory_bytes:
+            return Shares(workers, settings.request_memory_bytes, 0, directory)
+        shares = Shares.among(workers, directory, settings.memory_bytes)
+        size = sum(each.size for each in target.values())
+        log.info(
+            f"memory: {_gib(shares.own)} for the requests of each of {workers} workers, and {_gib(shares.pool)} that "
+            f"they share (CUTAWAY_MEMORY_BYTES changes it); archives of {_gib(size)}"
+        )
+        return shares
 
     def _settled(self, which: ReplicaSet, name: ModelName) -> None:
         """Serves a model that has answered, or notes that its archive does not load."""
         archive = which.models[name]
-        if self._good.get(name) is not archive:
+        if self._good.get(name) is not archive and not which.retired:
             if name in which.failed:
                 self._failed[archive] = which.failed[name]
             else:
                 self._good[name] = archive
                 self._routes.lead(name, which.pool)
                 log.info(f"serving {name.model} {name.version}")
-                if which is not self._current:
+                if which not in self._current:
                     which.supervise()
             self._tell()
 
     def _catalog(self) -> Catalog:
         """Returns the models that accept calls, and the archives that are not served."""
-        return Catalog({*self._good, *self._current.loading}, self._unserved())
+        return Catalog({*self._good, *self._loading}, self._unserved())
+
+    @property
+    def _loading(self) -> list[ModelName]:
+        return [name for each in self._current for name in each.loading]
 
     def _unserved(self) -> Iterator[UnservedArchive]:
         for item in self._store.unserved:
@@ -343,7 +409,7 @@ class Supervisor:
     def _retire_unused(self) -> None:
         """Ends the replica sets that no calls go to; calls that run there may finish."""
         for each in self._sets:
-            if each is not self._current and not self._routes.lead_to(each.pool) and not each.retired:
+            if each not in self._current and not self._routes.lead_to(each.pool) and not each.retired:
                 each.retired = True
                 grace_s = max(self._settings.grace_s, each.pool.busy_for_s)
                 retiring = asyncio.ensure_future(self._stop(each, grace_s))
@@ -368,6 +434,19 @@ class Supervisor:
         self._threads.add(future)
         future.add_done_callback(self._threads.discard)
         return await asyncio.shield(future)
+
+
+def _content(sets: Iterable[ReplicaSet]) -> dict[ModelName, Unpacked]:
+    """Returns the archives of ``sets`` that have not failed."""
+    return {name: archive for each in sets for name, archive in each.sound.items()}
+
+
+def _pools(sets: Iterable[ReplicaSet]) -> dict[ModelName, WorkerPool]:
+    return {name: each.pool for each in sets for name in each.sound}
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def _described(settings: Settings) -> str:

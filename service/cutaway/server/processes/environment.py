@@ -7,8 +7,12 @@ import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cutaway.server.worker_protocol import POOL_BYTES, WORKERS
+from cutaway.server.worker_protocol import POOL_BYTES, POOL_IN, WORKERS
+
+if TYPE_CHECKING:
+    from cutaway.server.memory import Shares
 
 WAITING = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "5000"}
 """Variables that make the threads of GNU's OpenMP, which torch has on Linux, spin for a sixth of a millisecond before
@@ -36,16 +40,14 @@ class WorkerEnvironment:
     Attributes:
         max_message_bytes: the largest request and the largest reply.
         workers_in: the directory in which they listen, or None if nobody calls them directly.
-        request_memory_bytes: a worker's own memory for requests on a CPU, or None for no limit.
-        pool_bytes: the memory for requests that workers share.
+        shares: of the memory for requests on a CPU, or None for no limit.
         replicas: the number of engines that share the cores.
         proofs_dir: where the outcomes of tests of models are kept, or None for what the environment says.
     """
 
     max_message_bytes: int
     workers_in: Path | None = None
-    request_memory_bytes: int | None = None
-    pool_bytes: int = 0
+    shares: Shares | None = None
     replicas: int = 1
     proofs_dir: Path | None = None
 
@@ -56,9 +58,9 @@ class WorkerEnvironment:
         variables["CUTAWAY_MAX_MESSAGE_BYTES"] = str(self.max_message_bytes)
         variables["CUTAWAY_REPLICAS"] = str(self.replicas)
         variables[WORKERS] = str(self.workers_in or "")
-        variables[POOL_BYTES] = str(self.pool_bytes)
-        if self.request_memory_bytes is not None:
-            variables["CUTAWAY_REQUEST_MEMORY_BYTES"] = str(self.request_memory_bytes)
+        if self.shares is not None:
+            variables["CUTAWAY_REQUEST_MEMORY_BYTES"] = str(self.shares.own)
+            variables[POOL_BYTES], variables[POOL_IN] = str(self.shares.pool), str(self.shares.directory)
         if self.proofs_dir is not None:
             variables["CUTAWAY_PROOFS_DIR"] = str(self.proofs_dir)
         wait_briefly(variables)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ class RunLog:
         The file stays the same, because running processes append to it. What they write amid this is moved too, but for
         the last moment.
         """
-        with suppress(OSError):  # a full disk: tried again
+        with _ROTATING, suppress(OSError):  # a full disk: tried again
             if self.path.stat().st_size < _LARGEST_BYTES:
                 return
             older = [self.path, *(Path(f"{self.path}.{number}") for number in range(1, _KEPT + 1))]
@@ -75,6 +76,9 @@ class RunLog:
         self._closed_tail = self.tail()
 
 
+_ROTATING = threading.Lock()
+"""Several keepers have one log."""
+
 _MOST_LOOKS = 1000
 
 
@@ -89,7 +93,7 @@ def _move_lines(log: IO[bytes], moved: IO[bytes]) -> None:
             return
 
 
-_IGNORING = ("/bin/sh", "-c", """trap "" TERM; exec "$@" """, "sh")
+IGNORING = ("/bin/sh", "-c", """trap "" TERM; exec "$@" """, "sh")
 """The beginning of a command that ignores SIGTERM, with all its processes: systemd sends it to every process of a
 service, and calls may still run. A process that wants it sets a handler."""
 
@@ -97,30 +101,26 @@ _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _KILL_TIMEOUT_S = 30.0
 
 
-class ProcessGroup:
-    """A command that runs in its own process group.
+class Leader(Protocol):
+    """The first process of a group, which has the same id."""
 
-    All processes that the command starts belong to the group, and end with it, also if the command was killed. If the
-    process that owns this object is killed, the watchdog ends them.
+    pid: int
 
-    Args:
-        command: the program and its arguments.
-        directory: its working directory; the watchdog deletes it.
-        environment: its environment variables.
-        output: the file for its standard output and standard error.
-        root: another directory that the watchdog deletes, if any.
-    """
+    def poll(self) -> int | None:
+        """Returns None while it runs, else its exit status."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        directory: Path,
-        environment: Mapping[str, str],
-        output: IO[bytes],
-        root: Path | None = None,
-    ) -> None:
-        self._leader = subprocess.Popen(
-            [*_IGNORING, *command],
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits until it has ended; raises `subprocess.TimeoutExpired` after ``timeout`` seconds."""
+
+    def send_signal(self, sig: int) -> None:
+        """Sends it a signal, if it runs."""
+
+
+def led(command: Sequence[str], directory: Path, environment: Mapping[str, str], log: Path) -> Leader:
+    """Starts a command in a process group of its own, with a working directory, and a log that it appends to."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*IGNORING, *command],
             cwd=directory,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -128,12 +128,27 @@ class ProcessGroup:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C in the terminal then reaches only the owner, which stops it in order
         )
-        self.pid = self._leader.pid
+
+
+class ProcessGroup:
+    """A process that leads a group.
+
+    All processes that it starts belong to the group, and end with it, also if it was killed. If the process that owns
+    this object is killed, the watchdog ends them.
+
+    Args:
+        leader: the process.
+        directories: what the watchdog deletes.
+    """
+
+    def __init__(self, leader: Leader, *directories: Path) -> None:
+        self._leader = leader
+        self.pid = leader.pid
         self._gone = False
         try:
-            self._watchdog = _watch(self.pid, directory, *([root] if root else []))
+            self._watchdog = _watch(self.pid, *directories)
         except BaseException:
-            self._leader.kill()
+            leader.send_signal(signal.SIGKILL)
             raise
 
     def poll(self) -> int | None:
@@ -228,9 +243,7 @@ class Engine(ABC):
             directory = Path(undo.enter_context(ScratchDirectory(self.longest_name)))
             self._log = RunLog(self._log_path(directory))
             undo.callback(self._log.close)
-            command, environment = self._command(directory)
-            with self._log.path.open("ab") as output:
-                self._group = ProcessGroup(command, directory, environment, output, self.root)
+            self._group = ProcessGroup(self._launch(directory), directory, *([self.root] if self.root else []))
             undo.callback(self._group.kill)
             self._wait_started(self._group, directory)
             self._cleanup = undo.pop_all()
@@ -240,8 +253,8 @@ class Engine(ABC):
         """Returns the path of the log; a log in ``directory`` is deleted with the processes."""
 
     @abstractmethod
-    def _command(self, directory: Path) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Writes the files of the first process into ``directory``; returns its command and its environment."""
+    def _launch(self, directory: Path) -> Leader:
+        """Writes the files of the first process into ``directory``, and starts it there."""
 
     @abstractmethod
     def _wait_started(self, group: ProcessGroup, directory: Path) -> None:
@@ -290,7 +303,7 @@ class Engine(ABC):
 def _watch(group: int, *directories: Path) -> subprocess.Popen[bytes]:
     """Starts the watchdog; isolated and without site-packages, it is small and starts quickly."""
     return subprocess.Popen(
-        [*_IGNORING, sys.executable, "-I", "-S", str(_WATCHDOG), str(group), *map(str, directories)],
+        [*IGNORING, sys.executable, "-I", "-S", str(_WATCHDOG), str(group), *map(str, directories)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -31,7 +31,7 @@ from cutaway.client.trust import bearer
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.torchserve_messages import PING
 from cutaway.server.processes.environment import WorkerEnvironment
-from cutaway.server.processes.process_group import Engine, ProcessGroup
+from cutaway.server.processes.process_group import Engine, Leader, ProcessGroup, led
 from cutaway.server.silence import Silence, is_stopped
 
 MIN_VERSION = 11  # of TorchServe 0.12
@@ -246,7 +246,7 @@ class TorchServe(Engine):
         for model in self.models:
             shutil.copytree(model, directory / "store" / model.name, copy_function=_link)
 
-    def _command(self, directory: Path) -> tuple[list[str], dict[str, str]]:
+    def _launch(self, directory: Path) -> Leader:
         java, home = find_java(), _torchserve_home()
         self._ports = _Ports(*_free_ports(len(_Ports._fields)))
         self._write_files(directory)
@@ -267,8 +267,9 @@ class TorchServe(Engine):
             *("-s", str(directory / "store"), "-ncs"),
             *("-m", *(model.name for model in self.models)),
         ]
-        variables = self.environment.variables()  # without those that override the configuration
-        return command, {name: value for name, value in variables.items() if not name.startswith("TS_")}
+        variables = self.environment.variables()
+        variables = {name: value for name, value in variables.items() if not name.startswith("TS_")}  # these override
+        return led(command, directory, variables, self._log.path)
 
     def _wait_started(self, group: ProcessGroup, directory: Path) -> None:
         """Waits until both gRPC ports accept connections; raises if the process ends or takes too long."""

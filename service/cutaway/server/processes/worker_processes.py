@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -11,13 +9,15 @@ from typing import ClassVar
 
 from cutaway.contract.results import ModelName
 from cutaway.server.processes.environment import WorkerEnvironment
-from cutaway.server.processes.process_group import Engine, ProcessGroup
+from cutaway.server.processes.keepers import Keepers
+from cutaway.server.processes.process_group import Engine, Leader, ProcessGroup
 from cutaway.server.silence import is_stopped
 from cutaway.server.unpacked import Unpacked
+from cutaway.server.worker_protocol import KeeperOrder
 
 
 @dataclass(eq=False)
-class WorkerProcesses(Engine):
+class Kept(Engine):
     """A keeper, which is a process that starts workers, and new ones for those that end.
 
     Args:
@@ -31,23 +31,12 @@ class WorkerProcesses(Engine):
     _: KW_ONLY
     log_dir: Path
 
-    name = "the process that starts workers"
-    module: ClassVar = "cutaway.server.worker.keeper"
-    log_name: ClassVar = "workers.log"
+    log_name: ClassVar[str]
     end_s: ClassVar = 0.0
     """Seconds that the keeper gets to end by itself."""
 
     def _log_path(self, directory: Path) -> Path:
         return self.log_dir / self.log_name
-
-    def _command(self, directory: Path) -> tuple[list[str], dict[str, str]]:
-        # Run as a module, not imported: it imports torch, or Ray.
-        return [sys.executable, "-m", self.module, self._plan(directory)], self.environment.variables()
-
-    def _plan(self, directory: Path) -> str:
-        """Returns the argument of the keeper; ``directory`` is for its files."""
-        models = self.archives.items()
-        return json.dumps([(str(each.directory), name.model, name.version, each.workers) for name, each in models])
 
     def _wait_started(self, group: ProcessGroup, directory: Path) -> None:
         """Does nothing: whoever waits for a worker waits for the keeper too."""
@@ -59,6 +48,29 @@ class WorkerProcesses(Engine):
     def stop(self, grace_s: float = 0.0) -> None:
         """Ends all workers, and deletes their files: they have no calls any more."""
         super().stop(self.end_s)
+
+
+@dataclass(eq=False)
+class WorkerProcesses(Kept):
+    """A keeper on this machine, whose workers are its forks.
+
+    Args:
+        first: the number of the first worker among all workers of the server.
+        keepers: starts it.
+    """
+
+    _: KW_ONLY
+    first: int
+    keepers: Keepers
+
+    name = "the process that starts workers"
+    log_name: ClassVar = "workers.log"
+
+    def _launch(self, directory: Path) -> Leader:
+        models = [(str(each.directory), name.model, name.version, each.workers) for name, each in self.archives.items()]
+        variables = self.environment.variables()
+        order = KeeperOrder(models, self.first, str(directory), str(self._log.path), variables)
+        return self.keepers.start(order, self.log_tail)
 
 
 class Running:

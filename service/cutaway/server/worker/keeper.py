@@ -1,11 +1,12 @@
-"""A process that starts the workers of a model store, and a new one for every worker that ends.
+"""Keepers: processes that start the workers of models, and a new one for every worker that ends.
 
-Usage: ``python -m cutaway.server.worker.keeper MODELS``.
+Usage: ``python -m cutaway.server.worker.keeper``.
 
-The modules that all workers need are imported here, once. A new worker is a fork of this process: it starts at once,
-needs only its model, and shares the memory of the imports. So nothing here may start a thread or touch a GPU.
+The modules that all workers need are imported here, once. A keeper is a fork of this process, for each `KeeperOrder` on
+standard input; a worker is a fork of a keeper. So both start at once, and share the memory of the imports; a worker
+needs only its model. Nothing here may start a thread or touch a GPU.
 
-MODELS is JSON: for every model the directory of its unpacked archive, its name, its version and the number of workers.
+This process ends with its owner, which holds the other end of standard input.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ import json
 import mmap
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from cutaway.contract.results import ModelName
 from cutaway.server import load_records
 from cutaway.server.worker.gpus import gpu_in_turn
 from cutaway.server.worker.process import WorkerProcess
-from cutaway.server.worker_protocol import WORKERS
+from cutaway.server.worker_protocol import WORKERS, KeeperOrder
 
 _STEADY_S = 10.0
 """Seconds below which a worker ended early; the next one then waits first, as after one that has not loaded."""
@@ -61,17 +64,14 @@ class _Running(NamedTuple):
     loaded: mmap.mmap
 
 
-def slots_of(argument: str) -> list[WorkerSlot]:
-    """Returns a slot for each worker of the models in ``argument``, which is MODELS."""
-    models = [
-        (Path(directory), ModelName(model, version), workers)
-        for directory, model, version, workers in json.loads(argument)
-    ]
-    workers = [model for model in models for _ in range(model[2])]
-    return [WorkerSlot(number, *model) for number, model in enumerate(workers)]
+def slots_of(models: Sequence[tuple[str, str, str, int]], first: int) -> list[WorkerSlot]:
+    """Returns a slot for each worker of ``models``, with numbers from ``first``; see `KeeperOrder`."""
+    named = [(Path(directory), ModelName(model, version), workers) for directory, model, version, workers in models]
+    workers = [model for model in named for _ in range(model[2])]
+    return [WorkerSlot(number, *model) for number, model in enumerate(workers, first)]
 
 
-def keep(slots: list[WorkerSlot]) -> None:
+def keep(slots: Sequence[WorkerSlot]) -> NoReturn:
     """Starts a worker in every slot, and again whenever it has ended; never returns."""
     running = {worker.process.sentinel: worker for worker in (_start(slot) for slot in slots)}
     while True:
@@ -131,6 +131,30 @@ def _run(slot: WorkerSlot, delay_s: float, loaded: mmap.mmap) -> None:
     threading.Event().wait()
 
 
-if __name__ == "__main__":
+def _become_keeper(order: KeeperOrder) -> NoReturn:
+    """Makes this fork a keeper, and tells its process id."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    reply = os.dup(sys.stdout.fileno())
+    with open(os.devnull) as nothing, open(order.log, "a") as log:
+        for number, file in enumerate((nothing, log, log)):
+            os.dup2(file.fileno(), number)
+    os.environ.clear()
+    os.environ.update(order.variables)
+    os.chdir(order.directory)
+    os.write(reply, b"%d\n" % os.getpid())
+    os.close(reply)
+    keep(slots_of(order.models, order.first))
+
+
+def main() -> None:
+    """Forks a keeper for each order, until there are no more."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers here
     gc.freeze()  # a collection would write to all pages, which are then no longer shared
-    keep(slots_of(sys.argv[1]))
+    for line in sys.stdin:
+        if os.fork() == 0:
+            _become_keeper(KeeperOrder(**json.loads(line)))
+
+
+if __name__ == "__main__":
+    main()

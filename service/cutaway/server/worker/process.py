@@ -23,7 +23,7 @@ from cutaway.server.worker.call import Call
 from cutaway.server.worker.gpus import device_of, request_memory
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
-from cutaway.server.worker_protocol import POOL_BYTES, WORKERS, ScratchDirectory
+from cutaway.server.worker_protocol import POOL_BYTES, POOL_IN, WORKERS, ScratchDirectory
 
 
 class WorkerProcess:
@@ -88,8 +88,8 @@ def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
     if worker.memory is not None:
         worker.memory = RequestMemory(worker.memory.own, _pool())
     elif worker.device.type == "cuda":
-        sockets = os.environ.get(WORKERS)
-        worker.memory = request_memory(worker.device, Path(sockets) if sockets else None)
+        shared = os.environ.get(POOL_IN)
+        worker.memory = request_memory(worker.device, Path(shared) if shared else None)
     if worker.memory is not None:
         _note_size(worker.name, worker.fits())
     if worker.memory is not None and worker.device.type == "cpu":
@@ -110,7 +110,7 @@ def _note_size(name: ModelName, what_fits: str) -> None:
 
 def _pool() -> MemoryPool | None:
     """Returns the memory that this worker shares with others, if there is any."""
-    size, directory = int(os.environ.get(POOL_BYTES, "0")), os.environ.get(WORKERS)
+    size, directory = int(os.environ.get(POOL_BYTES, "0")), os.environ.get(POOL_IN)
     return MemoryPool(Path(directory) / "memory", size) if size and directory and sys.platform == "linux" else None
 
 
