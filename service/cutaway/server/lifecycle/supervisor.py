@@ -90,8 +90,8 @@ _PATIENCE_S = 5.0
 
 _RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
-_SPARE = 4
-"""One more worker for so many, when the memory is divided anew."""
+_MOST_MORE = 1.25
+"""How many times the workers that the memory was divided among may share it: 60 % of all memory become 68 %."""
 
 
 class Supervisor:
@@ -322,7 +322,7 @@ class Supervisor:
     def _sets_over(self, target: Mapping[ModelName, Unpacked]) -> list[ReplicaSet]:
         """Returns replica sets over ``target``: those that serve such parts of it, and new ones for the rest.
 
-        If there are more workers than the memory is divided among, it is divided anew, and all sets are new.
+        If there are many more workers than the memory is divided among, it is divided anew, and all sets are new.
         """
         self._shares = self._shares_for(target)
         by_version = sorted(target, key=lambda name: version_key(name.version), reverse=True)
@@ -344,13 +344,11 @@ class Supervisor:
         return self._settings.engine == "processes"
 
     def _shares_for(self, target: Mapping[ModelName, Unpacked]) -> Shares:
-        """Returns the shares of the memory: those of before if they are enough, else with some for later archives."""
+        """Returns the shares of the memory: those of before, unless there are many more workers than they are for."""
         settings, before = self._settings, self._shares
         workers = settings.replicas * sum(each.workers for each in target.values())
-        if before is not None and self._is_divisible:
-            if workers <= before.workers:
-                return before
-            workers += -(-workers // _SPARE)
+        if before is not None and self._is_divisible and workers <= before.workers * _MOST_MORE:
+            return before
         directory = self._archives.root / f"memory-{workers}"
         directory.mkdir(exist_ok=True)
         if settings.request_memory_bytes:
