@@ -48,7 +48,9 @@ class Behind:
 
     def __init__(self, asked: Any, layer: nn.Module | None) -> None:
         kinds = (conv._ConvNd, nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase)
-        parts = [] if layer is None else [part for part in layer.modules() if isinstance(part, kinds)]
+        parts = [] if layer is None else [
+            part for part in layer.modules() if isinstance(part, kinds) or type(part).__name__ == "T5LayerNorm"
+        ]  # fmt: skip
         last = bool(parts) and not isinstance(parts[-1], conv._ConvNd)
         self.layer, self.moves = layer, isinstance(asked, ca.LayerGradCam) and last
         self.shown = nn.Identity() if self.moves else layer

@@ -44,9 +44,10 @@ def _of_call(name: str, call: ca.CapturedCall) -> Iterator[tuple[str, Array]]:
         yield from ((f"{name}.{point}{path} positions", array) for path, array in tensors.items())
 
 
-def verdicts(result: ca.InspectResult) -> set[str]:
-    """What all the checks say."""
-    return {check.verdict for attribution in result.attributions for check in attribution.checks}
+def doubts(result: ca.InspectResult) -> set[str]:
+    """What all the checks say, but for those that agree."""
+    checks = (check for attribution in result.attributions for check in attribution.checks)
+    return {f"{check.verdict}: {check.reason}" for check in checks if check.verdict != "AGREES"}
 
 
 def differences(found: Answer, expected: Answer, *, company: bool = False) -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from tests.support.mixed import digits, failing, mirror, transformers
-from tests.support.mixed.answers import differences, flat, verdicts
+from tests.support.mixed.answers import differences, doubts, flat
 from tests.support.mixed.by_hand import Answer
 from tests.support.mixed.hand import Hand
 from tests.support.mixed.kind import Failing, Kind
@@ -95,8 +95,7 @@ class Request:
         yield from differences(flat(result), answer, company=True)
         if result.warnings:
             yield f"warnings: {result.warnings}"
-        if verdicts(result) - {"AGREES"}:
-            yield f"verdicts: {verdicts(result)}"
+        yield from doubts(result)
 
 
 def requests(model: Model) -> tuple[list[Request], list[Request]]:
