@@ -214,6 +214,7 @@ AFFINE: dict[str, Callable[[Tensor], Tensor]] = {
     "quotient": lambda x: numbers(4) / (3 / (x / 40 / numbers(4))),
     "whole quotient": lambda x: x + torch.div(x, 0.3, rounding_mode="floor"),
     "sum": lambda x: 1 - (2 - (numbers(5, 1, 1, 4) + x + 3 - numbers(4))),
+    "infinite term": lambda x: torch.sigmoid(x + float("inf")) + x,
     "parts of a term": lambda x: torch.add(torch.sub(numbers(4), x, alpha=3), numbers(4), alpha=2),
     "to itself": lambda x: (x + x) * x - x / x.exp(),
     "addmm": lambda x: torch.addmm(numbers(5), x[0], numbers(4, 5)) @ numbers(5, 2),

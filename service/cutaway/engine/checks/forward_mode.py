@@ -171,7 +171,7 @@ def _product_and_term(at: int, term: Any, *factors: Any, **keywords: Any) -> _Ar
 
 
 def _zeros(value: Any) -> Any:
-    return torch.zeros_like(value) if isinstance(value, Tensor) else 0 * value
+    return torch.zeros_like(value) if isinstance(value, Tensor) else type(value)(0)  # 0 times infinity is NaN
 
 
 _AFFINE: dict[Any, Callable[..., _Arguments | None]] = {
