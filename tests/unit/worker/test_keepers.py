@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ import psutil
 import pytest
 
 from cutaway.contract.errors import CutawayError
-from cutaway.server.processes.keepers import Fork, Keepers
+from cutaway.server.processes.worker_processes import Fork, Keepers
 from cutaway.server.worker_protocol import KeeperOrder
 from tests.support.waiting import PATIENCE_S, until
 
@@ -133,3 +136,22 @@ def test_a_start_under_way_ends_when_refused(tmp_path: Path) -> None:
 def _endless(tmp_path: Path) -> Path:
     (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'begun')!r}, 'w'); import time; time.sleep(600)")
     return tmp_path
+
+
+def test_no_keeper_outlives_a_server_that_was_killed_meanwhile(tmp_path: Path) -> None:
+    """The order was sent, and whoever sent it is gone before the imports end."""
+    ours, its = socket.socketpair()
+    with its:
+        command = [sys.executable, "-m", "cutaway.server.worker.keeper"]
+        process = subprocess.Popen(command, stdin=its.fileno(), stdout=its.fileno(), stderr=subprocess.DEVNULL)
+    ours.sendall(json.dumps(order(tmp_path)._asdict()).encode() + b"\n")
+    ours.close()
+    assert process.wait(PATIENCE_S) == 0
+    until(lambda: str(tmp_path) not in {_directory(each) for each in psutil.process_iter()})
+    assert "/nowhere" not in (tmp_path / "log").read_text()
+
+
+def _directory(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.cwd()
+    return ""

@@ -26,10 +26,9 @@ from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.batching import NotBegun
 from cutaway.server.memory import Shares
 from cutaway.server.processes.environment import WorkerEnvironment
-from cutaway.server.processes.keepers import Keepers
 from cutaway.server.processes.process_group import Engine
 from cutaway.server.processes.torchserve import TorchServe
-from cutaway.server.processes.worker_processes import WorkerProcesses
+from cutaway.server.processes.worker_processes import Keepers, WorkerProcesses
 from cutaway.server.ray.workers import RayWorkers
 from cutaway.server.settings import Settings
 from cutaway.server.time_limit import within
