@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -82,15 +83,14 @@ def test_a_gradient_kept_from_the_pass_before(asked: Attribution, mode: CheckMod
 class Fused(nn.Module):
     """An LSTM and attention, which PyTorch fuses, behind a gradient times ``factor``; calls ``note`` in each pass."""
 
-    def __init__(self, factor: float, note: Callable[[], None]) -> None:
+    def __init__(self, factor: float) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.rnn, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 3)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.factor, self.note = factor, note
+        self.factor = factor
 
     def forward(self, input: Tensor) -> Tensor:
-        self.note()
         hidden, _ = self.rnn(changed(lambda gradient: gradient * self.factor)(input))
         attended, _ = self.attention(hidden, hidden, hidden, need_weights=False)
         mixed = nn.functional.scaled_dot_product_attention(attended, hidden, hidden)
@@ -98,18 +98,26 @@ class Fused(nn.Module):
         return logits
 
 
+SWITCHES = [
+    "_set_mkldnn_enabled",
+    "_set_sdp_use_math",
+    "_set_sdp_use_flash",
+    "_set_sdp_use_mem_efficient",
+    "_set_sdp_use_overrideable",
+]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("factor", "cause"), [(1.0, None), (1.5, Cause.WRONG_BACKWARD)])
-def test_fused_kernels_are_tested_on_others_and_nothing_else_is(
-    factor: float, cause: Cause | None, dtype: torch.dtype
+def test_fused_kernels_are_tested_on_others_and_no_switch_is_touched(
+    factor: float, cause: Cause | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The LSTM and attention have a forward-mode derivative without oneDNN; all other layers keep it, without which one
-    of bfloat16 takes fifty times as long."""
-    uses_onednn: set[bool] = set()
-    model = Fused(factor, lambda: uses_onednn.add(torch._C._get_mkldnn_enabled())).eval().to(dtype)
+    """Switches of kernels are the process's: models beside this one would compute other last bits, and fail a check."""
+    for name in SWITCHES:
+        monkeypatch.setattr(torch._C, name, lambda *_, name=name: pytest.fail(name))
+    model = Fused(factor).eval().to(dtype)
     (got,) = ask(model, {"input": noise(2, 5, 8).to(dtype)}, ca.Saliency(absolute=False)).attributions
     assert got.checks[0].cause is cause, got.checks
-    assert uses_onednn == {True}
 
 
 class Once(torch.autograd.Function):
@@ -195,7 +203,11 @@ def numbers(*shape: int, seed: int = 2) -> Tensor:
     return noise(*shape, seed=seed, dtype=torch.float64)
 
 
-AFFINE: dict[str, Callable[[Tensor], Tensor]] = {
+attention, padding = functional.scaled_dot_product_attention, torch.tensor([[False, False, True], [True] * 3])
+fixed = numbers(1, 2, 3, 4)
+attending = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64).eval()
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: functional.linear(x, numbers(5, 4), numbers(5)),
     "without bias": lambda x: functional.linear(x, weight=numbers(5, 4)),
     "of a row": lambda x: functional.linear(input=x[0], weight=numbers(5, 4), bias=numbers(5)),
@@ -227,16 +239,38 @@ AFFINE: dict[str, Callable[[Tensor], Tensor]] = {
     "layer norm of the input": lambda x: torch.layer_norm(x, (4,), x[0, 0], None),
     "group norm": lambda x: functional.group_norm(x, 3, weight=numbers(3), bias=numbers(3)),
     "inference": lambda x: torch.inference_mode()(functional.linear)(x, numbers(5, 4), numbers(5)),
+    "attention": lambda x: attention(x[None], numbers(1, 2, 6, 4), x.exp()[None, :, [0, 1, 2, 0, 1, 2]], scale=0.3),
+    "masked attention": lambda x: attention(x[None], x[None], x[None], numbers(2, 3, 3) > 0.5),
+    "attention of a mask": lambda x: attention(fixed, fixed, fixed, x[None, ..., :3]),
+    "causal attention": lambda x: torch.ops.aten.scaled_dot_product_attention(
+        x.reshape(1, 6, 2, 2), *[x.reshape(1, 6, 2, 2)[:, :3]] * 2, is_causal=True, enable_gqa=True
+    ),
+    "exported attention": lambda x: torch.ops.aten.scaled_dot_product_attention.default(
+        x[None], x[None], x[None], None, 0.0, True
+    ),
+    "attention of a module": lambda x: attending(x, x.cos(), x, padding, need_weights=False)[0],
 }
 
 
-@pytest.mark.parametrize("name", list(AFFINE))
-def test_tangents_of_affine_operators_are_their_derivatives(name: str) -> None:
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_tangents_of_operators_are_their_derivatives(name: str) -> None:
     """They agree with central differences, whatever the arguments, and whichever of them depend on the input."""
-    x, v, function = numbers(2, 3, 4), numbers(2, 3, 4, seed=3), AFFINE[name]
+    x, v, function = numbers(2, 3, 4), numbers(2, 3, 4, seed=3), FUNCTIONS[name]
     expected = (function(x + 1e-6 * v) - function(x - 1e-6 * v)) / 2e-6
     with tangents_pass([]):
         dual = function(forward_ad.make_dual(x.clone(), v))
         tangent = forward_ad.unpack_dual(dual).tangent
         assert tangent is not None
         torch.testing.assert_close(tangent.clone(), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_tangents_of_an_lstm_are_computed_in_float64() -> None:
+    """Its kernel for float32 has none."""
+    x, v, lstm = noise(2, 3, 4), noise(2, 3, 4, seed=3), nn.LSTM(4, 5, num_layers=2, bidirectional=True)
+    exact, tangents = copy.deepcopy(lstm).double(), []
+    with tangents_pass([]):
+        for each, to in ((lstm, Tensor.float), (exact, Tensor.double)):
+            output, (hidden, _) = each(forward_ad.make_dual(to(x), to(v)))
+            assert output.dtype is hidden.dtype is to(x).dtype
+            tangents.append(forward_ad.unpack_dual(output).tangent.detach().clone())
+    torch.testing.assert_close(tangents[0].double(), tangents[1], rtol=1e-5, atol=1e-7)

@@ -14,27 +14,26 @@ Forward mode follows the values that the model computes, wherever they go. Some 
   detached from the backward pass still changes with the input.
 - Numbers that leave PyTorch (``numpy``, ``tolist``, ``item``) have no tangent: the block notes them.
 - Operators that round for training in eight bits have a gradient, and no ``jvp``: their gradient is taken for it.
-- PyTorch's fused kernels for attention and for the LSTM have no ``jvp``, and its others have: these two operators run
-  on the others. oneDNN stays on for the rest: a bfloat16 Linear takes fifty times as long without it.
+- PyTorch's fused kernels for attention and for the LSTM have no ``jvp``, and its others have: attention is computed by
+  the one of many operators, and an LSTM in float64, for which there is no fused one. PyTorch's switches of kernels are
+  not touched: they are the process's, and models beside this one would compute other last bits.
 - A module's full backward hooks put functions without ``jvp`` into the graph. They change no value, and are left out.
 """
 
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode_stack,
@@ -74,7 +73,6 @@ def tangents_pass(modules: Sequence[nn.Module]) -> Iterator[list[str]]:
     """
     left: list[str] = []
     with ExitStack() as ends, PATCHING, forward_ad.dual_level():
-        ends.enter_context(sdpa_kernel(SDPBackend.MATH))
         ends.enter_context(_without_backward_hooks(modules))
         ends.enter_context(calling_functions(partial(_with_tangents, left), has_tangents=True))
         ends.enter_context(_parameters_with_tangents())
@@ -222,12 +220,53 @@ def _run(func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
     if func in _NORMALISING and args and tangent_of(args[0]) is not None:
         by_name = {name: _with_zero_tangent(value) for name, value in keywords.items()}
         return func(*map(_with_zero_tangent, args), **by_name)
-    if func is not torch.lstm:
-        return func(*args, **keywords)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a flag of other devices, which is not changed
-        with torch.backends.mkldnn.flags(enabled=False):
+    if func in _ATTENTION:
+        return _attention(func, *args, **keywords)
+    if func is F.multi_head_attention_forward:  # no mode sees what it calls
+        with _attention_with_tangents():
             return func(*args, **keywords)
+    if func is torch.lstm and args[0].dtype is not torch.float64:
+        return tuple(output.to(args[0].dtype) for output in func(*_in_double(args), **keywords))
+    return func(*args, **keywords)
+
+
+# Operators whose fused kernels have no ``jvp``.
+
+_ATTENTION = (
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+
+
+def _attention(
+    func: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *more: Any, **keywords: Any
+) -> Any:
+    """Returns what ``func``, one of `_ATTENTION`, returns, with its tangent."""
+    if all(tangent_of(each) is None for each in (query, key, value, attn_mask)):
+        return func(query, key, value, attn_mask, *more, **keywords)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+    unfused = torch.ops.aten._scaled_dot_product_attention_math.default
+    return unfused(query, key, value, attn_mask, *more, **keywords)[0]
+
+
+def _attention_with_tangents() -> AbstractContextManager[None]:
+    intact, thread = F.scaled_dot_product_attention, threading.get_ident()
+
+    def attention(*args: Any, **keywords: Any) -> Any:
+        if threading.get_ident() == thread:
+            return _attention(intact, *args, **keywords)
+        return intact(*args, **keywords)
+
+    return _replaced(F, "scaled_dot_product_attention", attention)
+
+
+def _in_double(value: Any) -> Any:
+    """Returns tensors of floats as float64, also inside of lists and tuples."""
+    if isinstance(value, (list, tuple)):
+        return [_in_double(each) for each in value]
+    return value.double() if is_floating(value) else value
 
 
 _DETACHING = (Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__)  # type: ignore[attr-defined]
@@ -258,7 +297,7 @@ def _kept(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _replaced(owner: type, name: str, attribute: Any) -> Iterator[None]:
+def _replaced(owner: type | ModuleType, name: str, attribute: Any) -> Iterator[None]:
     intact = owner.__dict__[name]
     setattr(owner, name, attribute)
     try:
