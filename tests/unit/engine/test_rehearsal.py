@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -194,6 +195,7 @@ def outliving(subject: Subject, module: nn.Module) -> Subject:
     """The same model in another process, which knows what the first has proven."""
     other = Subject(module)
     other.proofs.sound, other.proofs.faulty = {*subject.proofs.sound}, {*subject.proofs.faulty}
+    other.proofs.axes = json.loads(json.dumps(subject.proofs.axes))
     return other
 
 

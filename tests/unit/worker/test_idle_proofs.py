@@ -11,12 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.modules.module import _global_forward_hooks
 
 import cutaway as ca
 from cutaway.contract.results import Verdict
+from cutaway.engine.hooks.hook_site import RowAxes
+from cutaway.engine.hooks.row_axes import read_axes
 from cutaway.engine.model.proofs import Proofs
 from cutaway.server.archive import reader
 from cutaway.server.worker import model_threads
@@ -88,10 +92,15 @@ def rest(worker: Worker) -> None:
         pass
 
 
-def ask(worker: Worker, asked: Any = None) -> ca.InspectResult:
-    """One explanation, of inputs that are not the example."""
+def run(worker: Worker, **asked: Any) -> ca.InspectResult:
+    """A request with inputs that are not the example."""
     inputs = {"x": torch.randn(1, 4, generator=torch.Generator().manual_seed(3)).numpy()}
-    return worker.inspect(ca.InspectRequest("net", tensors=inputs, attributions=(asked or ca.Saliency(),)))
+    return worker.inspect(ca.InspectRequest("net", tensors=inputs, **asked))
+
+
+def ask(worker: Worker, asked: Any = None) -> ca.InspectResult:
+    """One explanation."""
+    return run(worker, attributions=(asked or ca.Saliency(),))
 
 
 def verdict(result: ca.InspectResult) -> Verdict:
@@ -131,6 +140,28 @@ def test_the_next_worker_proves_nothing_again(load: Load, tmp_path: Path) -> Non
     assert kept(tmp_path / "proofs") == before
 
 
+CAPTURES = ([ca.Capture("0"), ca.Capture("2")], [ca.Capture("4")])
+
+
+def test_the_first_capture_takes_one_pass(load: Load) -> None:
+    """A worker looks for the rows in all modules as it loads, and the next one knows."""
+    for _ in range(2):
+        worker: Any = load()
+        loaded = worker._adapter.ran
+        assert [run(worker, captures=captures).timings.proof_ms for captures in CAPTURES] == [0, 0]
+        assert worker._adapter.ran == loaded + 2
+        rest(worker)
+    assert loaded == 0
+
+
+def test_without_an_example_the_first_caller_waits() -> None:
+    """For passes that look at all modules, and the reply says how long; a capture of another module takes none."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+    worker, input = Worker.of(net, "net"), np.ones((1, 4), np.float32)
+    asked = (ca.InspectRequest("net", tensors={"input": input}, captures=(ca.Capture(name),)) for name in "012")
+    assert [worker.inspect(each).timings.proof_ms > 0 for each in asked] == [True, False, False]
+
+
 @pytest.mark.parametrize("other", [{"seed": 1}, {"more": "\n# another line"}], ids=["weights", "code"])
 def test_proofs_are_about_one_model(load: Load, tmp_path: Path, other: dict[str, Any]) -> None:
     """Other weights, or another letter in its code, and everything is proven anew."""
@@ -167,8 +198,10 @@ def test_proofs_are_about_what_is_imported(load: Load, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "null", "[]", "{}", '{"of": 1, "sound": [], "faulty": []}', '{"of": OF, "sound": [1], "faulty": []}',
-     '{"of": "another", "sound": SOUND, "faulty": []}', '{"of": OF, "sound": {}, "faulty": []}', "\udcff"],
+    ["", "{", "null", "[]", "{}", "\udcff", '{"of": 1, "sound": SOUND, "faulty": [], "axes": {}}',
+     '{"of": OF, "sound": [1], "faulty": [], "axes": {}}', '{"of": OF, "sound": {}, "faulty": [], "axes": {}}',
+     '{"of": "another", "sound": SOUND, "faulty": [], "axes": {}}', '{"of": OF, "sound": SOUND, "faulty": []}',
+     '{"of": OF, "sound": SOUND, "faulty": [], "axes": []}'],
 )  # fmt: skip
 def test_a_file_that_is_not_ours_is_ignored(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
     """The log says so, nothing of it counts as proven, and the file is written anew."""
@@ -185,6 +218,12 @@ def test_a_file_that_is_not_ours_is_ignored(tmp_path: Path, content: str, caplog
     assert f"{path} is ignored, and tests of the model run again" in caplog.text
     file.update(proofs)
     assert kept(tmp_path) == [whole]
+
+
+@pytest.mark.parametrize("kept", [5, {}, {"outputs": {}, "sites": [[[["nowhere", "", 0, 0]], ["a"]]], "channels": []}])
+def test_axes_that_cannot_be_read_are_looked_for_again(kept: Any) -> None:
+    """They are unknown, as in a new process."""
+    assert read_axes(kept) == RowAxes()
 
 
 def test_what_several_workers_know_is_joined(tmp_path: Path) -> None:

@@ -188,7 +188,9 @@ def run_main_pass(plans: Sequence[RequestPlan]) -> list[MainPass]:
         CutawayError: one of the requests cannot be answered.
     """
     joint, rows, timings = joint_plan(plans), consecutive([plan.rows for plan in plans]), Timings()
-    model, batch = joint.model, batch_of(joint, plans)
+    model, before = joint.model, joint.model.proofs.seconds
+    batch = batch_of(joint, plans)
+    timings.proof_ms += (model.proofs.seconds - before) * 1000
     leaves = {name: joint.inputs[name].detach().requires_grad_() for name in joint.gradients_of}  # `run` copies them
     parameters = {name: model.module.get_parameter(name).requires_grad_() for name in joint.parameters}
     copies = joint.captures_gradients or joint.edits  # only then may copies of tensors differ from what they copied

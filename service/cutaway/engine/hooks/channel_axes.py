@@ -24,6 +24,7 @@ from cutaway.contract.requests import Point
 from cutaway.engine.hooks.hook_site import Override, RowAxes
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import watching
+from cutaway.engine.hooks.row_axes import keep_axes
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.runtime.numerics import Path
 
@@ -60,7 +61,9 @@ def find_channels(model: InspectedModel, inputs: Inputs, known: RowAxes, layer: 
     if isinstance(known.channels.get((layer, named)), dict):
         return
     try:
-        known.channels[layer, named] = _channels(model, inputs, layer, named, known.at_output(layer))
+        rows = known.at_output(layer)
+        known.channels[layer, named], _ = model.proofs.run(lambda: _channels(model, inputs, layer, named, rows))
+        keep_axes(model, inputs, known)
     except DeadlineExceeded:
         raise
     except CutawayError as failure:

@@ -2,12 +2,13 @@
 
 The same row runs in batches of two sizes, and the axis that grows with them is that of the rows. It need not be axis
 0: a recurrent network may run ``[time, batch]``, and its state is ``[layers, batch, ...]``. The shapes of one batch
-cannot tell where there are as many time steps as rows.
+cannot tell where there are as many time steps as rows. Both passes look at all modules, so that no later capture of one
+waits for more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from cutaway.engine.hooks.hook_site import PlaceInSite, RowAxes
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import ShapeSpec
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.proofs import text_of
 
 _SIZES = ((1, 2), (2, 3))
 """The batch sizes; the second where a model takes no single row, or drops the axes of size 1."""
@@ -26,10 +28,10 @@ _VALUES = {Point.INPUT: ShapeSpec(), Point.OUTPUT: ShapeSpec()}
 
 
 def row_axes(model: InspectedModel, inputs: Inputs, sites: Collection[str] = ()) -> RowAxes:
-    """Returns which axes have the rows, in the model's outputs and at ``sites``.
+    """Returns which axes have the rows, in the model's outputs, at all modules and at ``sites``.
 
-    The first call for a kind of inputs, or for a site, runs passes, which no request counts. Hooks of the caller must
-    not be registered meanwhile.
+    The first call for a kind of inputs, or for an operator, runs passes, which no request counts. Hooks of the caller
+    must not be registered meanwhile.
 
     Args:
         model: the model, in a session.
@@ -41,18 +43,30 @@ def row_axes(model: InspectedModel, inputs: Inputs, sites: Collection[str] = ())
     """
     known = known_row_axes(model, inputs)
     if known.tested is None or not known.tested.issuperset(sites):
-        untested = {*sites} - (known.tested or set())
+        untested = {*sites, *model.tree.modules} - (known.tested or set())
         first = {name: tensor[:1] for name, tensor in inputs.items()}
         with torch.no_grad(), model.unrecorded():
-            _test(model, first, untested, known)
+            model.proofs.run(lambda: _test(model, first, untested, known))
         known.tested = (known.tested or set()) | untested
+        keep_axes(model, inputs, known)
     return known
 
 
 def known_row_axes(model: InspectedModel, inputs: Inputs) -> RowAxes:
-    """Returns what `row_axes` has found so far, and runs nothing: for passes of edited models, whose edits are of the
-    request's own rows."""
-    return model.remembered(("row axes", model.kind_of(inputs)), RowAxes)
+    """Returns what `row_axes` has found so far, here or in another process, and runs nothing: for passes of edited
+    models, whose edits are of the request's own rows."""
+    key = _key(model, inputs)
+    return model.remembered(key, lambda: read_axes(model.proofs.axes.get(text_of(key))))
+
+
+def keep_axes(model: InspectedModel, inputs: Inputs, known: RowAxes) -> None:
+    """Keeps what is ``known`` for other processes."""
+    if not model.has_arguments:  # of which there is no end
+        model.proofs.axes[text_of(_key(model, inputs))] = axes_json(known)
+
+
+def _key(model: InspectedModel, inputs: Inputs) -> Hashable:
+    return "row axes", model.kind_of(inputs)
 
 
 def _test(model: InspectedModel, row: Inputs, sites: Collection[str], known: RowAxes) -> None:
@@ -93,3 +107,30 @@ def _growing(small: torch.Size, large: torch.Size, sizes: tuple[int, int]) -> in
     different = [axis for axis, pair in enumerate(zip(small, large)) if pair[0] != pair[1]]
     alone = different[0] if len(different) == 1 else None
     return alone if alone is None or (small[alone], large[alone]) == sizes else None
+
+
+# Other processes.
+
+
+def axes_json(known: RowAxes) -> Any:
+    """Returns ``known`` as JSON: modules that have the rows at the same places are listed together."""
+    alike: dict[str, tuple[list[Any], list[str]]] = {}
+    for site in sorted(known.tested or ()):
+        places = [[*place, axis] for place, axis in known.sites.get(site, {}).items()]
+        alike.setdefault(repr(places), (places, []))[1].append(site)
+    channels = [[*key, axes] for key, axes in known.channels.items() if isinstance(axes, dict)]
+    return {"outputs": known.outputs, "sites": [list(each) for each in alike.values()], "channels": channels}
+
+
+def read_axes(kept: Any) -> RowAxes:
+    """Returns what `axes_json` wrote; nothing is known where that is None, or something else."""
+    try:
+        sites = {
+            site: {(Point(point), path, call): axis for point, path, call, axis in places}
+            for places, names in kept["sites"]
+            for site in names
+        }
+        channels = {(layer, named): axes for layer, named, axes in kept["channels"]}
+        return RowAxes(sites, dict(kept["outputs"]), {*sites}, {**channels})
+    except (LookupError, TypeError, ValueError):
+        return RowAxes()

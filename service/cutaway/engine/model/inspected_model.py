@@ -331,6 +331,11 @@ class InspectedModel:
             self.properties[key] = find()
         return cast(T, self.properties[key])
 
+    @property
+    def has_arguments(self) -> bool:
+        """Whether the request under way has arguments besides its inputs."""
+        return bool(self._arguments)
+
     def kind_of(self, inputs: Inputs) -> Hashable:
         """Returns what inputs have in common for which the properties of the model are tested once."""
         tensors = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in inputs.items())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cutaway.contract.results import Timings
 from cutaway.engine.model.session import own_seconds
@@ -21,6 +21,7 @@ class Proofs:
     Attributes:
         sound: the keys of tests that found nothing, as texts.
         faulty: the keys of those that found something after all, on later inputs: they are not sound again.
+        axes: the axes of rows and channels that `cutaway.engine.hooks.row_axes` found, as JSON, by kind of inputs.
         rehearses: whether the requests under way are nobody's: they count no use of a test, and what a test finds is
             not kept.
         seconds: the time that all tests have taken.
@@ -29,6 +30,7 @@ class Proofs:
     def __init__(self) -> None:
         self.sound: set[str] = set()
         self.faulty: set[str] = set()
+        self.axes: dict[str, Any] = {}
         self.rehearses = False
         self.seconds = 0.0
         self._hollow = 0

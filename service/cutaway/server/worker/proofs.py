@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -54,9 +54,10 @@ class ProofFile:
         self._path, self._digest = directory / f"{digest[:32]}.json", digest
         self._lock = directory / "lock"
 
-    def add_to(self, proofs: Proofs) -> dict[str, list[str]]:
+    def add_to(self, proofs: Proofs) -> dict[str, Any]:
         """Adds what the file has to ``proofs``, and returns it; nothing, where the file is damaged, or not ours."""
         kept = self._read()
+        proofs.axes = {**kept["axes"], **proofs.axes}
         proofs.faulty |= {*kept["faulty"]}
         proofs.sound = (proofs.sound | {*kept["sound"]}) - proofs.faulty
         return kept
@@ -64,12 +65,12 @@ class ProofFile:
     def update(self, proofs: Proofs) -> None:
         """Adds what the file has to ``proofs``, and writes what it lacks; the block of `turn` surrounds it."""
         before = self.add_to(proofs)
-        now = {"sound": sorted(proofs.sound), "faulty": sorted(proofs.faulty)}
+        now = {"sound": sorted(proofs.sound), "faulty": sorted(proofs.faulty), "axes": proofs.axes}
         if now == before:
             return
         new = self._path.with_suffix(f".{os.getpid()}")
         try:
-            new.write_text(json.dumps({"of": self._digest, **now}, indent=1))
+            new.write_text(json.dumps({"of": self._digest, **now}))
             new.replace(self._path)
         finally:
             new.unlink(missing_ok=True)
@@ -86,19 +87,19 @@ class ProofFile:
             else:
                 yield True
 
-    def _read(self) -> dict[str, list[str]]:
+    def _read(self) -> dict[str, Any]:
+        values: dict[str, Any] = {"sound": [], "faulty": [], "axes": {}}
         try:
-            values = read_json(self._path.read_bytes())
-            if values["of"] != self._digest or not all(
-                isinstance(key, str) for key in values["sound"] + values["faulty"]
-            ):
+            read = read_json(self._path.read_bytes())
+            is_ours = read["of"] == self._digest and isinstance(read["axes"], dict)
+            if not is_ours or not all(isinstance(key, str) for key in read["sound"] + read["faulty"]):
                 raise ValueError("it is about something else")
+            values = {kind: read[kind] for kind in values}
         except FileNotFoundError:
-            values = {"sound": [], "faulty": []}
+            pass
         except (OSError, ValueError, LookupError, TypeError) as failure:
             log.warning("%s is ignored, and tests of the model run again: %s", self._path, failure)
-            values = {"sound": [], "faulty": []}
-        return {kind: values[kind] for kind in ("sound", "faulty")}
+        return values
 
 
 def proof_file(
