@@ -449,6 +449,7 @@ def test_a_call_is_a_span_below_its_callers(monkeypatch: pytest.MonkeyPatch) -> 
     """With its stages below it, in order, and its status; all are sent before the server is gone."""
     trace_id, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     with collecting(monkeypatch) as collector, serve({"net": Images()}) as server:
+        called(server.address, "Inspect", payload(), traceparent=f"00-{trace_id}-{parent}-00")  # waits for tests
         called(server.address, "Inspect", payload(), traceparent=f"00-{trace_id}-{parent}-01", x_request_id="mine-1")
         called(server.address, "Inspect", payload("nets"))
         called(server.address, "ListModels", b"", traceparent=f"00-{trace_id}-{parent}-00")
