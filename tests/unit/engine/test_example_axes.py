@@ -361,3 +361,18 @@ def test_a_caller_who_leaves_is_told_and_nothing_is_remembered() -> None:
         row_axes(subject, {"ids": ids}, ["words"])
     with subject.session():
         assert row_axes(subject, {"ids": ids}, ["words"]).at_output("words") == {"": 1}
+
+
+class Choosing(SequenceFirst):
+    """Runs its network for a first word above 5, and answers nothing of it otherwise."""
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        return super().forward(ids) if ids[0, 0] > 5 else {"logits": self.head(ids[:, :1].double().expand(-1, 5))}
+
+
+def test_a_module_that_did_not_run_is_looked_at_again() -> None:
+    """Nothing was known of it from the inputs before, and its shapes cannot tell: as many steps as examples."""
+    subject, other, ids = model(Choosing()), texts(4, 4), texts(4, 4)
+    other[0, 0], ids[:, 0] = 1, 6
+    ask(subject, other)
+    assert ask(subject, ids, captures=(ca.Capture("words"),)).example_axes.items() >= {("capture:words@output", 1)}

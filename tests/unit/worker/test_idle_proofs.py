@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,9 +19,11 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_hooks
 
 import cutaway as ca
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests import Point
 from cutaway.contract.results import Verdict
 from cutaway.engine.hooks.hook_site import RowAxes
-from cutaway.engine.hooks.row_axes import read_axes
+from cutaway.engine.hooks.row_axes import axes_json, read_axes
 from cutaway.engine.model.proofs import Proofs
 from cutaway.server.archive import reader
 from cutaway.server.worker import model_threads
@@ -224,6 +227,16 @@ def test_a_file_that_is_not_ours_is_ignored(tmp_path: Path, content: str, caplog
 def test_axes_that_cannot_be_read_are_looked_for_again(kept: Any) -> None:
     """They are unknown, as in a new process."""
     assert read_axes(kept) == RowAxes()
+
+
+def test_axes_are_read_as_they_were_kept() -> None:
+    """But for sites that did not run: they are looked at again."""
+    places: dict[Any, int | None] = {(Point.INPUT, "", 0): 1, (Point.OUTPUT, "[1][0]", 2): None}
+    known = RowAxes({"b": places, "a": dict(places), "c": {}}, {"output": 0, "all": None}, {"a", "b", "c"})
+    known.channels = {("a", None): {"": 1}, ("b", -1): {"[0]": 2}}
+    more: Any = {**known.channels, ("c", 1): error(Reason.METHOD_INAPPLICABLE, "")}
+    seen = replace(known, tested={"a", "b", "c", "never ran"}, channels=more)
+    assert read_axes(json.loads(json.dumps(axes_json(seen)))) == known
 
 
 def test_what_several_workers_know_is_joined(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def row_axes(model: InspectedModel, inputs: Inputs, sites: Collection[str] = ())
         first = {name: tensor[:1] for name, tensor in inputs.items()}
         with torch.no_grad(), model.unrecorded():
             model.proofs.run(lambda: _test(model, first, untested, known))
-        known.tested = (known.tested or set()) | untested
+        known.tested = (known.tested or set()) | {*sites} | (untested & known.sites.keys())  # others may run later
         keep_axes(model, inputs, known)
     return known
 
@@ -113,10 +113,10 @@ def _growing(small: torch.Size, large: torch.Size, sizes: tuple[int, int]) -> in
 
 
 def axes_json(known: RowAxes) -> Any:
-    """Returns ``known`` as JSON: modules that have the rows at the same places are listed together."""
+    """Returns ``known`` as JSON, without sites that did not run; those with the same places are together."""
     alike: dict[str, tuple[list[Any], list[str]]] = {}
-    for site in sorted(known.tested or ()):
-        places = [[*place, axis] for place, axis in known.sites.get(site, {}).items()]
+    for site, seen in sorted(known.sites.items()):
+        places = [[*place, axis] for place, axis in seen.items()]
         alike.setdefault(repr(places), (places, []))[1].append(site)
     channels = [[*key, axes] for key, axes in known.channels.items() if isinstance(axes, dict)]
     return {"outputs": known.outputs, "sites": [list(each) for each in alike.values()], "channels": channels}
