@@ -54,13 +54,15 @@ def recorded(directory: Path, name: ModelName) -> Iterator[None]:
                 faulthandler.enable()
             path.unlink(missing_ok=True)
             record.seek(0)
-            while data := record.read(1 << 16):
-                os.write(2, data)
+            with suppress(OSError):  # the disk is full: the model has loaded nevertheless
+                while data := record.read(1 << 16):
+                    os.write(2, data)
 
 
 def note(directory: Path, name: ModelName, what: str, words: str) -> None:
-    """Notes of a model ``what``, `FAILED` or `LOADED`, in words."""
-    (directory / f"{name.model}={name.version}{what}").write_text(words)
+    """Notes of a model ``what``, `FAILED` or `LOADED`, in words, if there is room."""
+    with suppress(OSError):
+        (directory / f"{name.model}={name.version}{what}").write_text(words)
 
 
 def noted(directory: Path, name: ModelName, what: str) -> str:

@@ -161,6 +161,7 @@ class KeeperOrder(NamedTuple):
         directory: its working directory.
         log: the file for its standard output and standard error, and for those of its workers.
         variables: their environment.
+        load_s: the longest that a worker may take to load its model, in seconds.
     """
 
     models: Sequence[tuple[str, str, str, int]]
@@ -168,6 +169,7 @@ class KeeperOrder(NamedTuple):
     directory: str
     log: str
     variables: dict[str, str]
+    load_s: float
 
 
 _PREFIX = "cutaway-"

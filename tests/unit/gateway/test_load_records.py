@@ -43,6 +43,15 @@ def test_what_a_process_prints_is_kept_until_its_model_has_loaded(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_ends_no_load(tmp_path: Path) -> None:
+    """The model has loaded; what was printed is lost."""
+    with open("/dev/full", "wb", buffering=0) as full:
+        command = [sys.executable, "-c", _LOADING, str(tmp_path), "print('loaded')"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True)
+    assert done.stdout == "before\nafter\n"
+    load_records.note(tmp_path / "gone", NAME, load_records.LOADED, "1 GiB")
+
+
 def test_an_error_is_no_death(tmp_path: Path) -> None:
     """Whoever raises one says why."""
     assert "ZeroDivisionError" in loading(tmp_path, "1 / 0").stderr

@@ -63,3 +63,11 @@ def test_a_log_that_cannot_be_written_is_told(place: str, tmp_path: Path) -> Non
     ) as caught:
         RunLog(tmp_path / place)
     assert caught.value.field == "CUTAWAY_LOG_DIR"
+
+
+def test_a_log_that_was_deleted_has_no_tail(tmp_path: Path) -> None:
+    """An operator may do that; the end of the processes does not fail for it."""
+    log = RunLog(tmp_path / "workers.log")
+    log.path.unlink()
+    log.close()
+    assert log.tail() == ""

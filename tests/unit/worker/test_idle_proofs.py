@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing
 import sys
 import threading
 import time
@@ -279,6 +280,18 @@ def test_one_worker_at_a_time_tests(load: Load, tmp_path: Path) -> None:
     rest(load())
     rest(worker)
     assert worker._adapter.ran < before + 10
+
+
+def test_a_process_that_a_model_forks_keeps_no_turn(tmp_path: Path) -> None:
+    """It has the lock's file open, as long as it lives."""
+    file = ProofFile(tmp_path, "0123")
+    with file.turn() as has_turn:
+        assert has_turn
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+        child.start()
+    with file.turn() as has_turn:
+        assert has_turn
+    child.kill()
 
 
 def test_what_ended_a_worker_is_not_tried_again(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

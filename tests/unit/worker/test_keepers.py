@@ -17,8 +17,10 @@ import psutil
 import pytest
 
 from cutaway.contract.errors import CutawayError
+from cutaway.server.archive import reader
 from cutaway.server.processes.worker_processes import Fork, Keepers
 from cutaway.server.worker_protocol import KeeperOrder
+from tests.support.serving import package
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -36,10 +38,10 @@ def keepers() -> Iterator[Keepers]:
 STARTED: list[Fork] = []
 
 
-def order(directory: Path, **variables: str) -> KeeperOrder:
-    """Of a keeper whose model cannot be loaded."""
-    log = str(directory / "log")
-    return KeeperOrder([("/nowhere", "none", "1.0", 1)], 0, str(directory), log, {**os.environ, **variables})
+def order(directory: Path, model: Path = Path("/nowhere"), load_s: float = 600.0, **variables: str) -> KeeperOrder:
+    """Of a keeper; by default of one whose model cannot be loaded."""
+    log, environment = str(directory / "log"), {**os.environ, **variables}
+    return KeeperOrder([(str(model), "none", "1.0", 1)], 0, str(directory), log, environment, load_s)
 
 
 def started(keepers: Keepers, order: KeeperOrder) -> Fork:
@@ -99,6 +101,61 @@ def test_the_process_may_end_or_hang(keepers: Keepers, tmp_path: Path, number: s
     assert fork_server(second) != before
     before.wait(PATIENCE_S)
     ended(first, second)
+
+
+ADAPTER = """
+import os, subprocess, sys, threading, time
+from pathlib import Path
+from torch import nn
+from cutaway.adapters import Adapter
+
+def note(pid):
+    with open("loads", "a") as file:
+        file.write(f"{pid}\\n")
+
+class Net(Adapter):
+    def build(self):
+        note(os.getpid())
+        LOAD
+        return nn.Linear(1, 1)
+"""
+FORK = "child = os.fork()\n        if not child: time.sleep(600)\n        note(child)\n        "
+
+
+@pytest.mark.parametrize(
+    ("load", "load_s"),
+    [
+        (f"{FORK}os._exit(1)", 600.0),
+        (f"{FORK}time.sleep(600)", 1.0),
+        ("threading.Thread(target=time.sleep, args=(600,)).start(); raise OSError", 600.0),
+    ],
+    ids=["it has forked", "it hangs", "it has a thread"],
+)
+def test_a_worker_that_ends_is_followed_by_another(keepers: Keepers, tmp_path: Path, load: str, load_s: float) -> None:
+    """Whatever its model has begun, which ends too; so does a load that takes too long."""
+    (tmp_path / "net_adapter.py").write_text(ADAPTER.replace("LOAD", load))
+    archive, model = (
+        package(tmp_path, "none", f"{tmp_path}/net_adapter.py:Net", random_weights=True),
+        tmp_path / "model",
+    )
+    reader.unpack(archive, model)
+    fork = started(keepers, order(tmp_path, model, load_s))
+    of_a_load = 2 if FORK in load else 1
+
+    def loaded() -> list[int]:
+        file = model / "loads"
+        return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    until(lambda: len(loaded()) > of_a_load)
+    until(lambda: not any(map(psutil.pid_exists, loaded()[:of_a_load])))
+    ended(fork)
+
+
+def test_a_keeper_that_cannot_begin_says_so(keepers: Keepers, tmp_path: Path) -> None:
+    """The start fails at once, and the next one succeeds."""
+    with pytest.raises(CutawayError, match="no process can start workers"):
+        started(keepers, order(tmp_path)._replace(directory="/nowhere"))
+    ended(started(keepers, order(tmp_path)))
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ class ReplicaSet:
         answered: the models that have answered in all engines.
         failed: the models that do not load, with the reason.
         retired: whether it is being stopped.
+        first: the argument.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class ReplicaSet:
         self.answered: set[ModelName] = set()
         self.failed: dict[ModelName, str] = {}
         self.retired = False
+        self.first = first
         self._settings = settings
         self._root = root
         self._keepers = keepers
@@ -108,6 +110,11 @@ class ReplicaSet:
     def workers(self) -> int:
         """The workers of each engine."""
         return sum(each.workers for each in self.models.values())
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of its workers among all workers of the server."""
+        return range(self.first, self.first + self.workers * self._settings.replicas)
 
     @property
     def sound(self) -> dict[ModelName, Unpacked]:
@@ -129,7 +136,13 @@ class ReplicaSet:
         )
         if settings.engine == "processes":
             return WorkerProcesses(
-                archives, environment, log_dir=settings.log_dir, first=first, keepers=self._keepers, root=root
+                archives,
+                environment,
+                log_dir=settings.log_dir,
+                first=first,
+                load_s=settings.start_timeout_s,
+                keepers=self._keepers,
+                root=root,
             )
         return TorchServe(
             [each.directory for each in archives.values()],
@@ -268,15 +281,19 @@ class ReplicaSet:
                 break
 
     async def _answered(self, engine: Engine) -> None:
-        """Waits until the models of an engine that was started again answer; raises if it ends or hangs before."""
-        answering = asyncio.gather(*(self._fault_of(engine, name, restarting=True) for name in self.answered))
+        """Waits until the models of an engine that was started again answer, or cannot; raises if it ends or hangs
+        before."""
+        names = [*self.answered]
+        answering = asyncio.gather(*(self._fault_of(engine, name, restarting=True) for name in names))
         failing = asyncio.ensure_future(self._fault(engine))
         waiting: list[asyncio.Future[Any]] = [answering, failing]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
                 raise error(Reason.BACKEND_UNAVAILABLE, failing.result())
-            answering.result()
+            for name, why in zip(names, answering.result()):
+                if why:
+                    log.warning(f"{name.model} {name.version} does not answer: {why}")
         finally:
             for each in waiting:
                 each.cancel()
@@ -296,5 +313,7 @@ class ReplicaSet:
         if self._starting:
             await asyncio.wait(self._starting)
         await self.pool.drain(grace_s)
-        await asyncio.gather(*(asyncio.to_thread(engine.stop, grace_s) for engine in self._engines))
-        self.pool.close()
+        try:
+            await asyncio.gather(*(asyncio.to_thread(engine.stop, grace_s) for engine in self._engines))
+        finally:
+            self.pool.close()

@@ -152,9 +152,12 @@ class Supervisor:
             for each in (loading, *self._retiring):
                 each.cancel()
             await asyncio.gather(loading, *self._retiring, *self._threads, return_exceptions=True)
-            await asyncio.gather(*(self._stop(each, self._settings.grace_s) for each in [*self._sets]))
+            stopping = [self._stop(each, self._settings.grace_s) for each in self._sets]
+            stopped = await asyncio.gather(*stopping, return_exceptions=True)
             await asyncio.to_thread(self._keepers.close)
             self._archives.close()
+            if failures := [*filter(None, stopped)]:
+                raise failures[0]
 
     async def _until_usable(self, loading: asyncio.Future[None]) -> None:
         """Waits until all models have settled. Once some have answered, the others get half as long again, and their
@@ -271,11 +274,12 @@ class Supervisor:
         Raises:
             CutawayError: an engine does not start, or a model that serves does not load once more.
         """
-        before, sets = {*self._sets}, self._sets_over(target)
-        new = [each for each in sets if each not in before]
-        loaded = ", ".join(f"{name.model} {name.version}" for each in new for name in each.models) or "nothing"
-        log.info(f"the model store has changed; loading beside the models that are served: {loaded}")
+        before = {*self._sets}
         try:
+            sets = self._sets_over(target)
+            new = [each for each in sets if each not in before]
+            loaded = ", ".join(f"{name.model} {name.version}" for each in new for name in each.models) or "nothing"
+            log.info(f"the model store has changed; loading beside the models that are served: {loaded}")
             await self._start(new)
             for each in new:
                 self._raise_if_lost(each)
@@ -327,16 +331,33 @@ class Supervisor:
         self._shares = self._shares_for(target)
         by_version = sorted(target, key=lambda name: version_key(name.version), reverse=True)
         parts = [[name] for name in by_version] if self._is_divisible else [by_version]
-        return [self._set_over({name: target[name] for name in part}, self._shares) for part in parts]
+        return [self._set_over({name: target[name] for name in part}, self._shares, target) for part in parts]
 
-    def _set_over(self, part: dict[ModelName, Unpacked], shares: Shares) -> ReplicaSet:
+    def _set_over(
+        self, part: dict[ModelName, Unpacked], shares: Shares, target: Mapping[ModelName, Unpacked]
+    ) -> ReplicaSet:
         for each in self._sets:
             if each.shares is shares and each.models == part == each.sound and not each.retired:
                 return each
-        first = sum(each.workers * self._settings.replicas for each in self._sets)
+        first = self._first(part, target)
         new = ReplicaSet(part, self._settings, self._archives.root, shares=shares, first=first, keepers=self._keepers)
         self._sets.append(new)
         return new
+
+    def _first(self, part: Mapping[ModelName, Unpacked], target: Mapping[ModelName, Unpacked]) -> int:
+        """Returns the number of a new set's first worker, by which workers take GPUs: that of the set that it replaces
+        with as many workers, or else the first from which so many are free."""
+        models, workers = {name.model for name in part}, sum(each.workers for each in part.values())
+        for each in reversed(self._sets):
+            is_replaced = each.models.keys() == part.keys() or each.models.keys().isdisjoint(target)
+            if is_replaced and {name.model for name in each.models} == models and each.workers == workers:
+                return each.first
+        number = 0
+        for numbers in sorted((each.numbers for each in self._sets), key=lambda numbers: numbers.start):
+            if number + workers * self._settings.replicas <= numbers.start:
+                break
+            number = max(number, numbers.stop)
+        return number
 
     @property
     def _is_divisible(self) -> bool:
@@ -415,9 +436,11 @@ class Supervisor:
                 retiring.add_done_callback(self._retiring.discard)
 
     async def _stop(self, replica_set: ReplicaSet, grace_s: float) -> None:
-        await replica_set.stop(grace_s)
-        self._sets.remove(replica_set)
-        self._delete_unused()
+        try:
+            await replica_set.stop(grace_s)
+        finally:
+            self._sets.remove(replica_set)
+            self._delete_unused()
 
     def _delete_unused(self) -> None:
         """Deletes the copies of archives that are neither in the store nor in a replica set; not amid a reload, which

@@ -45,14 +45,15 @@ class RunLog:
         self._closed_tail: str | None = None
 
     def tail(self) -> str:
-        """Returns the end of the part."""
+        """Returns the end of the part; the empty string where it cannot be read."""
         if self._closed_tail is not None:
             return self._closed_tail
-        with self.path.open("rb") as log:
+        with suppress(OSError), self.path.open("rb") as log:  # somebody may have deleted it
             size = log.seek(0, os.SEEK_END)
             begin = self._begin if self._begin <= size else 0  # else it was rotated
             log.seek(max(begin, size - _TAIL_BYTES))
             return log.read().decode(errors="replace")
+        return ""
 
     def rotate(self) -> None:
         """Moves what is in a large file to ``.1``, that of ``.1`` to ``.2``, and so on; the last one is deleted.
@@ -148,15 +149,12 @@ class ProcessGroup:
         try:
             self._watchdog = _watch(self.pid, *directories)
         except BaseException:
-            leader.send_signal(signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
             raise
 
     def poll(self) -> int | None:
-        """Returns None while the command runs, else its exit status; kills the remaining processes of the group."""
-        status = self._leader.poll()
-        if status is not None:
-            self.kill()
-        return status
+        """Returns None while the command runs, else its exit status; others of the group may live on until `kill`."""
+        return self._leader.poll()
 
     def has(self, pid: int) -> bool:
         """Returns whether a process belongs to the group."""

@@ -6,7 +6,9 @@ Keepers are forks of one process that has imported what workers need (`cutaway.s
 from __future__ import annotations
 
 import json
+import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -66,6 +68,14 @@ class Fork(Leader):
             self._process.send_signal(sig)
 
 
+def _fork(pid: int) -> Fork:
+    try:
+        return Fork(pid)
+    except BaseException:  # no file descriptor is left to look with
+        os.killpg(pid, signal.SIGKILL)
+        raise
+
+
 class Keepers:
     """The process whose forks are keepers: it starts with the first of them, and again if it has ended or hangs."""
 
@@ -83,8 +93,8 @@ class Keepers:
         """
         with self._lock:
             for _ in range(2 if self._running else 1):
-                with suppress(OSError, ValueError, psutil.NoSuchProcess):
-                    return Fork(int(self._answer(order)))
+                with suppress(OSError, ValueError, psutil.Error):
+                    return _fork(int(self._answer(order)))
                 self._end()
         raise error(Reason.BACKEND_UNAVAILABLE, f"no process can start workers:\n{log_tail()}")
 
@@ -180,11 +190,13 @@ class WorkerProcesses(Kept):
 
     Args:
         first: the number of the first worker among all workers of the server.
+        load_s: the longest that a worker may take to load its model, in seconds.
         keepers: starts it.
     """
 
     _: KW_ONLY
     first: int
+    load_s: float
     keepers: Keepers
 
     name = "the process that starts workers"
@@ -193,7 +205,7 @@ class WorkerProcesses(Kept):
     def _launch(self, directory: Path) -> Leader:
         models = [(str(each.directory), name.model, name.version, each.workers) for name, each in self.archives.items()]
         variables = self.environment.variables()
-        order = KeeperOrder(models, self.first, str(directory), str(self._log.path), variables)
+        order = KeeperOrder(models, self.first, str(directory), str(self._log.path), variables, self.load_s)
         return self.keepers.start(order, self.log_tail)
 
 

@@ -20,11 +20,15 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import NamedTuple, NoReturn
+
+import psutil
 
 from cutaway.contract.results import ModelName
 from cutaway.server import load_records
@@ -71,24 +75,36 @@ def slots_of(models: Sequence[tuple[str, str, str, int]], first: int) -> list[Wo
     return [WorkerSlot(number, *model) for number, model in enumerate(workers, first)]
 
 
-def keep(slots: Sequence[WorkerSlot]) -> NoReturn:
-    """Starts a worker in every slot, and again whenever it has ended; never returns."""
-    running = {worker.process.sentinel: worker for worker in (_start(slot) for slot in slots)}
+def keep(slots: Sequence[WorkerSlot], load_s: float) -> NoReturn:
+    """Starts a worker in every slot, and again whenever it has ended; never returns. One that has not loaded within
+    ``load_s`` seconds is ended."""
+    running = [_start(slot) for slot in slots]
     while True:
-        ready = wait(list(running))
-        for sentinel, worker in [(sentinel, worker) for sentinel, worker in running.items() if sentinel in ready]:
-            del running[sentinel]
-            worker.process.join()
-            _print_record(worker.process)
-            new = _next(worker)
-            running[new.process.sentinel] = new
+        wait([worker.process.sentinel for worker in running], _PAUSE_S)
+        for number, worker in enumerate(running):
+            if worker.process.exitcode is not None:  # its sentinel stays silent while a process that it forked lives
+                _print_record(worker.process)
+                _end_orphans()
+                running[number] = _next(worker)
+            elif not worker.loaded[0] and time.monotonic() - worker.began > load_s:
+                worker.process.kill()
 
 
 def _print_record(process: ForkProcess) -> None:
     """Prints what a worker printed that ended while its model loaded."""
     directory = os.environ.get(WORKERS)
     if directory and process.pid and process.exitcode is not None:
-        print(load_records.note_end(Path(directory), process.pid, process.exitcode), end="", flush=True)
+        with suppress(OSError):  # a full disk ends no keeper
+            print(load_records.note_end(Path(directory), process.pid, process.exitcode), end="", flush=True)
+
+
+def _end_orphans() -> None:
+    """Kills what a worker has forked that has ended: processes of this group with a parent elsewhere."""
+    group = os.getpgid(0)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError, PermissionError):
+            if process.pid != group == os.getpgid(process.pid) and os.getpgid(process.ppid()) != group:
+                process.kill()
 
 
 def _next(ended: _Running) -> _Running:
@@ -124,15 +140,23 @@ def delay_after(failures: int, *, has_loaded: bool) -> float:
 def _run(slot: WorkerSlot, delay_s: float, loaded: mmap.mmap) -> None:
     """Runs a worker until the process is killed."""
     time.sleep(delay_s)
-    os.chdir(slot.directory)
-    sys.path.insert(0, str(slot.directory))  # an adapter may import other files of its archive
-    WorkerProcess.start(slot.directory, slot.name, workers=slot.workers, gpu=gpu_in_turn(slot.number))
+    try:
+        os.chdir(slot.directory)
+        sys.path.insert(0, str(slot.directory))  # an adapter may import other files of its archive
+        WorkerProcess.start(slot.directory, slot.name, workers=slot.workers, gpu=gpu_in_turn(slot.number))
+    except BaseException as failure:
+        with suppress(OSError):
+            if not isinstance(failure, SystemExit):
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(1)  # threads that the model has begun would keep the process
     loaded[0] = 1
     threading.Event().wait()
 
 
-def _become_keeper(order: KeeperOrder) -> NoReturn:
-    """Makes this fork a keeper, and tells its process id."""
+def _become_keeper(order: KeeperOrder, replied: int) -> NoReturn:
+    """Makes this fork a keeper, tells its process id, and writes to the pipe ``replied`` then."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     reply = os.dup(sys.stdout.fileno())
@@ -144,7 +168,9 @@ def _become_keeper(order: KeeperOrder) -> NoReturn:
     os.chdir(order.directory)
     os.write(reply, b"%d\n" % os.getpid())
     os.close(reply)
-    keep(slots_of(order.models, order.first))
+    os.write(replied, b"1")
+    os.close(replied)
+    keep(slots_of(order.models, order.first), order.load_s)
 
 
 def main() -> None:
@@ -152,8 +178,15 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers here
     gc.freeze()  # a collection would write to all pages, which are then no longer shared
     for line in sys.stdin:
+        ours, its = os.pipe()
         if os.fork() == 0:
-            _become_keeper(KeeperOrder(**json.loads(line)))
+            os.close(ours)
+            _become_keeper(KeeperOrder(**json.loads(line)), its)
+        os.close(its)
+        if not os.read(ours, 1):  # it has ended: without a line, whoever gave the order would wait
+            with suppress(OSError):  # nobody waits any more
+                os.write(sys.stdout.fileno(), b"\n")
+        os.close(ours)
 
 
 if __name__ == "__main__":

@@ -84,8 +84,11 @@ class ProofFile:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
-            else:
+                return
+            try:
                 yield True
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a process that the model forked meanwhile has the file open too
 
     def _read(self) -> dict[str, Any]:
         values: dict[str, Any] = {"sound": [], "faulty": [], "axes": {}}
