@@ -87,6 +87,13 @@ class HonestCallers(Callers):
         time.sleep(PAUSE_S)
         return PAUSE_S if isinstance(failure, ca.Unavailable) else super().pause_s(failure)
 
+    def _outcome(self, client: ca.Client, request: Request) -> str:
+        begun, before = time.strftime("%H:%M:%S"), Counter(self.outcomes)
+        outcome = super()._outcome(client, request)
+        if outcome == "deadline passed":
+            self.faults.append(f"lost: {request}, from {begun} on, after {dict(self.outcomes - before)}")
+        return outcome
+
 
 class Week:
     """A server whose address stays over restarts, and what happens to it."""
@@ -189,9 +196,10 @@ class Week:
         outcomes: Counter[str] = sum((each.outcomes for each in callers), Counter())
         took = sorted(second for each in callers for second in each.took)
         self.faults += [fault for each in callers for fault in each.faults]
-        self.faults += ["lost: its deadline passed"] * outcomes["deadline passed"]
         lost = sum(fault.startswith("lost") for fault in self.faults)
-        outcomes["answered that there is no such version"] = outcomes.pop("lost", 0) - lost
+        outcomes["answered that there is no such version"] = (
+            outcomes.pop("lost", 0) + outcomes["deadline passed"] - lost
+        )
         print(f"{lost} lost, {outcomes.pop('wrong', 0)} wrong")
         print(f"{CALLERS} callers in {self.seconds:.0f} s on {self.engine}: {dict(outcomes)}")
         print(f"{len(took)} calls took {took[len(took) // 2]:.1f} s in the middle, {took[-1]:.1f} s at most")

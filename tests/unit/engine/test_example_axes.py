@@ -376,3 +376,31 @@ def test_a_module_that_did_not_run_is_looked_at_again() -> None:
     other[0, 0], ids[:, 0] = 1, 6
     ask(subject, other)
     assert ask(subject, ids, captures=(ca.Capture("words"),)).example_axes.items() >= {("capture:words@output", 1)}
+
+
+class Turning(nn.Module):
+    """Runs ``[time, batch]``, and mixes its examples, from three time steps on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.head = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        turns = ids.shape[1] > 2
+        hidden = self.inner(ids.transpose(0, 1) if turns else ids)
+        logits: Tensor = self.head((hidden - hidden.mean(1, keepdim=True)).mean(0) if turns else hidden.mean(1))
+        return logits
+
+
+def test_what_is_known_of_short_inputs_does_not_hold_for_long_ones() -> None:
+    """Neither where the examples are, nor that calls may share a pass: one caller would get values of another."""
+    subject, ids = model(Turning()), torch.randn(3, 3, 2, generator=torch.Generator().manual_seed(0)).double()
+    asked = InspectRequest("m", {}, captures=(ca.Capture("inner"),))
+    for steps, companions in ((2, 1), (3, 0)):
+        parts = (ids[:1, :steps], ids[1:, :steps])
+        outcomes = inspect_batch([plan_request(subject, asked, {"ids": part}) for part in parts])
+        for outcome in outcomes:
+            assert isinstance(outcome, InspectResult)
+            assert outcome.provenance.companions == companions
+            assert outcome.example_axes == ({} if steps == 2 else {"capture:inner@output": 1})

@@ -250,6 +250,20 @@ HEADS = wired(
     lambda m, x: _head(m, m.layer(m.before(x)).flatten(2), -1), before=linear, layer=lambda: nn.Unflatten(-1, (2, 3)),
     head=linear,
 )  # fmt: skip
+
+
+class OwnNorm(nn.Module):
+    """A norm along an axis, as a language model's code brings it."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Divides by the root of the mean square."""
+        return x * torch.rsqrt(x.pow(2).mean(self.axis, keepdim=True) + 1e-6)
+
+
 REFUSED: dict[str, tuple[Build, dict[str, Tensor], ca.Attribution, str, str]] = {
     "channels split into heads": (
         HEADS, SEQUENCE, ca.LayerGradCam(layer="layer"), "METHOD_INAPPLICABLE", "name the axis"),
@@ -259,6 +273,12 @@ REFUSED: dict[str, tuple[Build, dict[str, Tensor], ca.Attribution, str, str]] = 
     "a norm of channels and positions": (
         image(conv(), nn.LayerNorm((6, 8, 8))), IMAGE, ca.LayerGradCam(layer="layer"), "METHOD_INAPPLICABLE",
         "name the axis"),
+    "mixed channels of one token": (
+        tokens(linear(), OwnNorm(-1)), {"x": SEQUENCE["x"][:, :1]}, ca.LayerGradCam(layer="layer"),
+        "METHOD_INAPPLICABLE", "name the axis"),
+    "mixed channels of pictures of one line": (
+        image(conv(), OwnNorm(1)), {"x": IMAGE["x"][:, :, :1]}, ca.LayerGradCam(layer="layer"),
+        "METHOD_INAPPLICABLE", "name the axis"),
     "the batch": (
         tokens(linear()), SEQUENCE, ca.LayerGradCam(layer="layer", channel_axis=-3), "INVALID_VALUE",
         "batch along axis 0"),

@@ -67,15 +67,33 @@ def any_mismatch(problem: AttributionProblem, *, repeats: bool = True) -> Mismat
     Raises:
         ForwardModeRefused: an operation of the model has no forward-mode derivative.
     """
-    generator = torch.Generator().manual_seed(1)
     drawn: list[Tensor] = []
 
-    def scalars(output: Tensor) -> Tensor:
+    def scalars(part: int, output: Tensor) -> Tensor:
         if not drawn:
-            drawn[:] = [_normal(output, generator), unmasked(output.detach())]
-        return (torch.where(drawn[1], output, 0.0) * drawn[0]).sum()
+            drawn[:] = _cotangents(output.detach())
+        return (torch.where(drawn[part] != 0, output, 0.0) * drawn[part]).sum()
 
-    return _first_mismatch(problem, scalars, repeats=repeats)
+    found = _first_mismatch(problem, partial(scalars, 0), repeats=repeats)
+    if found or not drawn or not drawn[1].any():
+        return found
+    return _first_mismatch(problem, partial(scalars, 1), repeats=repeats, may_vanish=True)
+
+
+_SMALL = 0.01
+"""Of the median magnitude of outputs, the part below which they count as equally large."""
+
+
+def _cotangents(output: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns random cotangents at the elements of ``output``, and at those that look like masks.
+
+    They are the smaller the larger an element is: an error in a small one would vanish beside the rounding of others.
+    """
+    magnitudes, plain = output.abs(), unmasked(output)
+    known = magnitudes[plain & (magnitudes > 0)]
+    least = _SMALL * known.median() if known.numel() else magnitudes.new_ones(())
+    drawn = _normal(output, torch.Generator().manual_seed(1)) * (least / magnitudes.clamp(min=least))
+    return drawn.where(plain, 0.0), drawn.where(~plain & output.isfinite(), 0.0)
 
 
 def target_mismatch(problem: AttributionProblem) -> Mismatch | None:
@@ -94,11 +112,20 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _first_mismatch(
-    problem: AttributionProblem, scalars: Scalars, directions: int = 1, *, repeats: bool = True
+    problem: AttributionProblem,
+    scalars: Scalars,
+    directions: int = 1,
+    *,
+    repeats: bool = True,
+    may_vanish: bool = False,
 ) -> Mismatch | None:
     if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
         raise ForwardModeRefused("a global backward hook")
-    tests = (_AdjointTest(problem, run, scalars, way, repeats) for run in places(problem) for way in range(directions))
+    tests = (
+        _AdjointTest(problem, run, scalars, way, repeats, may_vanish)
+        for run in places(problem)
+        for way in range(directions)
+    )
     return next((mismatch for test in tests if (mismatch := test.mismatch())), None)
 
 
@@ -184,20 +211,21 @@ class _Sides(NamedTuple):
 @dataclass(frozen=True)
 class _AdjointTest:
     """The test at the place that ``run`` changes, of the derivative of ``scalars``, along the direction ``way``; with
-    ``repeats`` of a second backward pass."""
+    ``repeats`` of a second backward pass. Without ``may_vanish``, a derivative of zero proves nothing."""
 
     problem: AttributionProblem
     run: Run
     scalars: Scalars
     way: int
     repeats: bool
+    may_vanish: bool
 
     def mismatch(self) -> Mismatch | None:
         here = self._sides()
         if here.agree and not here.is_whole:
             raise ForwardModeRefused("values leave PyTorch")
         if here.agree:
-            if here.forward == here.gradient == 0:
+            if here.forward == here.gradient == 0 and not self.may_vanish:
                 self.problem.model.proofs.proves_nothing()
             return None
         again = self._sides(along=here.directions)

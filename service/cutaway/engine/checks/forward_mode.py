@@ -25,7 +25,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
@@ -93,17 +93,19 @@ class _KeepTangents(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
-        if func in _DETACHING and tangent_of(args[0]) is not None:
-            return args[0].view_as(args[0])
+        if func in _DETACHING and (tangent_of(args[0]) is not None or not args[0].requires_grad):
+            return args[0].view_as(args[0])  # also what is written to it then has its tangent
         if func in _LEAVING and tangent_of(args[0]) is not None:
             self._left.append(func.__name__)
             return func(forward_ad.unpack_dual(args[0]).primal.detach(), *args[1:], **keywords)
+        if func in _ENTERING and tangent_of(args[1]) is not None:
+            self._left.append("data")
         if func in _ROUNDING and (tangent := tangent_of(args[0])) is not None:
             return _rounded(func, args, keywords, tangent)
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():
-                return _run(func, args, keywords)
-        return _run(func, args, keywords)
+                return _run(self, func, args, keywords)
+        return _run(self, func, args, keywords)
 
 
 @contextmanager
@@ -161,11 +163,15 @@ def _quotient(at: int, one: Any, other: Any, **keywords: Any) -> _Arguments | No
 
 
 def _sum(at: int, *terms: Any, **keywords: Any) -> _Arguments | None:
-    return None if keywords else ([_zeros(term) for term in terms], {})
+    if keywords or len(terms) != 2:
+        return None  # a third one is a factor
+    return [_zeros(term) for term in terms], {}
 
 
 def _product_and_term(at: int, term: Any, *factors: Any, **keywords: Any) -> _Arguments | None:
-    return None if at == 0 or keywords else ((_zeros(term), *factors), {})
+    if at == 0 or keywords or len(factors) != 2:
+        return None
+    return (_zeros(term), *factors), {}
 
 
 def _zeros(value: Any) -> Any:
@@ -183,23 +189,34 @@ _AFFINE: dict[Any, Callable[..., _Arguments | None]] = {
 """Each returns the arguments of the linear part of an operator, of which that at ``at`` is then replaced; None where
 there is none."""
 
+_PLAIN = (Tensor, nn.Parameter)
+
 _NORMALISING = (F.layer_norm, torch.layer_norm, F.group_norm, torch.group_norm)
 """Operators whose weights get zeros as tangents, for the same reason."""
 
 
 def _affine(func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Tensor | None:
-    """Returns what one of `_AFFINE` makes of ``args``, with a tangent; None where not one alone has one."""
-    tangents = [tangent_of(value) for value in (*args, *keywords.values())]
+    """Returns what one of `_AFFINE` makes of ``args``, with a tangent; None where not one alone has one, or where more
+    than its values counts: a class of tensors with operators of its own, or a gradient taken inside of the model."""
+    values = [*args, *keywords.values()]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not all(type(value) in _PLAIN for value in tensors):
+        return None
+    tangents = [tangent_of(value) for value in values]
     moved = [number for number, tangent in enumerate(tangents) if tangent is not None]
     if len(moved) != 1 or (at := moved[0]) >= len(args):
+        return None
+    others = [value for value in tensors if value is not args[at] and type(value) is Tensor]
+    if torch.is_grad_enabled() and any(value.requires_grad for value in others):
         return None
     linear = _AFFINE[func](at, *args, **keywords)
     if linear is None:
         return None
     with torch.no_grad():
         change = func(*_replaced_at(at, linear[0], tangents[at]), **linear[1])
-    primal = forward_ad.unpack_dual(args[at]).primal
-    dual: Tensor = forward_ad.make_dual(func(*_replaced_at(at, args, primal), **keywords), change)
+    primal = func(*_replaced_at(at, args, forward_ad.unpack_dual(args[at]).primal), **keywords)
+    with torch.enable_grad():  # else the model could not change it in place outside of a block of `no_grad`
+        dual: Tensor = forward_ad.make_dual(primal, change)
     return dual
 
 
@@ -211,10 +228,13 @@ def _with_zero_tangent(value: Any) -> Any:
     """Returns a tensor of floats that has no tangent with one of zeros; anything else as it is."""
     if not is_floating(value) or tangent_of(value) is not None:
         return value
-    return forward_ad.make_dual(value, torch.zeros_like(value))
+    whole = value.contiguous()  # zeros cannot be written to an expanded tensor
+    return forward_ad.make_dual(whole, torch.zeros_like(whole))
 
 
-def _run(func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+def _run(mode: _KeepTangents, func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # inside of a vmap, tensors are not what they seem
+        return func(*args, **keywords)
     if func in _AFFINE and args and (dual := _affine(func, args, keywords)) is not None:
         return dual
     if func in _NORMALISING and args and tangent_of(args[0]) is not None:
@@ -223,7 +243,7 @@ def _run(func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
     if func in _ATTENTION:
         return _attention(func, *args, **keywords)
     if func is F.multi_head_attention_forward:  # no mode sees what it calls
-        with _attention_with_tangents():
+        with _attention_in(mode):
             return func(*args, **keywords)
     if func is torch.lstm and args[0].dtype is not torch.float64:
         return tuple(output.to(args[0].dtype) for output in func(*_in_double(args), **keywords))
@@ -251,13 +271,13 @@ def _attention(
     return unfused(query, key, value, attn_mask, *more, **keywords)[0]
 
 
-def _attention_with_tangents() -> AbstractContextManager[None]:
+def _attention_in(mode: _KeepTangents) -> AbstractContextManager[None]:
+    """Lets ``mode`` see the attention of this thread; a package may have replaced PyTorch's."""
     intact, thread = F.scaled_dot_product_attention, threading.get_ident()
 
     def attention(*args: Any, **keywords: Any) -> Any:
-        if threading.get_ident() == thread:
-            return _attention(intact, *args, **keywords)
-        return intact(*args, **keywords)
+        with mode if threading.get_ident() == thread else nullcontext():
+            return intact(*args, **keywords)
 
     return _replaced(F, "scaled_dot_product_attention", attention)
 
@@ -269,9 +289,18 @@ def _in_double(value: Any) -> Any:
     return value.double() if is_floating(value) else value
 
 
-_DETACHING = (Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__)  # type: ignore[attr-defined]
+_DETACHING = (
+    *(Tensor.detach, torch.detach, Tensor.detach_, Tensor.data.__get__),  # type: ignore[attr-defined]
+    *(torch.ops.aten.detach, torch.ops.aten.detach.default),
+)
 
-_LEAVING = (Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__, Tensor.__float__)
+_LEAVING = (
+    *(Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__, Tensor.__float__, Tensor.__complex__),
+    *(Tensor.__format__, Tensor.new_tensor, torch.tensor, torch.asarray, Tensor.untyped_storage, Tensor.__dlpack__),
+    *(torch.ops.aten.item, torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default),
+)
+
+_ENTERING = (Tensor.data.__set__,)  # type: ignore[attr-defined]
 
 _ROUNDING = (
     torch.fake_quantize_per_tensor_affine,

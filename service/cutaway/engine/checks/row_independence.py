@@ -1,4 +1,4 @@
-"""Proves, before requests share a batch, that rows are independent: once for each kind of inputs and each hook point.
+"""Proves, before requests share a batch, that rows are independent: once for each layout of inputs and each hook point.
 
 Rows are independent if a row's outputs and gradients do not depend on the other rows. They must also lie at the row's
 number on one axis. The proof runs four small batches of four rows, of which the first is real and the others are
@@ -73,15 +73,15 @@ def rows_independent(
 ) -> bool:
     """Returns whether rows are proven to be independent.
 
-    The first call for a kind of inputs or a hook point runs passes, which no request counts.
+    The first call for a layout of inputs or a hook point runs passes, which no request counts.
 
     Args:
         model: the model.
-        inputs: a batch; other inputs with the same names, data types and numbers of axes share the result.
+        inputs: a batch; other inputs with the same `InspectedModel.layout_of` share the result.
         hook_points: where rows must be independent, besides the outputs and the input gradients.
         source: the output whose gradients are tested; the first one by default.
     """
-    kind, proofs = ("rows", source, model.kind_of(inputs)), model.proofs
+    kind, proofs = ("rows", source, model.layout_of(inputs)), model.proofs
     result = model.remembered(kind, _Result)
     for point in (None, *hook_points):
         if point not in result.proven and proofs.is_sound((*kind, point)):
@@ -102,7 +102,7 @@ def rows_independent(
 
 def dependence_warnings(model: InspectedModel, inputs: Inputs) -> tuple[Warning, ...]:
     """Returns a warning for a batch of several rows if rows of the model are known to depend on each other."""
-    result: _Result | None = model.properties.get(("rows", "", model.kind_of(inputs)))
+    result: _Result | None = model.properties.get(("rows", "", model.layout_of(inputs)))
     if len(next(iter(inputs.values()))) == 1 or result is None or not result.refuted:
         return ()
     return (

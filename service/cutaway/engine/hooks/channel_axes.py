@@ -129,17 +129,30 @@ def _found(
     kinds = [(number, _axis_of_type(model.tree.modules[name])) for number, (name, _) in enumerate(ended[:end])]
     candidates = [(number, axis) for number, axis in reversed(kinds) if axis and ended[number][1] > 1]
     tests = ((_one_channel, _only_one), (_one_position, _only_many))
-    for (number, axis), (change, find) in product(candidates[:_CANDIDATES], tests):
+
+    def counts_after(number: int, change: Callable[[Tensor], Tensor]) -> dict[Path, dict[int, int]]:
         try:
-            after = _outputs(model, inputs, layer, _at_visit(number, partial(change, axis)))
+            after = _outputs(model, inputs, layer, _at_visit(number, change))
         except DeadlineExceeded:
             raise
         except CutawayError:  # the model refuses what was changed
-            continue
-        axes = {path: find(_counts(value, after.get(path), rows.get(path) or 0)) for path, value in before.items()}
-        if None not in axes.values():
-            return {path: axis for path, axis in axes.items() if axis is not None}
+            return {path: {} for path in before}
+        return {path: _counts(value, after.get(path), rows.get(path) or 0) for path, value in before.items()}
+
+    for (number, axis), (change, find) in product(candidates[:_CANDIDATES], tests):
+        found = {path: find(counts) for path, counts in counts_after(number, partial(change, axis)).items()}
+        axes = {path: axis for path, axis in found.items() if axis is not None}
+        if axes and len(axes) == len(found):
+            of_one = {path: before[path] for path, axis in axes.items() if before[path].shape[axis] == 1}
+            spread = counts_after(number, partial(_one_position, axis)) if of_one else {}
+            return {} if any(_is_spread(value, spread[path]) for path, value in of_one.items()) else axes
     return {}
+
+
+def _is_spread(value: Tensor, counts: Mapping[int, int]) -> bool:
+    """Returns whether a change at one position reaches all of an axis: then that axis may have the channels too, and
+    one of size 1 always changes at one index."""
+    return any(count == value.shape[axis] > 1 for axis, count in counts.items())
 
 
 def _outputs(model: InspectedModel, inputs: Inputs, layer: str, visit: _Visit) -> dict[Path, Tensor]:

@@ -30,12 +30,12 @@ _VALUES = {Point.INPUT: ShapeSpec(), Point.OUTPUT: ShapeSpec()}
 def row_axes(model: InspectedModel, inputs: Inputs, sites: Collection[str] = ()) -> RowAxes:
     """Returns which axes have the rows, in the model's outputs, at all modules and at ``sites``.
 
-    The first call for a kind of inputs, or for an operator, runs passes, which no request counts. Hooks of the caller
+    The first call for a layout of inputs, or for an operator, runs passes, which no request counts. Hooks of the caller
     must not be registered meanwhile.
 
     Args:
         model: the model, in a session.
-        inputs: a batch; other inputs with the same names, data types and numbers of axes share the result.
+        inputs: a batch; other inputs with the same `InspectedModel.layout_of` share the result.
         sites: module names, operator addresses or globs of these.
 
     Raises:
@@ -66,7 +66,7 @@ def keep_axes(model: InspectedModel, inputs: Inputs, known: RowAxes) -> None:
 
 
 def _key(model: InspectedModel, inputs: Inputs) -> Hashable:
-    return "row axes", model.kind_of(inputs)
+    return "row axes", model.layout_of(inputs)
 
 
 def _test(model: InspectedModel, row: Inputs, sites: Collection[str], known: RowAxes) -> None:

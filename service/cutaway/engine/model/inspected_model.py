@@ -341,6 +341,11 @@ class InspectedModel:
         tensors = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in inputs.items())
         return tensors, arguments_kind(self._arguments)
 
+    def layout_of(self, inputs: Inputs) -> Hashable:
+        """Returns `kind_of`, and the sizes of a row to a power of two: a model may do otherwise from a length on."""
+        sizes = [tuple(power_of_two(length) for length in tensor.shape[1:]) for tensor in inputs.values()]
+        return self.kind_of(inputs), *sizes
+
     def cancelled_by(self, cancellation: Cancellation) -> AbstractContextManager[None]:
         """Begins no pass after ``cancellation`` while the block runs."""
         return self._temporarily(cancellation=cancellation)
@@ -391,6 +396,11 @@ _SLOW_S = 0.05
 
 _MOST_RESULTS = 4096
 """How many results of tests are kept for one model."""
+
+
+def power_of_two(length: int) -> int:
+    """Returns the exponent of the smallest power of two that is not below ``length``."""
+    return max(0, length - 1).bit_length()
 
 
 def arguments_kind(arguments: Mapping[str, Argument]) -> Hashable:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from cutaway.contract.requests import Edit
 from cutaway.contract.results import Cause
+from cutaway.engine.model.inspected_model import power_of_two
 from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem
 
 
@@ -116,8 +117,7 @@ def _kind_of_batch(problem: AttributionProblem) -> Hashable:
 
     A fault may begin at a length, or at a number of rows.
     """
-    sizes = [tuple(max(0, length - 1).bit_length() for length in tensor.shape) for tensor in problem.inputs.values()]
-    return problem.model.kind_of(problem.inputs), *sizes
+    return problem.model.layout_of(problem.inputs), power_of_two(problem.rows)
 
 
 def _edited(edit: Edit) -> Hashable:
