@@ -149,7 +149,8 @@ class ProcessGroup:
         try:
             self._watchdog = _watch(self.pid, *directories)
         except BaseException:
-            os.killpg(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
             raise
 
     def poll(self) -> int | None:

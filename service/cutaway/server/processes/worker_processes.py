@@ -72,7 +72,8 @@ def _fork(pid: int) -> Fork:
     try:
         return Fork(pid)
     except BaseException:  # no file descriptor is left to look with
-        os.killpg(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
         raise
 
 
