@@ -239,6 +239,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "layer norm of the input": lambda x: torch.layer_norm(x, (4,), x[0, 0], None),
     "group norm": lambda x: functional.group_norm(x, 3, weight=numbers(3), bias=numbers(3)),
     "inference": lambda x: torch.inference_mode()(functional.linear)(x, numbers(5, 4), numbers(5)),
+    "detached sparse": lambda x: x @ numbers(4, 4).to_sparse().detach().to_dense(),
+    "tensors of numbers": lambda x: x * torch.tensor(data=3.0) * x.new_tensor([2.0]) * torch.asarray(obj=[2.0]),
+    "place in memory": lambda x: x * (1 + bool(x.untyped_storage().data_ptr())),
     "attention": lambda x: attention(x[None], numbers(1, 2, 6, 4), x.exp()[None, :, [0, 1, 2, 0, 1, 2]], scale=0.3),
     "masked attention": lambda x: attention(x[None], x[None], x[None], numbers(2, 3, 3) > 0.5),
     "attention of a mask": lambda x: attention(fixed, fixed, fixed, x[None, ..., :3]),
@@ -257,11 +260,12 @@ def test_tangents_of_operators_are_their_derivatives(name: str) -> None:
     """They agree with central differences, whatever the arguments, and whichever of them depend on the input."""
     x, v, function = numbers(2, 3, 4), numbers(2, 3, 4, seed=3), FUNCTIONS[name]
     expected = (function(x + 1e-6 * v) - function(x - 1e-6 * v)) / 2e-6
-    with tangents_pass([]):
+    with tangents_pass([]) as left:
         dual = function(forward_ad.make_dual(x.clone(), v))
         tangent = forward_ad.unpack_dual(dual).tangent
         assert tangent is not None
         torch.testing.assert_close(tangent.clone(), expected, rtol=1e-6, atol=1e-8)
+    assert not left
 
 
 def test_tangents_of_an_lstm_are_computed_in_float64() -> None:

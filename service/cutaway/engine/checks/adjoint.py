@@ -81,7 +81,7 @@ def any_mismatch(problem: AttributionProblem, *, repeats: bool = True) -> Mismat
 
 
 _SMALL = 0.01
-"""Of the median magnitude of outputs, the part below which they count as equally large."""
+"""Outputs below this part of their median magnitude count as equally large."""
 
 
 def _cotangents(output: Tensor) -> tuple[Tensor, Tensor]:

@@ -93,19 +93,26 @@ class _KeepTangents(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
-        if func in _DETACHING and (tangent_of(args[0]) is not None or not args[0].requires_grad):
-            return args[0].view_as(args[0])  # also what is written to it then has its tangent
-        if func in _LEAVING and tangent_of(args[0]) is not None:
+        if func in _DETACHING and args and _keeps_tangents(args[0]):
+            return args[0].view_as(args[0])
+        if func in _LEAVING and args and tangent_of(args[0]) is not None:
             self._left.append(func.__name__)
             return func(forward_ad.unpack_dual(args[0]).primal.detach(), *args[1:], **keywords)
-        if func in _ENTERING and tangent_of(args[1]) is not None:
-            self._left.append("data")
+        if func in _ENTERING and len(args) > 1 and tangent_of(args[1]) is not None:
+            self._left.append(func.__name__)
         if func in _ROUNDING and (tangent := tangent_of(args[0])) is not None:
             return _rounded(func, args, keywords, tangent)
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():
                 return _run(self, func, args, keywords)
         return _run(self, func, args, keywords)
+
+
+def _keeps_tangents(tensor: Tensor) -> bool:
+    """Returns whether a view shall take the place of the detached ``tensor``: it has a tangent, or what is written to
+    the view may bring it one."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested
+    return tangent_of(tensor) is not None or (is_plain and not tensor.requires_grad)
 
 
 @contextmanager
@@ -245,7 +252,7 @@ def _run(mode: _KeepTangents, func: Any, args: Sequence[Any], keywords: dict[str
     if func is F.multi_head_attention_forward:  # no mode sees what it calls
         with _attention_in(mode):
             return func(*args, **keywords)
-    if func is torch.lstm and args[0].dtype is not torch.float64:
+    if func is torch.lstm and args and args[0].dtype is not torch.float64:
         return tuple(output.to(args[0].dtype) for output in func(*_in_double(args), **keywords))
     return func(*args, **keywords)
 
@@ -296,11 +303,11 @@ _DETACHING = (
 
 _LEAVING = (
     *(Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__array__, Tensor.__float__, Tensor.__complex__),
-    *(Tensor.__format__, Tensor.new_tensor, torch.tensor, torch.asarray, Tensor.untyped_storage, Tensor.__dlpack__),
+    *(Tensor.__format__, torch.tensor, torch.asarray, Tensor.__dlpack__),
     *(torch.ops.aten.item, torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default),
 )
 
-_ENTERING = (Tensor.data.__set__,)  # type: ignore[attr-defined]
+_ENTERING = (Tensor.data.__set__, Tensor.new_tensor)  # type: ignore[attr-defined]
 
 _ROUNDING = (
     torch.fake_quantize_per_tensor_affine,

@@ -126,8 +126,9 @@ def repeating() -> Iterator[None]:
 
 
 def tangent_of(value: Any) -> Tensor | None:
-    """Returns the tangent of a tensor that has one."""
-    return forward_ad.unpack_dual(value).tangent if isinstance(value, Tensor) else None
+    """Returns the tangent of a tensor that has one; a sparse one has none."""
+    is_plain = isinstance(value, Tensor) and value.layout is torch.strided
+    return forward_ad.unpack_dual(value).tangent if is_plain else None
 
 
 def copied(values: Iterable[Any]) -> list[Any]:
