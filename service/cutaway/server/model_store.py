@@ -132,14 +132,24 @@ class ModelStore:
 
 def manifest_of(path: Path) -> ArchiveManifest:
     """Returns the manifest of an archive every byte of which is right; raises as `reader.read`, or an OSError."""
+    return _verified(*identity_of(path))[0]
+
+
+def digest_of(path: Path) -> str:
+    """Returns a digest of an archive's members; raises as `manifest_of`."""
+    return _verified(*identity_of(path))[1]
+
+
+def identity_of(path: Path) -> tuple[Path, int, int, int]:
+    """Returns what changes when a file does: its size, its time and its number beside ``path``; raises an OSError."""
     status = path.stat()
-    return _verified(path, status.st_size, status.st_mtime_ns, status.st_ino)
+    return path, status.st_size, status.st_mtime_ns, status.st_ino
 
 
 @lru_cache(maxsize=1024)
-def _verified(path: Path, size: int, mtime_ns: int, inode: int) -> ArchiveManifest:
+def _verified(path: Path, size: int, mtime_ns: int, inode: int) -> tuple[ArchiveManifest, str]:
     """Reads an archive whose bytes were not checked before: gigabytes of weights take seconds."""
-    return reader.read(path)
+    return reader.read_with_digest(path)
 
 
 def archives_in(directory: Path) -> list[Path]:

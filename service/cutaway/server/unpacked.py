@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 from pathlib import Path
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.archive import reader
-from cutaway.server.model_store import manifest_of
+from cutaway.server.model_store import digest_of, identity_of, manifest_of
 from cutaway.server.worker_protocol import ScratchDirectory
 
 
@@ -21,12 +21,16 @@ class Unpacked:
 
     Attributes:
         path: the file that it was.
+        modified_ns: the time of its last change, in nanoseconds.
+        digest: of its members.
         directory: the copy; its name is a number, because names of files may mean something to other programs.
         workers: the number of workers that the archive asks for.
         size: the size of the file, in bytes.
     """
 
     path: Path
+    modified_ns: int
+    digest: str
     directory: Path
     workers: int
     size: int
@@ -45,42 +49,41 @@ class UnpackedArchives:
         self.root = Path(self._scratch.name)
         self._workers = workers
         self._numbers = itertools.count(1)
-        self._known: dict[tuple[Path, int, int], Unpacked] = {}
+        self._known: list[Unpacked] = []
 
-    def of(self, name: ModelName, path: Path) -> Unpacked:
-        """Returns a copy of the archive of model ``name`` at ``path``: the same while the file's size and time are.
+    def of(self, name: ModelName, path: Path, failed: Container[Unpacked]) -> Unpacked:
+        """Returns a copy of the archive of model ``name`` at ``path``: the same while the file's content is, but for
+        one in ``failed``, which may load if the file is put there again.
 
         Raises:
             CutawayError: ``ARCHIVE_CORRUPT``, also if the file changes meanwhile; ``BACKEND_UNAVAILABLE`` if there is
                 no room for it.
         """
-        key = _identity(path)
-        if key not in self._known:
-            directory = self.root / str(next(self._numbers))
-            try:
-                workers = self._workers or reader.workers(path)
-                # Batches form in the gateway, and TorchServe passes on what it gets.
-                reader.unpack(path, directory, workers=self._workers, batch=1)
-                if _identity(path) != key or manifest_of(path).name != name:
-                    raise error(Reason.ARCHIVE_CORRUPT, f"{path.name} is being written")
-            except BaseException:
-                shutil.rmtree(directory, ignore_errors=True)
-                raise
-            self._known[key] = Unpacked(path, directory, workers, key[1])
-        return self._known[key]
+        identity = _, size, modified_ns, _ = identity_of(path)
+        digest = digest_of(path)
+        for each in self._known:
+            if (each.path, each.digest) == (path, digest) and (each not in failed or each.modified_ns == modified_ns):
+                return each
+        directory = self.root / str(next(self._numbers))
+        try:
+            workers = self._workers or reader.workers(path)
+            # Batches form in the gateway, and TorchServe passes on what it gets.
+            reader.unpack(path, directory, workers=self._workers, batch=1)
+            if identity_of(path) != identity or manifest_of(path).name != name:
+                raise error(Reason.ARCHIVE_CORRUPT, f"{path.name} is being written")
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        self._known.append(Unpacked(path, modified_ns, digest, directory, workers, size))
+        return self._known[-1]
 
     def keep(self, used: Collection[Unpacked]) -> None:
         """Deletes the copies that are not in ``used``."""
-        for key, unpacked in [*self._known.items()]:
+        for unpacked in [*self._known]:
             if unpacked not in used:
-                del self._known[key]
+                self._known.remove(unpacked)
                 shutil.rmtree(unpacked.directory, ignore_errors=True)
 
     def close(self) -> None:
         """Deletes all copies."""
         self._scratch.cleanup()
-
-
-def _identity(path: Path) -> tuple[Path, int, int]:
-    status = path.stat()
-    return path, status.st_size, status.st_mtime_ns

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cutaway.contract.results import ModelName
 from cutaway.server.lifecycle import supervisor as supervisors
 from cutaway.server.lifecycle.replica_set import ReplicaSet
 from cutaway.server.lifecycle.supervisor import Supervisor
@@ -62,6 +64,37 @@ def test_workers_keep_their_numbers_through_updates(supervisor: Supervisor) -> N
         removed.unlink()
     put(supervisor._directory, "c")
     assert numbers(supervisor._sets_over(wanted(supervisor)))["c 1.0"] == 0
+
+
+def test_two_versions_that_replace_one_share_no_number(supervisor: Supervisor) -> None:
+    for removed in supervisor._directory.glob("a*.mar"):
+        removed.unlink()
+    for version in ("2.0", "3.0"):
+        put(supervisor._directory, "a", version=version)
+    assert numbers(supervisor._sets_over(wanted(supervisor))) == {"a 3.0": 0, "b 1.0": 1, "a 2.0": 2}
+
+
+def test_an_archive_that_is_copied_again_is_not_loaded_again(supervisor: Supervisor) -> None:
+    """Unless it did not load: what it lacked may be there now."""
+    a, b = (supervisor._directory / f"{name}-1.0.mar" for name in ("a", "b"))
+    whole = a.read_bytes()
+
+    def put_again(archive: Path) -> None:
+        archive.write_bytes(archive.read_bytes())
+        os.utime(archive, ns=(0, archive.stat().st_mtime_ns + 1_000_000_000))
+
+    put_again(a)
+    assert supervisor._sets_over(wanted(supervisor)) == supervisor._current
+    put(supervisor._directory, "a", more="# another")
+    changed = supervisor._sets_over(wanted(supervisor))
+    assert [each in supervisor._current for each in changed] == [False, True]
+    a.write_bytes(whole)
+    assert supervisor._sets_over(wanted(supervisor)) == supervisor._current  # the predecessor serves all the while
+    failed = wanted(supervisor)[ModelName("b", "1.0")]
+    supervisor._failed[failed] = "no room"
+    assert failed in wanted(supervisor).values()
+    put_again(b)
+    assert failed not in wanted(supervisor).values()
 
 
 def test_a_set_that_was_made_and_never_started_serves_nothing(

@@ -65,13 +65,13 @@ def test_bytes_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A store that is read again reads the archives that are new, or another file than before."""
     paths = [package(tmp_path, "tiny", TINY, version=version) for version in ("1.0", "1.1")]
     read: list[str] = []
-    plainly = reader.read
+    plainly = reader.read_with_digest
 
-    def noting(path: Path) -> reader.ArchiveManifest:
+    def noting(path: Path) -> tuple[reader.ArchiveManifest, str]:
         read.append(path.name)
         return plainly(path)
 
-    monkeypatch.setattr(reader, "read", noting)
+    monkeypatch.setattr(reader, "read_with_digest", noting)
     for _ in range(2):
         assert len(read_store(tmp_path).archives) == 2
     assert read == ["tiny-1.0.mar", "tiny-1.1.mar"]

@@ -16,7 +16,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
@@ -86,8 +86,14 @@ class ArchiveManifest:
 
 def read(path: Path) -> ArchiveManifest:
     """Checks every byte of the archive at ``path``; returns its manifest."""
+    return read_with_digest(path)[0]
+
+
+def read_with_digest(path: Path) -> tuple[ArchiveManifest, str]:
+    """Does what `read` does; returns a digest of the members too."""
     with _open(path) as archive:
-        return _verify(archive)
+        digests = _digests(archive)
+        return _verify(archive, digests), hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
 def unpack(
@@ -242,8 +248,7 @@ def _aligned(archive: zipfile.ZipFile, member: zipfile.ZipInfo, directory: Path)
     return True
 
 
-def _verify(archive: zipfile.ZipFile) -> ArchiveManifest:
-    digests = _digests(archive)
+def _verify(archive: zipfile.ZipFile, digests: Mapping[str, str]) -> ArchiveManifest:
     _check_present(archive, TORCHSERVE_MANIFEST, MANIFEST)
     served = _json(TORCHSERVE_MANIFEST, archive.read(TORCHSERVE_MANIFEST)).get("model")
     manifest = _parse_manifest(archive.read(MANIFEST))

@@ -313,7 +313,7 @@ class Supervisor:
         copies = {}
         for name, path in [*store.archives.items()]:
             try:
-                copies[name] = self._archives.of(name, path)
+                copies[name] = self._archives.of(name, path, self._failed)
             except (CutawayError, OSError) as failure:
                 changes = isinstance(failure, FileNotFoundError) or (
                     isinstance(failure, CutawayError) and failure.reason == Reason.ARCHIVE_CORRUPT
@@ -348,10 +348,14 @@ class Supervisor:
         """Returns the number of a new set's first worker, by which workers take GPUs: that of the set that it replaces
         with as many workers, or else the first from which so many are free."""
         models, workers = {name.model for name in part}, sum(each.workers for each in part.values())
+        taken: set[int] = set()
         for each in reversed(self._sets):
             is_replaced = each.models.keys() == part.keys() or each.models.keys().isdisjoint(target)
-            if is_replaced and {name.model for name in each.models} == models and each.workers == workers:
+            is_like = {name.model for name in each.models} == models and each.workers == workers
+            if is_replaced and is_like and each.first not in taken:
                 return each.first
+            if not each.retired:
+                taken.add(each.first)
         number = 0
         for numbers in sorted((each.numbers for each in self._sets), key=lambda numbers: numbers.start):
             if number + workers * self._settings.replicas <= numbers.start:
