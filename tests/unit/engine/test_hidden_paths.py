@@ -16,6 +16,7 @@ import cutaway as ca
 from cutaway.contract.results import Cause
 from tests.support.checked_attributions import ask, noise
 from tests.support.function_module import Through
+from tests.support.wrong_parts import changed
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -70,6 +71,15 @@ CUTS: dict[str, Function] = {
 def test_what_is_cut_off_is_missed(cut: str) -> None:
     """The other half of the value has its gradient."""
     assert cause(lambda h: h / 2 + CUTS[cut](h).sin()) is Cause.WRONG_BACKWARD
+
+
+@pytest.mark.parametrize("limit", [0.05, 1e6])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_a_gradient_is_tested_at_the_size_that_targets_have(limit: float, size: float) -> None:
+    """A clip that the gradient of a target reaches is found, however large outputs are; one that it does not is not."""
+    clip = changed(lambda gradient: gradient.clamp(-limit, limit))
+    found = cause(lambda h: clip(h) * 0.5 + size, ca.ClassIndex((0,)))
+    assert (found is Cause.WRONG_BACKWARD) == (limit < 0.5)
 
 
 def of_inner_gradient(creates_graph: bool) -> Function:

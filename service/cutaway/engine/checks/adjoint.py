@@ -80,19 +80,22 @@ def any_mismatch(problem: AttributionProblem, *, repeats: bool = True) -> Mismat
     return _first_mismatch(problem, partial(scalars, 1), repeats=repeats, may_vanish=True)
 
 
-_SMALL = 0.01
-"""Outputs below this part of their median magnitude count as equally large."""
+_FAR = 100.0
+"""The most that outputs may differ from their median magnitude by, as a factor, and count as equally large."""
 
 
 def _cotangents(output: Tensor) -> tuple[Tensor, Tensor]:
     """Returns random cotangents at the elements of ``output``, and at those that look like masks.
 
-    They are the smaller the larger an element is: an error in a small one would vanish beside the rounding of others.
+    They are about 1, as those of targets are: some wrong gradients are right for small ones. At elements that are far
+    larger than most they are smaller: an error in others would vanish beside the rounding of these. At far smaller ones
+    they are larger.
     """
-    magnitudes, plain = output.abs(), unmasked(output)
+    magnitudes, plain = output.double().abs(), unmasked(output)
     known = magnitudes[plain & (magnitudes > 0)]
-    least = _SMALL * known.median() if known.numel() else magnitudes.new_ones(())
-    drawn = _normal(output, torch.Generator().manual_seed(1)) * (least / magnitudes.clamp(min=least))
+    ratio = torch.where(magnitudes > 0, (known.median() if known.numel() else 1.0) / magnitudes, 1.0)
+    factors = (_FAR * ratio).clamp(max=1) * (ratio / _FAR).clamp(1, _FAR)
+    drawn = _normal(output, torch.Generator().manual_seed(1)) * factors.to(output.dtype)
     return drawn.where(plain, 0.0), drawn.where(~plain & output.isfinite(), 0.0)
 
 
