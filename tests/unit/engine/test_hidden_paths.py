@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.dlpack import from_dlpack
 
 import cutaway as ca
 from cutaway.contract.results import Cause
@@ -71,6 +73,56 @@ CUTS: dict[str, Function] = {
 def test_what_is_cut_off_is_missed(cut: str) -> None:
     """The other half of the value has its gradient."""
     assert cause(lambda h: h / 2 + CUTS[cut](h).sin()) is Cause.WRONG_BACKWARD
+
+
+@torch.jit.script
+def rounded_in_a_script(h: Tensor) -> Tensor:
+    return h + ((h * 4).round() / 4 - h).detach()
+
+
+@torch.jit.script
+def detached_in_a_script(h: Tensor) -> Tensor:
+    return h.detach()
+
+
+def detached_in_a_thread(h: Tensor) -> Tensor:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(torch.detach, h).result()
+
+
+class Detaching(Tensor):
+    """A class of tensors whose functions take values without their gradient."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = [each.as_subclass(Tensor).detach() if isinstance(each, cls) else each for each in args]
+            return func(*plain, **(kwargs or {}))
+
+
+UNSEEN: dict[str, Function] = {
+    "rounded in a script": rounded_in_a_script,
+    "detached in a script": detached_in_a_script,
+    "detached in a thread": detached_in_a_thread,
+    "seen as integers": lambda h: h.data.view(torch.int32).clone().view(torch.float32),
+    "through DLPack": lambda h: from_dlpack(h.detach()),
+    "a class of tensors": lambda h: torch.clone(h.as_subclass(Detaching)),
+}
+"""Forward mode does not see that the gradient ends there."""
+
+
+@pytest.mark.parametrize("unseen", list(UNSEEN))
+def test_differences_find_what_forward_mode_does_not_see(unseen: str) -> None:
+    assert cause(lambda h: h / 2 + UNSEEN[unseen](h).sin()) is Cause.WRONG_BACKWARD
+
+
+@pytest.mark.parametrize("layer", ["0", "3"])
+def test_what_is_cut_off_before_a_layer_is_no_fault_of_its_gradient(layer: str) -> None:
+    torch.manual_seed(0)
+    cut = Through(lambda h: h / 2 + detached_in_a_script(h).sin())
+    network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), cut, nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
+    (got,) = ask(network.eval(), {"input": X}, ca.LayerGradientXActivation(layer=layer)).attributions
+    assert got.checks[0].cause is (Cause.WRONG_BACKWARD if layer == "0" else None)
 
 
 @pytest.mark.parametrize("limit", [0.05, 1e6])

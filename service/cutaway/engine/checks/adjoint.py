@@ -8,7 +8,9 @@ not cancel. An error of a few percent in one place of the model is then far abov
 Where a model subtracts numbers that are nearly equal, rounding alone can exceed the tolerance. Rounding is random: at
 slightly other inputs it has another size and sign. A wrong backward pass is wrong there by the same part.
 
-Central differences replace the test for a model that has no forward-mode derivative. They find large errors only.
+Central differences are a second look at what forward mode may not see, such as a value that is cut off in a script
+function or in another thread. They replace the test for a model that has no forward-mode derivative. They find large
+errors only.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -361,11 +364,15 @@ _UNCERTAINTIES = 10
 
 
 class _Probe(NamedTuple):
-    """The tensor that is shifted, the target's gradient at it, and the function of its change: all [batch, ...]."""
+    """The tensor that is shifted, the target's gradient at it, and the function of its change: all [batch, ...].
+
+    ``dtype``: the coarsest that the model computes in.
+    """
 
     value: Tensor
     gradient: Tensor
     targets: Run
+    dtype: torch.dtype
 
     def shifted(self, by: Tensor) -> Tensor:
         """Returns the targets, [batch], with ``by`` added to the tensor; float64 on the host."""
@@ -376,12 +383,13 @@ class _Probe(NamedTuple):
 def wrong_slope(problem: AttributionProblem) -> Mismatch | None:
     """Returns the slopes of a row whose gradient is wrong along each of several random directions.
 
-    None if there is none, or nothing can be concluded. For a right gradient this takes four passes, one of them with
-    a backward pass.
+    None if there is none, or nothing can be concluded. For a right gradient this takes four passes at each place that
+    the gradient goes back to, and one of them with a backward pass.
     """
-    probe = _probe(problem)
-    if probe is None:
-        return None
+    return next((wrong for probe in _probes(problem) if (wrong := _wrong_at(probe))), None)
+
+
+def _wrong_at(probe: _Probe) -> Mismatch | None:
     generator = torch.Generator().manual_seed(0)
     here = probe.shifted(torch.zeros_like(probe.value))
     wrong: dict[int, Mismatch] = {}
@@ -415,35 +423,43 @@ def _compare(probe: _Probe, here: Tensor, direction: Tensor, expected: Tensor, l
 
     Their uncertainty is the difference between the slopes ahead and behind, and the rounding of the targets.
     """
-    step = length * torch.finfo(direction.dtype).eps ** (1 / 3)
+    step = length * torch.finfo(probe.dtype).eps ** (1 / 3)
     ahead, behind = (probe.shifted(sign * step * direction) for sign in (1, -1))
     slopes = (ahead - behind) / (2 * step)
-    rounding = SUM.of(direction.dtype) * torch.stack([here, ahead, behind]).abs().amax(dim=0) / step
+    rounding = SUM.of(probe.dtype) * torch.stack([here, ahead, behind]).abs().amax(dim=0) / step
     uncertainty = (ahead - 2 * here + behind).abs() / step + rounding
     largest = torch.maximum(slopes.abs(), expected.abs())
     return slopes, (expected - slopes).abs() > torch.maximum(_UNCERTAINTIES * uncertainty, _NEGLIGIBLE * largest)
 
 
-def _probe(problem: AttributionProblem) -> _Probe | None:
-    """Returns a probe of the first floating explained input, or of the first embedding with a gradient: behind token
+def _probes(problem: AttributionProblem) -> Iterator[_Probe]:
+    """Yields a probe of each explained layer and floating input, or of the first embedding that has one: behind token
     ids, floating values begin there."""
-    inputs, modules = _floating(problem), problem.model.tree.modules.items()
-    at_embeddings = (partial(_at_output, problem, name, call=0) for name, m in modules if isinstance(m, nn.Embedding))
-    for run in [partial(_at_inputs, problem, inputs[:1])] if inputs else at_embeddings:
-        leaves: list[Tensor] = []
+    layers, floating = differentiated(problem)
+    embeddings = [name for name, module in problem.model.tree.modules.items() if isinstance(module, nn.Embedding)]
+    names = layers if layers or floating else embeddings
+    runs: list[Run] = [partial(_at_output, problem, name, call=0) for name in names]
+    runs += [partial(_at_inputs, problem, [name]) for name in floating]
+    probes = (probe for run in runs if (probe := _probe(problem, run)))
+    return probes if layers or floating else islice(probes, 1)
 
-        def leaf(tensor: Tensor, leaves: list[Tensor] = leaves) -> Tensor:
-            leaves.append(tensor.detach().clone().requires_grad_())
-            return leaves[-1]
 
-        def targets(change: Change, run: Run = run) -> Tensor:
-            return problem.target.scalars(run(change))
+def _probe(problem: AttributionProblem, run: Run) -> _Probe | None:
+    """Returns a probe of the one tensor that ``run`` changes; None if there are several, or it has no rows."""
+    leaves: list[Tensor] = []
 
-        with torch.enable_grad():
-            scalars = targets(leaf)
-            if not leaves or len(leaves[0]) != problem.rows or not (inputs or scalars.requires_grad):
-                continue
-            gradient = gradients(scalars, leaves[:1])[0] if scalars.requires_grad else None
-        value = leaves[0].detach()
-        return _Probe(value, torch.zeros_like(value) if gradient is None else gradient, targets)
-    return None
+    def leaf(tensor: Tensor) -> Tensor:
+        leaves.append(tensor.detach().clone().requires_grad_())
+        return leaves[-1].clone()  # the model may change it in place
+
+    def targets(change: Change) -> Tensor:
+        return problem.target.scalars(run(change))
+
+    with torch.enable_grad():
+        scalars = targets(leaf)
+        if len(leaves) != 1 or len(leaves[0]) != problem.rows:
+            return None
+        gradient = gradients(scalars, leaves)[0] if scalars.requires_grad else None
+    value = leaves[0].detach()
+    coarsest = max({value.dtype, *operator_dtypes(problem)}, key=lambda dtype: torch.finfo(dtype).eps)
+    return _Probe(value, torch.zeros_like(value) if gradient is None else gradient, targets, coarsest)

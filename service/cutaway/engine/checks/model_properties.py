@@ -333,7 +333,7 @@ def _suspicion(problem: AttributionProblem) -> _Suspicion | None:
         here = any_mismatch(problem)
     except ForwardModeRefused:
         here, refused = None, True
-    if here or _mismatch_elsewhere(problem):
+    if here or _mismatch_elsewhere(problem) or wrong_slope(problem):
         return _Suspicion.WRONG
     return _Suspicion.UNTESTABLE if refused else None
 
@@ -355,14 +355,14 @@ def _mismatch_elsewhere(problem: AttributionProblem) -> Mismatch | None:
 
 @_unrecorded_test
 def _wrong_backward(problem: AttributionProblem) -> Finding | None:
+    refused = False
     try:
         wrong = target_mismatch(problem)
     except ForwardModeRefused:
-        wrong = wrong_slope(problem)
-        if wrong is None:
-            return _wrong_function(problem)
+        wrong, refused = None, True
+    wrong = wrong or wrong_slope(problem)
     if wrong is None:
-        return None
+        return _wrong_function(problem) if refused else None
     if wrong.random:
         return Finding(
             Cause.CANCELLATION,
