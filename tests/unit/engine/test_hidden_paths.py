@@ -116,6 +116,10 @@ def test_differences_find_what_forward_mode_does_not_see(unseen: str) -> None:
     assert cause(lambda h: h / 2 + UNSEEN[unseen](h).sin()) is Cause.WRONG_BACKWARD
 
 
+def test_rounding_for_training_has_another_gradient_on_purpose() -> None:
+    assert cause(lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 0, -128, 127)) is None
+
+
 @pytest.mark.parametrize("layer", ["0", "3"])
 def test_what_is_cut_off_before_a_layer_is_no_fault_of_its_gradient(layer: str) -> None:
     torch.manual_seed(0)

@@ -30,7 +30,7 @@ from torch.nn.modules import module as torch_modules
 
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.requests import GuidedGradCam
-from cutaway.engine.checks.forward_mode import ForwardModeRefused, tangents_pass
+from cutaway.engine.checks.forward_mode import ForwardModeRefused, Rounding, tangents_pass
 from cutaway.engine.hooks.hook_site import Override
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.inspected_model import gradients
@@ -445,7 +445,10 @@ def _probes(problem: AttributionProblem) -> Iterator[_Probe]:
 
 
 def _probe(problem: AttributionProblem, run: Run) -> _Probe | None:
-    """Returns a probe of the one tensor that ``run`` changes; None if there are several, or it has no rows."""
+    """Returns a probe of the one tensor that ``run`` changes.
+
+    None if there are several, it has no rows, or the model rounds for training: its gradient is not that of its values.
+    """
     leaves: list[Tensor] = []
 
     def leaf(tensor: Tensor) -> Tensor:
@@ -456,8 +459,9 @@ def _probe(problem: AttributionProblem, run: Run) -> _Probe | None:
         return problem.target.scalars(run(change))
 
     with torch.enable_grad():
-        scalars = targets(leaf)
-        if len(leaves) != 1 or len(leaves[0]) != problem.rows:
+        with Rounding() as rounding:
+            scalars = targets(leaf)
+        if rounding.seen or len(leaves) != 1 or len(leaves[0]) != problem.rows:
             return None
         gradient = gradients(scalars, leaves)[0] if scalars.requires_grad else None
     value = leaves[0].detach()

@@ -317,6 +317,20 @@ _ROUNDING = (
 """PyTorch's operators that round, whose gradient is 1 inside of the range and 0 outside, without a ``jvp``."""
 
 
+class Rounding(TorchFunctionMode):
+    """A mode that notes operators that round for training.
+
+    Attributes:
+        seen: whether one ran.
+    """
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        self.seen |= func in _ROUNDING
+        return func(*args, **(kwargs or {}))
+
+
 def _rounded(func: Any, args: Sequence[Any], keywords: dict[str, Any], tangent: Tensor) -> Tensor:
     """Returns what one of `_ROUNDING` makes of ``args``, with a tangent: its derivative is diagonal, so J v = Jᵀ v."""
     primal = forward_ad.unpack_dual(args[0]).primal
