@@ -30,6 +30,9 @@ from typing import NamedTuple, NoReturn
 
 import psutil
 
+# LSTMs in forward mode, and transformers, import it, which takes a second and 34 MiB: forks share it.
+import torch._dynamo  # noqa: F401
+
 from cutaway.contract.results import ModelName
 from cutaway.server import load_records
 from cutaway.server.worker.gpus import gpu_in_turn

@@ -8,11 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-# Imported at once: the first explanation of a process would otherwise wait a second or more for these. The workers of
-# ``--engine processes`` share their 70 MiB, because they are forks of a process that has them.
+# Imported at once: the first explanation of a process would otherwise wait a second or more for these.
 import torch
 import torch._decomp.decompositions_for_jvp
-import torch._dynamo
 import torch.fx.experimental.symbolic_shapes
 
 from cutaway.adapters import Adapter, create_adapter, find_adapter, load_model
