@@ -243,7 +243,8 @@ def test_what_is_true_of_a_model_is_found_out_once() -> None:
         counts.append(log.ran.count("conv") - before)
     assert answers == [2, 2]
     assert counts[1] == 2
-    assert 2 < counts[0] <= 18  # four rows are exchanged in four passes, two find the axis of the rows
+    # Four rows are exchanged in four passes, two find the axis of the rows, and four are for central differences.
+    assert 2 < counts[0] <= 22
 
 
 # Hooks and modes.

@@ -333,7 +333,7 @@ def _suspicion(problem: AttributionProblem) -> _Suspicion | None:
         here = any_mismatch(problem)
     except ForwardModeRefused:
         here, refused = None, True
-    if here or _mismatch_elsewhere(problem) or wrong_slope(problem):
+    if here or _mismatch_elsewhere(problem) or (not problem.edits and wrong_slope(problem)):
         return _Suspicion.WRONG
     return _Suspicion.UNTESTABLE if refused else None
 
@@ -360,7 +360,8 @@ def _wrong_backward(problem: AttributionProblem) -> Finding | None:
         wrong = target_mismatch(problem)
     except ForwardModeRefused:
         wrong, refused = None, True
-    wrong = wrong or wrong_slope(problem)
+    if refused or not (wrong or problem.edits):  # an edit may mix rows, and a slope is of a row's own target
+        wrong = wrong_slope(problem)
     if wrong is None:
         return _wrong_function(problem) if refused else None
     if wrong.random:
