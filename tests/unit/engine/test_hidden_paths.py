@@ -129,6 +129,43 @@ def test_what_is_cut_off_before_a_layer_is_no_fault_of_its_gradient(layer: str) 
     assert got.checks[0].cause is (Cause.WRONG_BACKWARD if layer == "0" else None)
 
 
+class Pair(nn.Module):
+    """A layer of two outputs."""
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        return h.tanh(), h.sigmoid()
+
+
+class Paired(nn.Module):
+    """Takes both outputs of a layer; a part of the first is cut off, or not."""
+
+    def __init__(self, cuts: bool) -> None:
+        super().__init__()
+        self.first, self.pair, self.last, self.cuts = nn.Linear(8, 16), Pair(), nn.Linear(16, 3), cuts
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.pair(self.first(x))
+        result: Tensor = self.last((detached_in_a_script(one) if self.cuts else one).sin() + one + other)
+        return result
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_differences_look_behind_a_layer_of_several_outputs(cuts: bool) -> None:
+    torch.manual_seed(0)
+    (got,) = ask(Paired(cuts).eval(), {"x": X}, ca.LayerGradientXActivation(layer="pair")).attributions
+    assert got.checks[0].cause is (Cause.WRONG_BACKWARD if cuts else None)
+
+
+def test_differences_know_how_coarsely_a_model_computes() -> None:
+    """Autocast rounds values by more than a step of float32 changes them."""
+
+    def coarse(h: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return (h @ MATRIX).tanh().float()
+
+    assert cause(coarse, ca.ClassIndex((0,))) is None
+
+
 @pytest.mark.parametrize("limit", [0.05, 1e6])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
 def test_a_gradient_is_tested_at_the_size_that_targets_have(limit: float, size: float) -> None:
@@ -230,15 +267,17 @@ def test_attention_may_be_another_packages(cuts: bool, expected: Cause | None) -
         assert cause(attending) is expected
 
 
-@pytest.mark.parametrize("sizes", [(40.0, 6e4), (1.0, 1e6), (1e6, 1.0), (1.0, 1e-6), (1e-6, 1.0), (1.0, 5e3)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(40.0, 6e4), (1.0, 1e6), (1e6, 1.0), (1.0, 1e-6), (1e-6, 1.0), (1.0, 5e3), (1.0, 1e-5, 1.0)], ids=str
+)
 @pytest.mark.parametrize("wrong", [0, 1])
 @pytest.mark.parametrize("factor", [1.0, 1.5, -1.0])
-def test_outputs_of_different_sizes_are_all_tested(sizes: tuple[float, float], wrong: int, factor: float) -> None:
+def test_outputs_of_different_sizes_are_all_tested(sizes: tuple[float, ...], wrong: int, factor: float) -> None:
     """Such as an age and an income: the larger one is no mask, and the smaller one is no rounding error of it."""
 
     def outputs(h: Tensor) -> Tensor:
         bad = factor * h + ((1 - factor) * h).detach()
-        parts = [(bad if number == wrong else h).mean(1, keepdim=True) for number in (0, 1)]
+        parts = [(bad if number == wrong else h).mean(1, keepdim=True) for number in range(len(sizes))]
         return torch.cat([size * (2 + part.sin()) for size, part in zip(sizes, parts)], 1)
 
     assert (cause(outputs, ca.ClassIndex((wrong,))) is Cause.WRONG_BACKWARD) == (factor != 1.0)

@@ -364,12 +364,13 @@ _UNCERTAINTIES = 10
 
 
 class _Probe(NamedTuple):
-    """The tensor that is shifted, the target's gradient at it, and the function of its change: all [batch, ...].
+    """The tensor that is shifted, the targets there, their gradient, and the function of its change: all [batch, ...].
 
     ``dtype``: the coarsest that the model computes in.
     """
 
     value: Tensor
+    here: Tensor
     gradient: Tensor
     targets: Run
     dtype: torch.dtype
@@ -383,7 +384,7 @@ class _Probe(NamedTuple):
 def wrong_slope(problem: AttributionProblem) -> Mismatch | None:
     """Returns the slopes of a row whose gradient is wrong along each of several random directions.
 
-    None if there is none, or nothing can be concluded. For a right gradient this takes four passes at each place that
+    None if there is none, or nothing can be concluded. For a right gradient this takes three passes at each place that
     the gradient goes back to, and one of them with a backward pass.
     """
     return next((wrong for probe in _probes(problem) if (wrong := _wrong_at(probe))), None)
@@ -391,18 +392,17 @@ def wrong_slope(problem: AttributionProblem) -> Mismatch | None:
 
 def _wrong_at(probe: _Probe) -> Mismatch | None:
     generator = torch.Generator().manual_seed(0)
-    here = probe.shifted(torch.zeros_like(probe.value))
     wrong: dict[int, Mismatch] = {}
     rows = set(range(len(probe.value)))
     for _ in range(_DIRECTIONS):
-        wrong = _wrong_rows(probe, here, generator)
+        wrong = _wrong_rows(probe, generator)
         rows &= set(wrong)
         if not rows:
             return None
     return wrong[min(rows)]
 
 
-def _wrong_rows(probe: _Probe, here: Tensor, generator: torch.Generator) -> dict[int, Mismatch]:
+def _wrong_rows(probe: _Probe, generator: torch.Generator) -> dict[int, Mismatch]:
     """Returns the rows whose slopes differ along one random direction."""
     rows = len(probe.value)
     size = probe.value.abs().reshape(rows, -1).mean(dim=1)
@@ -410,15 +410,15 @@ def _wrong_rows(probe: _Probe, here: Tensor, generator: torch.Generator) -> dict
     signs = torch.randint(0, 2, probe.value.shape, generator=generator).to(probe.value) * 2 - 1
     direction = signs * size
     expected = (host(probe.gradient) * host(direction)).reshape(rows, -1).sum(dim=1)
-    slopes, differ = _compare(probe, here, direction, expected, _STEP)
+    slopes, differ = _compare(probe, direction, expected, _STEP)
     if not bool(differ.any()):
         return {}
-    confirmed = torch.stack([_compare(probe, here, direction, expected, step)[1] for step in _OTHER_STEPS]).any(dim=0)
+    confirmed = torch.stack([_compare(probe, direction, expected, step)[1] for step in _OTHER_STEPS]).any(dim=0)
     wrong = (differ & confirmed).nonzero().flatten().tolist()
     return {row: Mismatch(float(slopes[row]), float(expected[row])) for row in wrong}
 
 
-def _compare(probe: _Probe, here: Tensor, direction: Tensor, expected: Tensor, length: float) -> tuple[Tensor, Tensor]:
+def _compare(probe: _Probe, direction: Tensor, expected: Tensor, length: float) -> tuple[Tensor, Tensor]:
     """Returns, [batch] each, the slopes (f(x + h d) - f(x - h d)) / 2h and whether they contradict ``expected``.
 
     Their uncertainty is the difference between the slopes ahead and behind, and the rounding of the targets.
@@ -426,8 +426,8 @@ def _compare(probe: _Probe, here: Tensor, direction: Tensor, expected: Tensor, l
     step = length * torch.finfo(probe.dtype).eps ** (1 / 3)
     ahead, behind = (probe.shifted(sign * step * direction) for sign in (1, -1))
     slopes = (ahead - behind) / (2 * step)
-    rounding = SUM.of(probe.dtype) * torch.stack([here, ahead, behind]).abs().amax(dim=0) / step
-    uncertainty = (ahead - 2 * here + behind).abs() / step + rounding
+    rounding = SUM.of(probe.dtype) * torch.stack([probe.here, ahead, behind]).abs().amax(dim=0) / step
+    uncertainty = (ahead - 2 * probe.here + behind).abs() / step + rounding
     largest = torch.maximum(slopes.abs(), expected.abs())
     return slopes, (expected - slopes).abs() > torch.maximum(_UNCERTAINTIES * uncertainty, _NEGLIGIBLE * largest)
 
@@ -445,9 +445,9 @@ def _probes(problem: AttributionProblem) -> Iterator[_Probe]:
 
 
 def _probe(problem: AttributionProblem, run: Run) -> _Probe | None:
-    """Returns a probe of the one tensor that ``run`` changes.
+    """Returns a probe of the first tensor that ``run`` changes and that has the rows.
 
-    None if there are several, it has no rows, or the model rounds for training: its gradient is not that of its values.
+    None if there is none, or the model rounds for training: its gradient is not that of its values.
     """
     leaves: list[Tensor] = []
 
@@ -456,14 +456,23 @@ def _probe(problem: AttributionProblem, run: Run) -> _Probe | None:
         return leaves[-1].clone()  # the model may change it in place
 
     def targets(change: Change) -> Tensor:
-        return problem.target.scalars(run(change))
+        changed: list[Tensor] = []
+
+        def change_first(tensor: Tensor) -> Tensor:
+            if changed or tensor.shape[:1] != (problem.rows,):
+                return tensor
+            changed.append(tensor)
+            return change(tensor)
+
+        return problem.target.scalars(run(change_first))
 
     with torch.enable_grad():
         with Rounding() as rounding:
             scalars = targets(leaf)
-        if rounding.seen or len(leaves) != 1 or len(leaves[0]) != problem.rows:
+        if rounding.seen or not leaves:
             return None
         gradient = gradients(scalars, leaves)[0] if scalars.requires_grad else None
     value = leaves[0].detach()
     coarsest = max({value.dtype, *operator_dtypes(problem)}, key=lambda dtype: torch.finfo(dtype).eps)
-    return _Probe(value, torch.zeros_like(value) if gradient is None else gradient, targets, coarsest)
+    gradient = torch.zeros_like(value) if gradient is None else gradient
+    return _Probe(value, host(scalars.detach()), gradient, targets, coarsest)
