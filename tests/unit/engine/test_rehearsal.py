@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -104,6 +105,17 @@ def test_the_first_explanation_of_one_row(asked: Attribution) -> None:
     first, second, third = (subject.runs(asked, {"x": noise(1, 3, 8, 8, seed=seed)}) for seed in (5, 6, 7))
     assert first - second == (2 if isinstance(asked, ca.IntegratedGradients) else 0)
     assert second == third
+
+
+@pytest.mark.parametrize(("n_steps", "more"), [(32, 0), (600, 2)])
+def test_the_first_explanation_of_many_modules(n_steps: int, more: int) -> None:
+    """A test of the inputs themselves, which costs Python for each module, is little beside several passes only."""
+    many = partial(nn.Sequential, *(nn.Identity() for _ in range(501)))
+    subject = Subject(layers(lambda m, x: m.b(torch.tanh(m.many(m.a(x)))), many=many)())
+    asked = ca.IntegratedGradients(n_steps=n_steps)
+    rehearse(subject, Question([asked], ROWS), NEVER_CANCELLED)
+    first, second = (subject.runs(asked, {"x": noise(1, 8, seed=seed)}) for seed in (5, 6))
+    assert first - second == more
 
 
 @pytest.mark.parametrize(

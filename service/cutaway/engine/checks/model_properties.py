@@ -51,8 +51,9 @@ _FEWEST_ROWS = 4
 _MOST_DOUBLINGS = 10
 """The most sizes of a larger batch that a rehearsal tests."""
 
-_MANY_STEPS = 16
-"""The fewest steps of a path beside which a test of its first caller's inputs takes little."""
+_MANY_STEPS, _FEW_MODULES = 16, 500
+"""The fewest steps of a path, and the most modules, beside whose one pass a test of the first caller's inputs takes
+little. A test costs Python for each operator; a path costs arithmetic for each step."""
 
 _LOOKS = 6
 """How many runs must move a random number generator: other threads may, now and then, use the same ones."""
@@ -96,8 +97,7 @@ def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None
     """
     if problem.edits_gradients:
         return None  # an edit of a gradient is meant to make it another one
-    steps = problem.request.n_steps if isinstance(problem.request, requests.PathAttribution) else 0
-    first = _suspicion_here if steps >= _MANY_STEPS else None
+    first = _suspicion_here if _is_little_here(problem) else None
     suspicion = _cached(whole or problem, _suspicion, *differentiated(problem), first=first)
     if not suspicion:
         return None
@@ -105,6 +105,14 @@ def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None
         positions = frozenset(map(tuple, problem.target.positions.tolist()))
         return _cached(problem, _wrong_backward, positions, *differentiated(problem))
     return cached_per_problem(_wrong_backward)(problem)
+
+
+def _is_little_here(problem: AttributionProblem) -> bool:
+    request = problem.request
+    if not isinstance(request, requests.PathAttribution) or request.n_steps < _MANY_STEPS:
+        return False
+    in_one_pass = request.n_steps <= method_of(request).points_per_pass(problem)
+    return not in_one_pass or len(problem.model.tree.modules) <= _FEW_MODULES
 
 
 class _Suspicion(Enum):
