@@ -7,9 +7,9 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
+import transformers
 from playwright.sync_api import Browser
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 import cutaway as ca
 from cutaway.adapters import Adapter
@@ -62,7 +62,7 @@ class Attentive(Sentences):
 
     def build(self) -> nn.Module:
         model = super().build()
-        assert isinstance(model, PreTrainedModel)
+        assert isinstance(model, transformers.PreTrainedModel)
         model.set_attn_implementation("eager")
         return model
 
