@@ -17,8 +17,10 @@ from safetensors.torch import save_file
 import cutaway as ca
 from cutaway.adapters import Adapter, create_adapter, find_adapter, load_model
 from cutaway.gateway import serve
-from tests.support.cli import said
+from tests.support.causal_lms import VOCABULARY, saved
+from tests.support.cli import cutaway, said
 from tests.support.rounding import SMALL, close
+from tests.support.serving import serving
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -62,6 +64,41 @@ def test_an_adapter_of_the_guide_is_packaged_and_answers(name: str, tmp_path: Pa
     assert found.predictions.keys() == expected.keys()
     assert all(close(found.predictions[key], value.numpy(), SMALL) for key, value in expected.items())
     assert {check.verdict for check in explained.attributions[0].checks} == {ca.Verdict.AGREES}
+
+
+def test_a_language_model_is_packaged_by_one_command_and_answers(tmp_path: Path) -> None:
+    """As the guide asks it: real processes, and each verdict agrees."""
+    directory = saved(tmp_path / "saved", max_shard_size="20KB")
+    said("package", "gpt", "--transformers", directory, "--output", tmp_path / "models")
+    (asked,) = re.findall(r"```python\n# ask: gpt\n(.*?)```", (DOCS / "adapters.md").read_text("utf-8"), re.DOTALL)
+    found: dict[str, Any] = {}
+    with serving(tmp_path / "models", tmp_path / "logs", "--engine=processes") as server:
+        exec(asked.replace("localhost:7001", server.address), found)
+    result = found["result"]
+    assert result.predictions["next"].shape == (2, VOCABULARY)
+    assert {name: capture.output.shape for name, capture in result.captures.items()} == {
+        f"transformer.h.{layer}": (2, 1, 16) for layer in range(2)
+    }
+    (explained,) = result.attributions
+    assert {check.verdict for check in explained.checks} <= {ca.Verdict.AGREES, ca.Verdict.INCONCLUSIVE}
+    assert explained.checks[0].verdict is ca.Verdict.AGREES
+    assert explained.tokens is not None
+    assert [text for text in explained.tokens.texts[1] if text != "<end>"][:2] == ["T", "h"]
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ([], "name either an adapter or a directory"),
+        (["--transformers", "{0}", "--adapter", "a.py:A"], "name either an adapter or a directory"),
+        (["--transformers", "{0}", "--weights", "a.safetensors"], "the weights are in the directory"),
+        (["--transformers", "{0}"], "has no config.json"),
+    ],
+)
+def test_what_package_says_of_models_of_transformers(more: list[str], what: str, tmp_path: Path) -> None:
+    result = cutaway("package", "gpt", *(word.format(tmp_path) for word in more))
+    assert result.returncode
+    assert what in " ".join(result.stderr.replace("│", " ").split())
 
 
 def linear() -> torch.nn.Linear:

@@ -68,9 +68,13 @@ def adapter(
 def package(
     model: Annotated[str, argument("MODEL", "The name to serve the model under.")],
     adapter: Annotated[
-        str,
+        str | None,
         option("FILE.py:CLASS", "The class that builds the model and decodes its inputs, a cutaway.adapters.Adapter."),
-    ],
+    ] = None,
+    transformers: Annotated[
+        Path | None,
+        option("DIR", "Instead of an adapter: a causal language model, as save_pretrained wrote it.", file_okay=False),
+    ] = None,
     weights: Annotated[Path | None, option("SAFETENSORS", "The weights, unless the adapter has them.")] = None,
     version: Annotated[str, option("VERSION", "The version of the model.")] = "1.0",
     option: Annotated[list[str] | None, option("KEY=VALUE", "An option for the adapter; repeatable.")] = None,
@@ -91,18 +95,26 @@ def package(
     as_json: AsJson = False,
 ) -> None:
     """Build an archive from a model and its adapter, and try whether it loads."""
+    if (adapter is None) == (transformers is None):
+        raise typer.BadParameter("name either an adapter or a directory of transformers", param_hint="--adapter")
+    if transformers and weights:
+        raise typer.BadParameter("the weights are in the directory of transformers", param_hint="--weights")
     with console_output.requires_extra("server"):
         console_output.find_packages("model_archiver")
         from cutaway.server.archive import builder
         from cutaway.server.worker.process import load_once
+    files = list(extra or ())
+    if transformers:
+        weights, found = builder.of_transformers(transformers)
+        adapter, files = builder.CAUSAL_LM, files + found
     with console_output.threads_of_models():
         archive = builder.build(
             model=model,
             version=version,
-            adapter=adapter,
+            adapter=adapter or "",
             weights=weights,
             options=dict(map(short_forms.pair, option or ())),
-            extra_files=extra or (),
+            extra_files=files,
             batch_size=batch_size,
             max_batch_delay_ms=max_batch_delay,
             workers=workers,

@@ -24,6 +24,9 @@ from cutaway.server.archive.reader import (
 )
 
 HANDLER = "inspection_handler.py"
+CAUSAL_LM = "cutaway.adapters.causal_lm:CausalLMAdapter"
+"""The adapter of causal language models of transformers."""
+
 _SETTINGS = """\
 minWorkers: {workers}
 maxWorkers: {workers}
@@ -44,6 +47,31 @@ def handler_file() -> Path:
     package = Path(__file__).parents[2]
     installed = package / "handlers" / HANDLER
     return installed if installed.is_file() else package.parent.parent / "handlers" / HANDLER
+
+
+def of_transformers(directory: Path) -> tuple[Path | None, list[Path]]:
+    """Returns the weights, None if they are in several files, and the other files that make up a model of transformers.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, if ``save_pretrained`` of a model and its tokenizer did not write it.
+    """
+    for needed in ("config.json", "tokenizer_config.json"):
+        if not (directory / needed).is_file():
+            what = f"{directory} has no {needed}: save_pretrained() of the model and of its tokenizer write the files"
+            raise _invalid(what, "transformers")
+    weights = directory / "model.safetensors"
+    if weights.is_file():
+        shards: list[Path] = []
+    elif not (shards := sorted(directory.glob("model*.safetensors*"))):
+        raise _invalid(
+            f"{directory} has no model.safetensors, and no parts of it; pickles are not served", "transformers"
+        )
+    others = [file for file in sorted(directory.iterdir()) if file.suffix in _OF_TRANSFORMERS and file not in shards]
+    return (None if shards else weights), [*others, *shards]
+
+
+_OF_TRANSFORMERS = (".json", ".jinja", ".model", ".txt")
+"""Files of configurations, templates and tokenizers."""
 
 
 def build(

@@ -211,7 +211,7 @@ class TextAdapter(Adapter):
     """
 
     max_tokens: int = 512
-    media_types = ("text/plain", "text/*")
+    media_types: Sequence[str] = ("text/plain", "text/*")
     inputs = tuple(InputSpec(name, "int64", (-1, -1)) for name in ("input_ids", "attention_mask"))
 
     def __init__(

@@ -1,0 +1,145 @@
+"""An adapter for causal language models of transformers, as ``save_pretrained`` writes them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cutaway.adapters import TextAdapter
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.results import InputSpec
+from cutaway.engine.model.inspected_model import Inputs
+
+_CHAT = "application/json"
+_WORD_START = "\u2581"
+"""What pieces of SentencePiece have in place of a space."""
+
+
+class CausalLMAdapter(TextAdapter):
+    """Serves a causal language model: the scores of the token that follows.
+
+    ``cutaway package NAME --transformers DIR`` makes an archive of what ``save_pretrained`` of a model and of its
+    tokenizer wrote. Nothing is fetched, and no code of the directory runs. transformers maps the weights, so workers
+    share their memory.
+
+    Inputs are ``input_ids`` and, with padding, ``attention_mask``, int64 [batch, tokens]; or texts, or conversations in
+    the form of ``[{"role": "user", "content": "Hello"}]`` as ``application/json``, for the tokenizer's chat template.
+    Texts are padded on the left: index -1 of an axis of tokens is the last token of every row.
+
+    Outputs are ``next`` [batch, vocabulary], the logits after the last token of each row, whichever side is padded; and
+    with the argument ``logits=True``, ``logits`` [batch, tokens, vocabulary]. Labels are the texts of tokens.
+
+    Options:
+        dtype: of the weights, such as ``float32``; by default as they were saved.
+        attention: the implementation of attention, such as ``eager``; by default transformers' choice.
+    """
+
+    media_types = ("text/plain", "text/*", _CHAT)
+    inputs = (
+        InputSpec("input_ids", "int64", (-1, -1)),
+        InputSpec("attention_mask", "int64", (-1, -1), optional=True),
+        InputSpec("logits", optional=True),
+    )
+
+    def __init__(
+        self, options: Mapping[str, str] | None = None, directory: Path | None = None, weights: Path | None = None
+    ) -> None:
+        from transformers import AutoConfig
+
+        super().__init__(options, directory, weights)
+        self.tokenizer.padding_side = "left"
+        self._config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+
+    @property
+    def max_tokens(self) -> int:  # type: ignore[override]
+        """The longest text that the model has positions for, in tokens."""
+        known = getattr(self._config.get_text_config(), "max_position_embeddings", None)
+        return int(min(known or self.tokenizer.model_max_length, self.tokenizer.model_max_length))
+
+    @cached_property
+    def labels(self) -> Sequence[str]:  # type: ignore[override]
+        """The text of each token, with its leading space; the tokenizer's own writing where two have one text."""
+        size = int(self._config.get_text_config().vocab_size)
+        pieces = [*self.tokenizer.convert_ids_to_tokens(range(min(size, len(self.tokenizer))))]
+        pieces += [f"<{number}>" for number in range(len(pieces), size)]  # rows of the output without a token
+        found: dict[str, str] = {}
+        for number, piece in enumerate(pieces):
+            text = piece.replace(_WORD_START, " ") if _WORD_START in piece else self.tokenizer.decode([number])
+            found[piece if text in found or not text else text] = piece
+        return tuple(found)
+
+    def load(self, weights: Path | None) -> nn.Module:
+        """Returns the model of the directory."""
+        from transformers import AutoModelForCausalLM
+
+        with _no_progress_bar():
+            model: nn.Module = AutoModelForCausalLM.from_pretrained(
+                str(self.directory),
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=self.options.get("dtype", "auto"),
+                attn_implementation=self.options.get("attention"),
+            )
+        return model
+
+    def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
+        """Decodes one UTF-8 text, or the messages of a conversation, to ``input_ids`` and ``attention_mask``, int64
+        [1, tokens]."""
+        return super().preprocess(self._prompt(data) if media_type == _CHAT else data, media_type)
+
+    def _prompt(self, data: bytes) -> bytes:
+        try:
+            messages = json.loads(data)
+            prompt: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as failure:  # the template is a program of the model's author
+            what = f"no conversation that the chat template takes: {type(failure).__name__}: {failure}"
+            raise error(Reason.RAW_UNDECODABLE, what, "data") from failure
+        return prompt.encode()
+
+    def collate(self, examples: Sequence[Mapping[str, Tensor]]) -> Inputs:
+        """Returns texts as one batch, padded on the left; without an attention mask if none is padded."""
+        batch = super().collate(examples)
+        return batch if not batch["attention_mask"].all() else {"input_ids": batch["input_ids"]}
+
+    def example(self) -> Inputs | None:
+        """Returns a short sentence."""
+        return self.collate([super().example() or {}])
+
+    def forward(self, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Returns ``next`` [batch, vocabulary], and ``logits`` [batch, tokens, vocabulary] where they are asked for."""
+        known = inspect.signature(model.forward).parameters
+        given = {name: value for name, value in inputs.items() if name != "logits"}
+        mask, is_whole = given.get("attention_mask"), inputs.get("logits", False)
+        if mask is not None and "position_ids" in known:
+            given["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        if mask is None and not is_whole and "logits_to_keep" in known:
+            given["logits_to_keep"] = 1
+        logits = model(**given, use_cache=False).logits
+        if mask is None:
+            last = logits[:, -1]
+        else:
+            ends = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
+            last = logits[torch.arange(len(mask), device=mask.device), ends]
+        return {"next": last, **({"logits": logits} if is_whole else {})}
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keeps transformers' progress bar out of logs."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
