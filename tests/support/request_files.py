@@ -78,6 +78,7 @@ TARGETS: dict[str, ca.Target] = {
     "{class_index: 3}": ca.ClassIndex((3,)),
     "{class_index: {indices: [3, 5], output: logits}}": ca.ClassIndex((3, 5), output="logits"),
     "benign": ca.ClassLabel(("benign",)),
+    "' sum'": ca.ClassLabel((" sum",)),
     "[benign, malignant]": ca.ClassLabel(("benign", "malignant")),
     "{class_label: {labels: [benign], output: logits}}": ca.ClassLabel(("benign",), output="logits"),
     "predicted_class": ca.PredictedClass(),

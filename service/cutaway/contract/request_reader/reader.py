@@ -350,7 +350,8 @@ def _named_target(value: Any) -> Any:
 
 
 def _may_name_target(text: str) -> bool:
-    return bool(get_close_matches(plain(text), _SPELLINGS[Target], n=1, cutoff=0.8))  # a typo is not taken for a label
+    """Returns whether ``text`` is a target or a typo of one, and no label: tokens of text begin with a space."""
+    return text == text.strip() and bool(get_close_matches(plain(text), _SPELLINGS[Target], n=1, cutoff=0.8))
 
 
 def _find_class(base: Any, name: Any) -> Any:
