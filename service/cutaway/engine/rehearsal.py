@@ -5,20 +5,21 @@ What a test finds here is not kept, only that it finds nothing: see `Proofs`. So
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Attribution, InspectRequest
+from cutaway.contract.results import InputSpec
 from cutaway.engine.checks.row_independence import other_rows
 from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.inspect import run_plan
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, power_of_two
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation
 from cutaway.engine.passes.pass_recorder import concatenated
 from cutaway.engine.planning.embedded_inputs import embedded_inputs
@@ -32,6 +33,10 @@ _NUMBERS_OF_ROWS = (2, 4, 8)
 
 _FIRST_LAYERS = 12
 """How many layers come before larger batches."""
+
+_SHORT, _LONG = range(9), range(9, 11)
+"""Lengths, as powers of two, for which tests run where an input says that its length is free: those up to 256 come
+before layers, those up to 1,024 last."""
 
 
 class Question(NamedTuple):
@@ -72,13 +77,35 @@ def rehearsals(model: InspectedModel, example: Inputs) -> Iterator[Question]:
         for name in islice(layers, most):
             yield Question([requests.LayerGradientXActivation(layer=name), requests.LayerGradCam(layer=name)], row)
 
+    def at_lengths(powers: Iterable[int]) -> Iterator[Question]:
+        for other in _of_other_lengths(model.inputs, row, powers):
+            yield from (Question([attribution], other) for attribution in asked(_MOST_ROWS))
+
     yield from (Question([attribution], row) for attribution in asked(requests.IntegratedGradients().n_steps))
+    yield from at_lengths(_SHORT)
     yield from at_layers(_FIRST_LAYERS)
     batch = concatenated([row, *[other_rows(row)] * max(_NUMBERS_OF_ROWS)])
     for rows in _NUMBERS_OF_ROWS:
         several = {name: tensor[:rows] for name, tensor in batch.items()}
         yield from (Question([attribution], several) for attribution in asked(_MOST_ROWS // rows))
     yield from at_layers(None)
+    yield from at_lengths(_LONG)
+
+
+def _of_other_lengths(specs: Sequence[InputSpec], row: Inputs, powers: Iterable[int]) -> Iterator[Inputs]:
+    """Yields ``row`` with other lengths of the inputs of which one axis is free, as texts have: a part of it, or it
+    again and again."""
+    free = {
+        spec.name: spec.shape.index(-1, 1) for spec in specs if spec.name in row and list(spec.shape[1:]).count(-1) == 1
+    }
+    own = {power_of_two(row[name].shape[axis]) for name, axis in free.items()}
+    for power in powers if len(own) == 1 else ():
+        if power not in own:
+            yield {**row, **{name: _repeated(row[name], axis, 1 << power) for name, axis in free.items()}}
+
+
+def _repeated(values: Tensor, axis: int, length: int) -> Tensor:
+    return values.index_select(axis, torch.arange(length, device=values.device) % values.shape[axis])
 
 
 def _ablations(model: InspectedModel, row: Inputs) -> Iterator[Attribution]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn.utils.parametrize import register_parametrization
 import cutaway as ca
 from cutaway.contract.errors import DeadlineExceeded
 from cutaway.contract.requests import Attribution
-from cutaway.contract.results import Cause, InspectResult, Verdict
+from cutaway.contract.results import Cause, InputSpec, InspectResult, Verdict
 from cutaway.engine.batching import inspect_batch
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
@@ -38,8 +39,8 @@ AGREES = (Verdict.AGREES, None)
 class Subject(InspectedModel):
     """A model, and the number of passes that it has run, of tests too."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module, self._counted)
+    def __init__(self, module: nn.Module, inputs: Sequence[InputSpec] = ()) -> None:
+        super().__init__(module, self._counted, inputs)
         self.ran = 0
 
     def _counted(self, tensors: dict[str, Any]) -> Any:
@@ -67,9 +68,9 @@ def image_net() -> nn.Module:
     return convolutions(lambda m, x: pooled(m, torch.tanh(m.b(torch.tanh(m.a(x))))))()
 
 
-def tokens(rows: int, seed: int) -> Inputs:
-    ids = torch.randint(1, 20, (rows, 6), generator=torch.Generator().manual_seed(seed))
-    return {"ids": ids, "weight": noise(rows, 6, seed=seed)}
+def tokens(rows: int, seed: int, length: int = 6) -> Inputs:
+    ids = torch.randint(1, 20, (rows, length), generator=torch.Generator().manual_seed(seed))
+    return {"ids": ids, "weight": noise(rows, length, seed=seed)}
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -131,6 +132,16 @@ def test_the_first_explanation_of_tokens(asked: Attribution) -> None:
     subject = Subject(Tokens())
     subject.rehearse(tokens(1, seed=4))
     first, second = (subject.runs(asked, tokens(1, seed)) for seed in (5, 6))
+    assert first == second
+
+
+@pytest.mark.parametrize("length", [3, 20, 200])
+def test_the_first_explanation_of_a_text_of_another_length(length: int) -> None:
+    """A test holds for lengths up to a power of two; where the model says that a length is free, others are tested."""
+    subject = Subject(Tokens(), (InputSpec("ids", "int64", (-1, -1)), InputSpec("weight", "float32", (-1, -1))))
+    subject.rehearse(tokens(1, seed=4))
+    asked = ca.LayerIntegratedGradients(layer="words", n_steps=8)
+    first, second = (subject.runs(asked, tokens(1, seed, length)) for seed in (5, 6))
     assert first == second
 
 
