@@ -40,7 +40,7 @@ from tests.support.waiting import until
 from tests.week.alerts import alerts
 from tests.week.changes import CHANGES, VERSIONS, Span, Store
 
-HOUR_S, CHANGES_AN_HOUR, RESTARTS_AN_HOUR = 3600.0, 500, 20
+HOUR_S, CHANGES_AN_HOUR, RESTARTS_AN_HOUR = 3600.0, 600, 20
 CUT_S, JOB_S, PAUSE_S = 150.0, 10.0, 0.5
 WITH_RESTARTS = 0.75
 """The share of the time that has restarts; the rest shows what grows."""
@@ -49,6 +49,9 @@ CALLERS, WORKERS = 8, 2
 LONGEST_S = 60
 DEADLINE_S = 5.0 * LONGEST_S
 """Of a call with all its attempts: it may wait for another one, and be interrupted by a restart."""
+
+GRACE_S = 1.25 * LONGEST_S
+"""What an operator sets who has such calls: a restart by SIGTERM waits for them, one by SIGKILL does not."""
 
 GROWTH = {"files": 8, "processes": 0, "MiB": 20, "MiB a process": 30}
 """What the last server may have more in the end than when it had started, beyond what its workers need: files of the
@@ -82,16 +85,20 @@ class Call(Request):
 class HonestCallers(Callers):
     """Callers who try again while no server can be reached, as during a restart."""
 
+    _attempts = threading.local()
+
     def pause_s(self, failure: ca.CutawayError) -> float | None:
         self.outcomes[f"attempts with {failure.reason}"] += 1
+        if not self._attempts.ended or self._attempts.ended[-1][1] != failure.reason:
+            self._attempts.ended.append((time.strftime("%H:%M:%S"), failure.reason))
         time.sleep(PAUSE_S)
         return PAUSE_S if isinstance(failure, ca.Unavailable) else super().pause_s(failure)
 
     def _outcome(self, client: ca.Client, request: Request) -> str:
-        begun, before = time.strftime("%H:%M:%S"), Counter(self.outcomes)
+        begun, self._attempts.ended = time.strftime("%H:%M:%S"), []
         outcome = super()._outcome(client, request)
         if outcome == "deadline passed":
-            self.faults.append(f"lost: {request}, from {begun} on, after {dict(self.outcomes - before)}")
+            self.faults.append(f"lost: {request.name} of {request.model}, from {begun} on: {self._attempts.ended}")
         return outcome
 
 
@@ -127,12 +134,14 @@ class Week:
 
     def restart(self) -> None:
         """Ends the server as an operator does, or every other time as a crash does, and starts it again."""
-        if self.counts["restart"] % 2:
+        begun, is_crash = time.strftime("%H:%M:%S"), self.counts["restart"] % 2
+        if is_crash:
             self.server.process.kill()
         self.restarts.append(Span(time.monotonic()))
         self.stop()
         self.server.__dict__.update(self._start().__dict__)
         self.first = self.sizes()
+        print(f"    {'crash' if is_crash else 'end'} at {begun}, ready at {time.strftime('%H:%M:%S')}", flush=True)
 
     def stop(self) -> None:
         """Ends the server, and reads its log."""
@@ -233,7 +242,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=["processes", "torchserve"], default="processes")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    os.environ |= {"CUTAWAY_LOG_FORMAT": "json", **PROXY}
+    os.environ |= {"CUTAWAY_LOG_FORMAT": "json", "CUTAWAY_GRACE_S": str(GRACE_S), **PROXY}
     urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler({})))
     order = random.Random(asked.seed)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
