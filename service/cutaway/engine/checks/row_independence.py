@@ -199,8 +199,11 @@ def other_rows(inputs: Inputs) -> Inputs:
 
 
 def distant_rows(inputs: Inputs) -> Inputs:
-    """Returns the rows of `other_rows`, and of floating inputs the first row negated, divided and multiplied by 16."""
+    """Returns the rows of `other_rows`, each once, and of floating inputs the first row negated, divided and multiplied
+    by 16."""
     rows = other_rows(inputs)
+    if not any(tensor.is_floating_point() for tensor in rows.values()):
+        return {name: tensor[:2] for name, tensor in rows.items()}  # of integers the third is the first
     first = {name: tensor[:1] for name, tensor in inputs.items()}
     factors = (-1.0, 1 / 16, 16.0)
     return {
