@@ -149,7 +149,7 @@ def _scalar(field: FieldDescriptor, variant: int) -> Any:
     """Returns a value that no other field has, as far as the type allows."""
     if field.enum_type is not None:
         values = field.enum_type.values
-        return values[(variant + 1) % len(values)].number
+        return values[(variant + 1) % len(values) or 1].number  # zero would be left out
     kinds = {
         FieldDescriptor.CPPTYPE_STRING: f"{field.name} é" if field.type == FieldDescriptor.TYPE_STRING else b"\x00\xff",
         FieldDescriptor.CPPTYPE_BOOL: True,

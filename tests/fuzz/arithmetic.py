@@ -259,10 +259,16 @@ def _cotangent(target: ca.Cotangent, output: Tensor) -> list[Scalars]:
     return [Scalars(torch.stack([(row * each).sum() for row, each in zip(output, vector)]))]
 
 
+def _contrast(target: ca.Contrast, output: Tensor) -> list[Scalars]:
+    (one,), (other,) = (TARGETS[type(side)](side, output) for side in (target.target, target.other))
+    return [Scalars(one.values - other.values)]
+
+
 TARGETS: Mapping[type[ca.Target], Callable[[Any, Tensor], list[Scalars]]] = {
     ca.PredictedClass: _predicted,
     ca.ClassIndex: _given_class,
     ca.MultiIndex: _element,
+    ca.Contrast: _contrast,
     ca.TopK: _ranked,
     ca.CrossEntropy: _cross_entropy,
     ca.MeanSquaredError: _squared_error,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cutaway.contract.requests import (
     ClassIndex,
+    Contrast,
     Cotangent,
     CrossEntropy,
     LossReduction,
@@ -57,6 +58,9 @@ def of_output(asker: Asker, kind: type[Target], output: Tensor) -> Target:
         OutputSum: OutputSum,
         OutputNorm: lambda: OutputNorm(asker.pick([1.0, 2.0, 3.0])),
         MultiIndex: lambda: MultiIndex(several(asker, lambda: position(asker, whole[1:]))),
+        Contrast: lambda: Contrast(
+            *(of_output(asker, asker.pick([OutputSum, OutputNorm, MultiIndex]), output) for _ in "ab")
+        ),
         Cotangent: lambda: Cotangent(asker.array(whole, output.dtype)),
         MeanSquaredError: lambda: MeanSquaredError(asker.array(whole, output.dtype), sum_or_mean),
         TopK: lambda: TopK(asker.draw(st.integers(1, whole[1]))),
@@ -79,7 +83,7 @@ def neuron(asker: Asker) -> Target:
 
 
 TARGETS: Mapping[type[Target], Callable[[Tensor], bool]] = {
-    **dict.fromkeys([OutputSum, OutputNorm, MultiIndex, Cotangent, MeanSquaredError], lambda _: True),
+    **dict.fromkeys([OutputSum, OutputNorm, MultiIndex, Contrast, Cotangent, MeanSquaredError], lambda _: True),
     **dict.fromkeys([PredictedClass, TopK, ClassIndex, CrossEntropy], lambda output: output.ndim == 2),
 }
 """Which targets fit which outputs."""

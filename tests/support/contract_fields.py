@@ -70,6 +70,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "InspectRequest": {"model": "model", "tensors": None, "edits": None},  # edits, for `compare`
     "RawInputs": {"examples": None},
     "ClassIndex": {"indices": 0},
+    "Contrast": {"target": None, "other": None},
     "MultiIndex": {"indices": None},
     "TopK": {"k": 2},
     "CrossEntropyLoss": {"labels": 0},
@@ -112,7 +113,7 @@ def _places(message: Descriptor, above: tuple[FieldDescriptor, ...] = ()) -> Ite
     for field in message.fields:
         yield Place((*above, field))
         below = message_type(field)
-        if below is not None:
+        if below is not None and all(below is not message_type(each) for each in above):  # a target of a target
             yield from _places(below, (*above, field))
 
 

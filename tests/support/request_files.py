@@ -81,6 +81,9 @@ TARGETS: dict[str, ca.Target] = {
     "' sum'": ca.ClassLabel((" sum",)),
     "[benign, malignant]": ca.ClassLabel(("benign", "malignant")),
     "{class_label: {labels: [benign], output: logits}}": ca.ClassLabel(("benign",), output="logits"),
+    "{contrast: {target: benign, other: 3}}": ca.Contrast(ca.ClassLabel(("benign",)), ca.ClassIndex((3,))),
+    "{Contrast: {target: sum, other: {norm: 1}, output: logits}}": ca.Contrast(
+        ca.OutputSum(), ca.OutputNorm(1.0), output="logits"),
     "predicted_class": ca.PredictedClass(),
     "{predicted_class: {output: logits}}": ca.PredictedClass(output="logits"),
     "{top_k: 5}": ca.TopK(5),

@@ -217,7 +217,9 @@ def made(kind: type, **parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 slices = made(requests.Slice)
-targets = st.one_of([made(kind) for kind in TARGETS.kinds.values() if kind is not requests.ClassLabel])
+_NO_SCALAR_ALONE = (requests.ClassLabel, requests.Contrast)
+targets = st.one_of([made(kind) for kind in TARGETS.kinds.values() if kind not in _NO_SCALAR_ALONE])
+targets |= made(requests.Contrast, target=targets, other=targets)
 TYPES[requests.Reduction] = st.one_of([made(kind) for kind in REDUCTIONS.kinds.values()])
 TYPES[requests.Target] = targets
 TYPES[requests.LrpRule] = st.one_of([made(kind) for kind in requests.LrpRule.__subclasses__()])

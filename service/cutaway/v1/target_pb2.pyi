@@ -68,6 +68,7 @@ class Target(_message.Message):
     NORM_FIELD_NUMBER: _builtins.int
     NEURON_FIELD_NUMBER: _builtins.int
     CLASS_LABEL_FIELD_NUMBER: _builtins.int
+    CONTRAST_FIELD_NUMBER: _builtins.int
     output: _builtins.str
     """The output it is read from, by name. Default: that of the model's classes, else the first that is no loss."""
     @_builtins.property
@@ -114,6 +115,10 @@ class Target(_message.Message):
     def class_label(self) -> Global___ClassLabel:
         """A given class, by its label."""
 
+    @_builtins.property
+    def contrast(self) -> Global___Contrast:
+        """The difference of two others."""
+
     def __init__(
         self,
         *,
@@ -129,12 +134,13 @@ class Target(_message.Message):
         norm: Global___OutputNorm | None = ...,
         neuron: Global___Neuron | None = ...,
         class_label: Global___ClassLabel | None = ...,
+        contrast: Global___Contrast | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "output", b"output", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "output", b"output", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["predicted_class", "class_index", "multi_index", "top_k", "cross_entropy", "mean_squared_error", "cotangent", "sum", "norm", "neuron", "class_label"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["predicted_class", "class_index", "multi_index", "top_k", "cross_entropy", "mean_squared_error", "cotangent", "sum", "norm", "neuron", "class_label", "contrast"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -204,6 +210,36 @@ class ClassLabel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClassLabel: _TypeAlias = ClassLabel  # noqa: Y015
+
+@_typing.final
+class Contrast(_message.Message):
+    """The difference of two targets of one output: why this class, and not that one? Its output is named in the outer target."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def target(self) -> Global___Target:
+        """What is explained: a class, an element, the sum or the norm."""
+
+    @_builtins.property
+    def other(self) -> Global___Target:
+        """What is subtracted from it."""
+
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+        other: Global___Target | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Contrast: _TypeAlias = Contrast  # noqa: Y015
 
 @_typing.final
 class MultiIndex(_message.Message):

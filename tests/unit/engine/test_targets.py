@@ -132,6 +132,7 @@ class Kind:
 
 
 BEST = net()(X["x"]).argsort(1, descending=True).tolist()
+WORST = next(iter({*range(5)} - {each[0] for each in BEST}))
 PLACES = ((0, 1, 2), (4, 0, 0), (2, 1, 1))
 UNLIKE = torch.tensor([1.0, 2.0, 1.0])
 WISHED, WEIGHTS, MAPS = noise(ROWS, 5, seed=7), noise(ROWS, 5, seed=8), noise(ROWS, 5, 2, 3, seed=9)
@@ -174,6 +175,22 @@ KINDS = {
     "cotangent": Kind(ca.Cotangent(WEIGHTS), lambda row, r: row @ WEIGHTS[r], ca.Cotangent(WEIGHTS.roll(1, 1))),
     "cotangent of maps": Kind(
         ca.Cotangent(MAPS), lambda row, r: (row * MAPS[r]).sum(), ca.Cotangent(MAPS.flip(0)), "maps"),
+    "a contrast of two classes": Kind(
+        ca.Contrast(ca.ClassIndex((2,)), ca.ClassIndex((3,))), lambda row, r: row[2] - row[3], ca.ClassIndex((2,))),
+    "a contrast of a class each": Kind(
+        ca.Contrast(ca.ClassIndex((4, 0, 2)), ca.ClassIndex((1,))), lambda row, r: row[(4, 0, 2)[r]] - row[1],
+        ca.Contrast(ca.ClassIndex((4, 2, 0)), ca.ClassIndex((1,)))),
+    "a contrast with the predicted class": Kind(
+        ca.Contrast(ca.PredictedClass(), ca.ClassIndex((WORST,))), lambda row, r: row[BEST[r][0]] - row[WORST],
+        ca.PredictedClass()),
+    "a contrast of positions": Kind(
+        ca.Contrast(ca.MultiIndex(((1, 1, 1),)), ca.MultiIndex(PLACES)), lambda row, r: row[1, 1, 1] - row[PLACES[r]],
+        ca.Contrast(ca.MultiIndex(((1, 1, 1),)), ca.MultiIndex(PLACES[::-1])), "maps"),
+    "a contrast of sum and norm": Kind(
+        ca.Contrast(ca.OutputSum(), ca.OutputNorm(1)), lambda row, r: row.sum() - row.abs().sum(), ca.OutputSum()),
+    "a contrast in a named output": Kind(
+        ca.Contrast(ca.ClassIndex((7,)), ca.ClassIndex((6,)), output="features"), lambda row, r: row[7] - row[6],
+        ca.ClassIndex((7,), output="features"), "names", "features"),
     "sum": Kind(ca.OutputSum(), lambda row, r: row.sum(), ca.Cotangent(WEIGHTS.abs())),
     "sum of maps": Kind(ca.OutputSum(), lambda row, r: row.sum(), ca.Cotangent(MAPS.abs()), "maps"),
     "sum of a number": Kind(ca.OutputSum(), lambda row, r: row, ca.Cotangent(UNLIKE), "numbers"),
@@ -464,6 +481,15 @@ BAD: dict[str, tuple[Target, str, str, str]] = {
     "neuron from the end": (ca.Neuron("conv2", (0, 0, -1)), "classes", "TARGET_RANGE", "neuron.index"),
     "neuron of an unknown module": (ca.Neuron("conv3", (0,)), "classes", "MODULE_NOT_FOUND", "neuron.module"),
     "neuron of the model": (ca.Neuron("", (0,)), "classes", "MODULE_NOT_FOUND", "neuron.module"),
+    "contrast with a class past the last": (
+        ca.Contrast(ca.ClassIndex((0,)), ca.ClassIndex((5,))), "classes", "TARGET_RANGE", "contrast.other.class_index"),
+    "contrast of losses": (
+        ca.Contrast(ca.CrossEntropy((0,)), ca.ClassIndex((1,))), "classes", "INVALID_VALUE", "contrast.target"),
+    "contrast of contrasts": (
+        ca.Contrast(ca.OutputSum(), ca.Contrast(ca.OutputSum(), ca.OutputNorm())), "classes", "INVALID_VALUE",
+        "contrast.other"),
+    "contrast of two outputs": (
+        ca.Contrast(ca.OutputSum(output="features"), ca.OutputSum()), "names", "INVALID_VALUE", "contrast.target"),
     "two classes for three numbers": (ca.ClassIndex((0, 0)), "numbers", "TARGET_MISMATCH", "class_index"),
 }  # fmt: skip
 

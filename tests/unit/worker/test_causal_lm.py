@@ -94,6 +94,25 @@ def test_attributions_of_a_token_agree(architecture: str, tmp_path: Path) -> Non
     assert [each.checks[0].verdict for each in result.attributions] == [Verdict.AGREES] * 2
 
 
+def test_why_this_token_and_not_that_one(gpt2: Path) -> None:
+    """The gradient of the difference of two logits, all steps of a path in one pass, as for one token."""
+    adapter, plain = CausalLMAdapter(directory=gpt2), by_hand(gpt2)
+    inputs = adapter.example() or {}
+    path = ca.LayerIntegratedGradients(layer="transformer.wte", n_steps=32)
+    sides = ca.ClassLabel((" the",)), ca.ClassLabel((" see",))
+    request = {"captures": (ca.Capture("transformer.wte", at="grad_output"),), "attributions": (path,)}
+    result = asked(adapter, inputs, target=ca.Contrast(*sides), **request)
+    words = plain.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()  # type: ignore[attr-defined]
+    logits = plain(inputs_embeds=words, logits_to_keep=1).logits[0, -1]
+    one, other = (adapter.labels.index(side.labels[0]) for side in sides)
+    (expected,) = torch.autograd.grad(logits[one] - logits[other], words)
+    found = result.captures["transformer.wte"].grad_output
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert result.attributions[0].checks[0].verdict is Verdict.AGREES
+    with pytest.raises(InvalidArgument, match=r"LABEL_NOT_FOUND \[target.contrast.other.class_label.labels\[0\]\]"):
+        asked(adapter, inputs, target=ca.Contrast(sides[0], ca.ClassLabel((" thee",))), **request)
+
+
 def test_labels_are_texts_of_tokens(gpt2: Path) -> None:
     """Each once: bytes that are no character by themselves are as the tokenizer writes them."""
     adapter = CausalLMAdapter(directory=gpt2)

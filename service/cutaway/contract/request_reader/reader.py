@@ -363,14 +363,15 @@ def _find_class(base: Any, name: Any) -> Any:
     return _SPELLINGS[base][plain(name)]
 
 
-def parts_of(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the fields of a dataclass that hold other dataclasses, and theirs, without those of `CLASSES`."""
+def parts_of(kind: Any, around: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a dataclass that hold other dataclasses, and theirs, without those of `CLASSES`; and without
+    those of a class that is ``around``, as a target is around the two of a contrast."""
     for name, hint in type_hints(kind).items():
         for part in (hint, *get_args(hint)):
-            if is_dataclass(part):
+            if is_dataclass(part) and part not in around:
                 yield from [] if part in CLASSES else [(name, part)]
                 for inner in CLASSES.get(part, {"": part}).values():
-                    yield from parts_of(inner)
+                    yield from parts_of(inner, (*around, part))
 
 
 def _is_tuple(hint: Any) -> bool:

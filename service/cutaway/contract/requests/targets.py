@@ -13,6 +13,7 @@ from cutaway.contract.values import StrEnum
 __all__ = [
     "ClassIndex",
     "ClassLabel",
+    "Contrast",
     "Cotangent",
     "CrossEntropy",
     "LossReduction",
@@ -63,6 +64,19 @@ class ClassLabel(Target):
     """
 
     labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Contrast(Target):
+    """The difference of two targets of one output: why this class, and not that one?
+
+    Args:
+        target: what is explained: a class, an element, the sum or the norm; its own ``output`` is left out.
+        other: what is subtracted from it.
+    """
+
+    target: Target
+    other: Target
 
 
 @dataclass(frozen=True)

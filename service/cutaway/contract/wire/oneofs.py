@@ -181,7 +181,16 @@ def _some(attribute: str, element: str) -> Callable[[Any], None]:
     return check
 
 
+_TARGET = FieldRule(
+    codec=Codec(
+        lambda target, message: TARGETS.codec.write(target, message), lambda message: TARGETS.codec.read(message)
+    )
+)
+"""The rule for a target inside of a target."""
+
 _RULES = {
+    "target": _TARGET,
+    "other": _TARGET,
     "values": REQUIRED_TENSOR,
     "tensor": REQUIRED_TENSOR,
     "slices": FieldRule(codec=SLICES),

@@ -224,6 +224,41 @@ def _multi_index(target: requests.MultiIndex, name: str, output: Tensor) -> Reso
     return _element(name, index) if output.ndim > 1 else ResolvedTarget(name, identity)
 
 
+_SIDES = (
+    requests.PredictedClass, requests.ClassIndex, requests.MultiIndex, requests.OutputSum, requests.OutputNorm
+)  # fmt: skip
+"""What a contrast may be of."""
+
+
+def _contrast(target: requests.Contrast, name: str, output: Tensor) -> ResolvedTarget:
+    one, other = (_side(target, field, name, output) for field in ("target", "other"))
+    first, second = _of_every_row(one), _of_every_row(other)
+    is_row_specific = not (_is_uniform(one) and _is_uniform(other))
+    return ResolvedTarget(name, lambda output: first(output) - second(output), is_row_specific=is_row_specific)
+
+
+def _side(contrast: requests.Contrast, field: str, name: str, output: Tensor) -> ResolvedTarget:
+    side: requests.Target = getattr(contrast, field)
+    with at(field):
+        if not isinstance(side, _SIDES) or side.output:
+            what = "a contrast is of classes, elements, sums or norms, and its output is named in the contrast itself"
+            raise error(Reason.INVALID_VALUE, what)
+        (resolved,) = resolve_for_output(side, name, output, len(output))
+        return resolved
+
+
+def _is_uniform(target: ResolvedTarget) -> bool:
+    return target.positions is None or bool((target.positions == target.positions[:1]).all())
+
+
+def _of_every_row(target: ResolvedTarget) -> ScalarFunction:
+    """Returns the function of ``target``, for a batch of any size if it reads the same element of each row."""
+    if target.positions is None or not _is_uniform(target):
+        return target.function
+    element = (slice(None), *target.positions[0].tolist())
+    return lambda output: output[element]
+
+
 def _refuse_out_of_range(position: tuple[int, ...], output: Tensor) -> None:
     sizes = output.shape[1:]
     if len(position) != len(sizes):
@@ -306,6 +341,7 @@ _RESOLVERS: dict[type[requests.Target], Callable[[Any, str, Tensor], ResolvedTar
     requests.PredictedClass: _predicted,
     requests.ClassIndex: _given_class,
     requests.MultiIndex: _multi_index,
+    requests.Contrast: _contrast,
     requests.TopK: _top_k,
     requests.CrossEntropy: _cross_entropy,
     requests.MeanSquaredError: _squared_error,

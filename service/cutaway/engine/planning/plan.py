@@ -155,6 +155,12 @@ def by_index(model: InspectedModel, target: requests.Target) -> requests.Target:
     Raises:
         InvalidArgument: ``LABEL_NOT_FOUND``, with the position of the label.
     """
+    if isinstance(target, requests.Contrast):
+        sides = {}
+        for name in ("target", "other"):
+            with at(f"contrast.{name}"):
+                sides[name] = by_index(model, getattr(target, name))
+        return changed(target, **sides)
     if not isinstance(target, requests.ClassLabel):
         return target
     if len(target.labels) == 1:  # only such requests are joined, and a comparison of objects is cheap
