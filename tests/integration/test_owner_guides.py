@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 
 import cutaway as ca
 from cutaway.adapters import Adapter, create_adapter, find_adapter, load_model
+from cutaway.adapters.causal_lm import CausalLMAdapter
 from cutaway.gateway import serve
 from tests.support.causal_lms import VOCABULARY, saved
 from tests.support.cli import cutaway, said
 from tests.support.rounding import SMALL, close
-from tests.support.serving import serving
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -67,12 +67,12 @@ def test_an_adapter_of_the_guide_is_packaged_and_answers(name: str, tmp_path: Pa
 
 
 def test_a_language_model_is_packaged_by_one_command_and_answers(tmp_path: Path) -> None:
-    """As the guide asks it: real processes, and each verdict agrees."""
+    """As the guide asks it; each verdict agrees."""
     directory = saved(tmp_path / "saved", max_shard_size="20KB")
     said("package", "gpt", "--transformers", directory, "--output", tmp_path / "models")
     (asked,) = re.findall(r"```python\n# ask: gpt\n(.*?)```", (DOCS / "adapters.md").read_text("utf-8"), re.DOTALL)
     found: dict[str, Any] = {}
-    with serving(tmp_path / "models", tmp_path / "logs", "--engine=processes") as server:
+    with serve({"gpt": CausalLMAdapter(directory=directory)}) as server:
         exec(asked.replace("localhost:7001", server.address), found)
     result = found["result"]
     assert result.predictions["next"].shape == (2, VOCABULARY)
