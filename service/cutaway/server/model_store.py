@@ -67,7 +67,7 @@ class Catalog:
         for item in self.unserved:
             if item.archive == f"{model}{_SUFFIX}":
                 return error(Reason.MODEL_NOT_LOADED, f"{model!r} could not be loaded: {item.why}", "model")
-        near = difflib.get_close_matches(model, self._versions, n=1)
+        near = difflib.get_close_matches(model[:200], self._versions, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"served: {', '.join(sorted(self._versions)) or 'none'}"
         return error(Reason.MODEL_NOT_FOUND, f"no model {model!r}; {hint}", "model")
 

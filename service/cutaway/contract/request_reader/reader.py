@@ -89,7 +89,7 @@ def choice(known: Mapping[str, T], value: object) -> T:
     """Returns the value in ``known`` of the name ``value``; capitals and underscores do not matter."""
     spellings = {plain(name): own for name, own in known.items()}
     if plain(value) not in spellings:
-        raise error(Reason.INVALID_VALUE, f"{value!r:.80} is not a choice; {suggestion(str(value), known)}")
+        raise error(Reason.INVALID_VALUE, f"{value!r:.80} is not a choice; {suggestion(plain(value), known)}")
     return spellings[plain(value)]
 
 

@@ -73,7 +73,7 @@ def is_address(name: str) -> bool:
 
 def nearest_addresses(address: str, ran: Sequence[str]) -> str:
     """Returns a hint for an error message: the addresses among ``ran`` that are most similar to ``address``."""
-    nearest = difflib.get_close_matches(address, ran, n=3, cutoff=0.3) or list(ran[:3])
+    nearest = difflib.get_close_matches(address[:200], ran, n=3, cutoff=0.3) or list(ran[:3])
     return "; nearest: " + ", ".join(nearest) if nearest else "; no operator ran inside a module"
 
 

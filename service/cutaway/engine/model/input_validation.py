@@ -183,7 +183,7 @@ def validate_arguments(
 
 def unknown_input(name: str, known: Sequence[str]) -> CutawayError:
     """Returns the error for ``name``, which is none of the ``known`` inputs."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name[:100], known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return error(Reason.INPUT_UNKNOWN, f"the model takes {', '.join(known)}, not {name!r}{hint}")
 

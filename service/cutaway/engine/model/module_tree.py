@@ -93,7 +93,7 @@ class ModuleTree:
 
     def _hint(self, name: str) -> str:
         known = [candidate for candidate in self._own_name if candidate]
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        near = difflib.get_close_matches(name[:200], known, n=3, cutoff=0.4)
         if near:
             return "; nearest: " + ", ".join(near)
         return "; the model has " + ", ".join(known[:6]) + (", ..." if len(known) > 6 else "")

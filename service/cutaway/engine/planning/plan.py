@@ -110,7 +110,7 @@ def _parameter_names(parameters: Mapping[str, nn.Parameter], pattern: str) -> li
     matches = glob_matcher(pattern) if is_glob(pattern) else pattern.__eq__
     names = [name for name in parameters if matches(name)]
     if not names:
-        near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.4) or list(parameters)[:3]
+        near = difflib.get_close_matches(pattern[:200], parameters, n=3, cutoff=0.4) or list(parameters)[:3]
         hint = f"nearest: {', '.join(near)}" if near else "there is none"
         raise error(Reason.PARAMETER_NOT_FOUND, f"no parameter is named {pattern!r}; {hint}")
     floating = [name for name in names if parameters[name].is_floating_point()]
@@ -184,7 +184,7 @@ def _no_class(label: str, known: Sequence[str], field: str) -> CutawayError:
         indices = [str(number) for number, other in enumerate(known) if other == label]
         what = f"classes {', '.join(indices)} are all called {label!r:.80}; send the index of one"
     else:
-        near = difflib.get_close_matches(label, known, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(label[:200], known, n=3, cutoff=0.5)
         listed = ", ".join(known[:_FEW]) + (f" and {len(known) - _FEW} more" if len(known) > _FEW else "")
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"the labels are {listed}"
         what = f"no class is called {label!r:.80}; {hint}"
