@@ -47,12 +47,8 @@ WITH_RESTARTS = 0.75
 
 CALLERS, WORKERS = 8, 2
 LONGEST_S = 60
-DEADLINE_S = 10.0 * LONGEST_S
-"""Of a call with all its attempts. Each may wait for another call and take two minutes, and a restart, a cut or a
-swallowed connection comes every 54 s: of 2,453 calls, three that were interrupted did not end within half of this."""
-
-PATIENCE_S = 5.0 * LONGEST_S
-"""Of a job, and for what health promises."""
+DEADLINE_S = 5.0 * LONGEST_S
+"""Of a call with all its attempts: it may wait for another one, and be interrupted by a restart."""
 
 GRACE_S = 1.25 * LONGEST_S
 """What an operator sets who has such calls: a restart by SIGTERM waits for them, one by SIGKILL does not."""
@@ -199,7 +195,7 @@ class Week:
                 "inputs": {name: {"column": name} for name in ("x", "seconds")},
                 "request": {"attributions": [{"method": "input_x_gradient"}]},
                 "output": {"folder": folder, "shard_rows": 16},
-                "engine": {"kind": "service", "batch": 8, "in_flight": 2, "patience_s": PATIENCE_S},
+                "engine": {"kind": "service", "batch": 8, "in_flight": 2, "patience_s": DEADLINE_S},
             }
             with suppress(ca.Unavailable):  # a job that begins during a restart is run again
                 bad, output = run(Job(**words)).bad, read(folder)["output"]
@@ -220,7 +216,7 @@ class Week:
         print(f"{len(took)} calls took {took[len(took) // 2]:.1f} s in the middle, {took[-1]:.1f} s at most")
         answered = {"waiting": [call for each in callers for calls in each.answered.values() for call in calls]}
         lies = [
-            lie for lie in observer.untrue(answered, PATIENCE_S)
+            lie for lie in observer.untrue(answered, DEADLINE_S)
             if not any(each.since <= lie.at <= each.until for each in self.restarts)
         ]  # fmt: skip
         self.faults += [f"untrue: {lie}" for lie in lies]
