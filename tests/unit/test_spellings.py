@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from cutaway.cli import short_forms
 from cutaway.client.request_builder import build_request
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import INPUT_FIELDS, InspectRequest
-from cutaway.contract.requests.fields import field_advice
+from cutaway.contract.requests.fields import field_advice, plain
 from cutaway.contract.wire.methods import METHODS
 from cutaway.jobs import spec
 from cutaway.jobs.spec import parse_request
@@ -256,3 +257,34 @@ def test_every_name_of_captum_is_known(kind: Any) -> None:
     known = {field.name for field in kind.__dataclass_fields__.values()}
     for name in parameters_of_captum(kind) - known - {"inputs", "attributions"}:
         assert not field_advice(name, known).startswith("there are "), name
+
+
+class Unwritten(list[int]):
+    """A list that takes too long to write out."""
+
+    def __str__(self) -> str:
+        raise AssertionError("it was written out")
+
+
+def test_a_list_is_no_name_and_of_a_text_so_much_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large as a message may be, they would hold up every other caller."""
+    longest, near = [0], difflib.get_close_matches
+
+    def noted(name: str, *more: Any) -> Any:
+        longest.append(len(name))
+        return near(name, *more)
+
+    monkeypatch.setattr(difflib, "get_close_matches", noted)
+    assert plain(Unwritten([0])) == ""
+    for value in (Unwritten([0]), "x" * 10**6):
+        with pytest.raises(CutawayError, match="off, same_pass, independent"):
+            build_request("", {}, check=value)
+    with pytest.raises(CutawayError):
+        build_request("", {}, target="sun" * 10**6, attributions=["saliency"], captures=["a"], check="s" * 10**6)
+    assert 0 < max(longest) <= 200
+
+
+def test_only_one_place_compares_names() -> None:
+    """So that no other one compares texts as long as a message."""
+    sources = Path(ca.__file__).parent.rglob("*.py")
+    assert [source.stem for source in sources if "difflib" in source.read_text("utf-8")] == ["values"]

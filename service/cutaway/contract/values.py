@@ -1,8 +1,10 @@
-"""Changed copies of frozen dataclasses, string enums, texts that can be printed, and the installed version."""
+"""Changed copies of frozen dataclasses, string enums, printable texts, similar names, and the installed version."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from enum import Enum
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -34,6 +36,16 @@ def _visible(character: str) -> str:
     if character.isprintable() or character in _JOINERS or character == "\n":
         return character
     return " " if character.isspace() and character not in "\r\v\f" else ascii(character)[1:-1]
+
+
+_LONGEST_NAME = 200
+"""The characters of a name that are compared: more take seconds, and no name has as many."""
+
+
+def near_names(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
+    """Returns the ``n`` names in ``known`` that are most like ``name``, which a caller wrote, and at least as like as
+    ``cutoff``: 1 is equal."""
+    return difflib.get_close_matches(name[:_LONGEST_NAME], list(known), n, cutoff)
 
 
 def url_fault(path: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from cutaway.contract.results import AttributionResult, InspectResult, WarningCo
 from cutaway.contract.results.arrays import Entry, by_name, entries, examples_first, numbered
 from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.tensors import Array
+from cutaway.contract.values import near_names
 from cutaway.jobs.sources.source import Column, Source, Unreadable, as_numbers, check_columns
 from cutaway.jobs.spec import FEATURES, Job, RawInput, RequestTemplate, TensorColumn
 
@@ -220,7 +220,7 @@ def _refuse_order(columns: Sequence[str], names: Sequence[str]) -> None:
     nearest = {_plain(column): column for column in columns}
     pairs = []
     for name in missing[:_NAMED]:
-        close = get_close_matches(_plain(name), nearest, 1)
+        close = near_names(_plain(name), nearest, 1)
         pairs.append(f"{name!r}" + (f" (did you mean {nearest[close[0]]!r}?)" if close else ""))
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
     what = f"the model has {len(names)} features, and the job names {len(columns)} columns"

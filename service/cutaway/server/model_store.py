@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import re
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from packaging.version import Version
 from cutaway.client.transport import parse_model
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ArchiveState, ModelName, UnservedArchive
+from cutaway.contract.values import near_names
 from cutaway.server.archive import reader
 from cutaway.server.archive.reader import ArchiveManifest
 
@@ -67,7 +67,7 @@ class Catalog:
         for item in self.unserved:
             if item.archive == f"{model}{_SUFFIX}":
                 return error(Reason.MODEL_NOT_LOADED, f"{model!r} could not be loaded: {item.why}", "model")
-        near = difflib.get_close_matches(model[:200], self._versions, n=1)
+        near = near_names(model, self._versions, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"served: {', '.join(sorted(self._versions)) or 'none'}"
         return error(Reason.MODEL_NOT_FOUND, f"no model {model!r}; {hint}", "model")
 

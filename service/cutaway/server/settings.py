@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.values import url_fault
+from cutaway.contract.values import near_names, url_fault
 
 MEBIBYTE = 1024 * 1024
 
@@ -179,7 +178,7 @@ class Settings(BaseSettings):
             name = variable.upper().removeprefix(_PREFIX)
             if name == variable.upper() or name in known | _OTHERS or _OF_KUBERNETES(variable):
                 continue
-            near = difflib.get_close_matches(name[:100], known, n=1)
+            near = near_names(name, known, n=1)
             hint = f"did you mean {_PREFIX}{near[0]}?" if near else f"settings: {', '.join(sorted(known))}"
             raise error(Reason.INVALID_VALUE, f"no such setting; {hint}", variable)
         try:

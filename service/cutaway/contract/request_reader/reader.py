@@ -10,7 +10,6 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from difflib import get_close_matches
 from enum import Enum
 from functools import cache, partial
 from operator import index
@@ -41,7 +40,7 @@ from cutaway.contract.requests import (
 )
 from cutaway.contract.requests.fields import field_advice, plain, suggestion
 from cutaway.contract.tensors import COMPRESSIONS, FLOATING, ArrayLike, holds_texts
-from cutaway.contract.values import changed
+from cutaway.contract.values import changed, near_names
 from cutaway.contract.wire.codec import OneOf, convert_each, type_hints
 from cutaway.contract.wire.methods import METHODS, METRICS, RULES
 from cutaway.contract.wire.oneofs import EDIT_KINDS, REDUCTIONS, TARGETS
@@ -351,7 +350,7 @@ def _named_target(value: Any) -> Any:
 
 def _may_name_target(text: str) -> bool:
     """Returns whether ``text`` is a target or a typo of one, and no label: tokens of text begin with a space."""
-    return text == text.strip() and bool(get_close_matches(plain(text), _SPELLINGS[Target], n=1, cutoff=0.8))
+    return text == text.strip() and bool(near_names(plain(text), _SPELLINGS[Target], n=1, cutoff=0.8))
 
 
 def _find_class(base: Any, name: Any) -> Any:

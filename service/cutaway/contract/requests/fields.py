@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from difflib import get_close_matches
 from functools import wraps
 from typing import Annotated, Any, TypeAlias
 
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.values import near_names
 
 # Checks beside a field's type: ``Annotated[int, at_least_one]``. The codec runs them, because protobuf's own errors
 # name no field.
@@ -138,20 +138,16 @@ _ADVICE = {
 """Advice for names that a part of the request does not have, by name."""
 
 
-LONGEST_NAME = 200
-"""What is compared of a name, in characters: more than any name has, and little to compare."""
-
-
 def plain(name: object) -> str:
     """Returns ``name`` without underscores and capitals, so that ``LayerGradCam`` is the same as ``layer_grad_cam``; ""
     for a list or a mapping, which may have a million elements and is no name."""
-    return "" if isinstance(name, (list, tuple, dict)) else str(name)[:LONGEST_NAME].replace("_", "").lower()
+    return "" if isinstance(name, (list, tuple, dict)) else str(name).replace("_", "").lower()
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Returns the name in ``known`` that is most like ``name``, or all of them, as the end of an error message."""
     known = list(known)
-    near = get_close_matches(name[:LONGEST_NAME].lower(), known, n=1, cutoff=0.5)
+    near = near_names(name.lower(), known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
 
 

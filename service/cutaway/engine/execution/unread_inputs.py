@@ -6,7 +6,6 @@ sent under it or with other values there.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +17,7 @@ import torch
 from cutaway.contract.errors import InvalidArgument, at
 from cutaway.contract.requests import Argument
 from cutaway.contract.results import Warning, WarningCode
+from cutaway.contract.values import near_names
 from cutaway.engine.checks.row_independence import variants
 from cutaway.engine.model.input_validation import unknown_input
 from cutaway.engine.model.inspected_model import Inputs, Outputs
@@ -47,7 +47,7 @@ def with_unread_inputs(plan: RequestPlan) -> RequestPlan:
     known = [spec.name for spec in plan.model.inputs]
     for name in unread if known else ():
         section = "arguments" if name in plan.request.arguments else "raw" if plan.request.raw else "tensors.by_name"
-        if section != "arguments" or difflib.get_close_matches(name, known):
+        if section != "arguments" or near_names(name, known):
             with at(section), at(name):
                 raise unknown_input(name, known)
     return replace(plan, unread=unread) if unread else plan

@@ -8,7 +8,6 @@ https://pytorch.org/docs/stable/torch.overrides.html, in the thread that entered
 
 from __future__ import annotations
 
-import difflib
 import re
 import threading
 import traceback
@@ -26,6 +25,7 @@ from torch.utils import checkpoint
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.module_globs import glob_matcher, is_glob
 from cutaway.contract.requests import Point
+from cutaway.contract.values import near_names
 from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, shares_memory
 from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, in_backward, inside_hook, merge_specs
 from cutaway.engine.runtime.numerics import argument_tensors, leaves, map_leaves, replace_arguments
@@ -73,7 +73,7 @@ def is_address(name: str) -> bool:
 
 def nearest_addresses(address: str, ran: Sequence[str]) -> str:
     """Returns a hint for an error message: the addresses among ``ran`` that are most similar to ``address``."""
-    nearest = difflib.get_close_matches(address[:200], ran, n=3, cutoff=0.3) or list(ran[:3])
+    nearest = near_names(address, ran, n=3, cutoff=0.3) or list(ran[:3])
     return "; nearest: " + ", ".join(nearest) if nearest else "; no operator ran inside a module"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +13,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Argument
 from cutaway.contract.results import InputSpec
 from cutaway.contract.tensors import Array
+from cutaway.contract.values import near_names
 from cutaway.engine.model.inspected_model import Inputs, dtype_text
 
 T = TypeVar("T")
@@ -148,7 +148,7 @@ def _listed(names: Sequence[str], most: int, known: Sequence[str] = ()) -> str:
     """Returns the first names, each with the nearest of those that are ``known``; of many, comparing takes seconds."""
     texts = [f"{name!r:.80}" for name in names[:most]]
     for number, name in enumerate(names[:most]):
-        for near in difflib.get_close_matches(name[:100], known[:1000], n=1):
+        for near in near_names(name, known[:1000], n=1):
             texts[number] += f" (did you mean {near!r:.80}?)"
     return ", ".join(texts) + (f" and {len(names) - most} more" if len(names) > most else "")
 
@@ -183,7 +183,7 @@ def validate_arguments(
 
 def unknown_input(name: str, known: Sequence[str]) -> CutawayError:
     """Returns the error for ``name``, which is none of the ``known`` inputs."""
-    near = difflib.get_close_matches(name[:100], known, n=1)
+    near = near_names(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return error(Reason.INPUT_UNKNOWN, f"the model takes {', '.join(known)}, not {name!r}{hint}")
 

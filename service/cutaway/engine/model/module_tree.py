@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -11,6 +10,7 @@ from torch import nn
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.module_globs import glob_matcher, is_glob
+from cutaway.contract.values import near_names
 
 
 class ModuleTree:
@@ -93,7 +93,7 @@ class ModuleTree:
 
     def _hint(self, name: str) -> str:
         known = [candidate for candidate in self._own_name if candidate]
-        near = difflib.get_close_matches(name[:200], known, n=3, cutoff=0.4)
+        near = near_names(name, known, n=3, cutoff=0.4)
         if near:
             return "; nearest: " + ", ".join(near)
         return "; the model has " + ", ".join(known[:6]) + (", ..." if len(known) > 6 else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
 from cutaway.contract.module_globs import glob_matcher, is_glob
 from cutaway.contract.results import AttributionResult
-from cutaway.contract.values import changed
+from cutaway.contract.values import changed, near_names
 from cutaway.engine.hooks.hook_site import NumberedEdit, validate_edit
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.recording import CaptureSpec, merge_specs
@@ -110,7 +109,7 @@ def _parameter_names(parameters: Mapping[str, nn.Parameter], pattern: str) -> li
     matches = glob_matcher(pattern) if is_glob(pattern) else pattern.__eq__
     names = [name for name in parameters if matches(name)]
     if not names:
-        near = difflib.get_close_matches(pattern[:200], parameters, n=3, cutoff=0.4) or list(parameters)[:3]
+        near = near_names(pattern, parameters, n=3, cutoff=0.4) or list(parameters)[:3]
         hint = f"nearest: {', '.join(near)}" if near else "there is none"
         raise error(Reason.PARAMETER_NOT_FOUND, f"no parameter is named {pattern!r}; {hint}")
     floating = [name for name in names if parameters[name].is_floating_point()]
@@ -184,7 +183,7 @@ def _no_class(label: str, known: Sequence[str], field: str) -> CutawayError:
         indices = [str(number) for number, other in enumerate(known) if other == label]
         what = f"classes {', '.join(indices)} are all called {label!r:.80}; send the index of one"
     else:
-        near = difflib.get_close_matches(label[:200], known, n=3, cutoff=0.5)
+        near = near_names(label, known, n=3, cutoff=0.5)
         listed = ", ".join(known[:_FEW]) + (f" and {len(known) - _FEW} more" if len(known) > _FEW else "")
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"the labels are {listed}"
         what = f"no class is called {label!r:.80}; {hint}"

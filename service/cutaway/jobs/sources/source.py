@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.values import near_names
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def check_columns(names: Sequence[str], known: Sequence[str]) -> None:
     """Raises ``COLUMN_NOT_FOUND`` for the first of ``names`` that is not in ``known``, with the nearest names."""
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=3)
+            near = near_names(name, known, n=3)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             listed = ", ".join(map(repr, known[:_LISTED])) + (", ..." if len(known) > _LISTED else "")
             message = f"the data set has no column {name!r}{hint or '; it has'} {'' if hint else listed or 'none'}"
