@@ -1,4 +1,4 @@
-"""Builds the model of an archive, and refuses one whose parameters are random."""
+"""Builds the model of an archive, refuses one whose parameters are random, and says how large it is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import torch.fx.experimental.symbolic_shapes
 
 from cutaway.adapters import Adapter, create_adapter, find_adapter, load_model
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.engine.execution.fitting import rows_that_fit
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
 from cutaway.server.archive.reader import ArchiveManifest
+from cutaway.server.memory import RequestMemory
 from cutaway.server.worker.mapped_weights import MappedWeights
 
 # An archive without weights leaves the parameters to its adapter. They are random if they depend on the state of the
@@ -77,3 +79,25 @@ def _require_chosen_parameters(model: InspectedModel, build: _Build) -> None:
 
 def _refusal(what: str) -> CutawayError:
     return error(Reason.WEIGHTS_MISSING, f"{what}; {_ADVICE}")
+
+
+_GIB = 1 << 30
+_MORE = "; CUTAWAY_MEMORY_BYTES or CUTAWAY_REQUEST_MEMORY_BYTES give it more"
+
+
+def what_fits(model: InspectedModel, example: Callable[[], Inputs | None], memory: RequestMemory | None) -> str:
+    """Returns the bytes of the weights, and how many rows like the first of ``example`` one pass may have."""
+    state = (*model.module.parameters(), *model.module.buffers())
+    size = f"weights of {sum(tensor.nbytes for tensor in state) / _GIB:.2f} GiB"
+    try:
+        inputs = example() if memory is not None else None
+        if inputs is None or memory is None:
+            return size
+        with model.session():
+            predicted, explained = rows_that_fit(model, inputs, memory.most)
+    except Exception:  # of the adapter's example: a request for it gets the same error
+        return f"{size}; its example cannot be run"
+    return (
+        f"{size}; a request may take {memory.most / _GIB:.2f} GiB: about {predicted:,} rows like its example a pass, "
+        f"{explained:,} with gradients{'' if explained else _MORE}"
+    )

@@ -63,10 +63,9 @@ from cutaway.server.worker.call import (
     raising_errors,
     within_passes,
 )
-from cutaway.server.worker.capacity import what_fits
 from cutaway.server.worker.gpus import is_lost
 from cutaway.server.worker.inputs import RequestInputs
-from cutaway.server.worker.loading import load_archived
+from cutaway.server.worker.loading import load_archived, what_fits
 from cutaway.server.worker.model_threads import Job, ModelThreads
 from cutaway.server.worker.proofs import IdleProofs, proof_file
 from cutaway.server.worker.streamed_reply import StreamedReply
