@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from cutaway.engine.model.inspected_model import Inputs
 
 _CHAT = "application/json"
 _WORD_START = "\u2581"
-"""What pieces of SentencePiece have in place of a space."""
+"""Stands in pieces of SentencePiece for a space."""
 
 
 class CausalLMAdapter(TextAdapter):
@@ -56,6 +57,7 @@ class CausalLMAdapter(TextAdapter):
 
         super().__init__(options, directory, weights)
         self.tokenizer.padding_side = "left"
+        self._arguments: Collection[str] = ()
         self._config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
 
     @property
@@ -68,13 +70,16 @@ class CausalLMAdapter(TextAdapter):
     def labels(self) -> Sequence[str]:  # type: ignore[override]
         """The text of each token, with its leading space; the tokenizer's own writing where two have one text."""
         size = int(self._config.get_text_config().vocab_size)
-        pieces = [*self.tokenizer.convert_ids_to_tokens(range(min(size, len(self.tokenizer))))]
-        pieces += [f"<{number}>" for number in range(len(pieces), size)]  # rows of the output without a token
-        found: dict[str, str] = {}
-        for number, piece in enumerate(pieces):
-            text = piece.replace(_WORD_START, " ") if _WORD_START in piece else self.tokenizer.decode([number])
-            found[piece if text in found or not text else text] = piece
-        return tuple(found)
+        known = self.tokenizer.convert_ids_to_tokens(range(min(size, len(self.tokenizer))))
+        named = [*known, *[None] * (size - len(known))]  # the output may have more rows than there are tokens
+        pieces = [f"<{number}>" if piece is None else piece for number, piece in enumerate(named)]
+        texts = [self._text(number, piece) for number, piece in enumerate(pieces)]
+        times = Counter(texts)
+        return [text if text and times[text] == 1 else piece for text, piece in zip(texts, pieces)]
+
+    def _text(self, number: int, piece: str) -> str:
+        text: str = piece.replace(_WORD_START, " ") if _WORD_START in piece else self.tokenizer.decode([number])
+        return text
 
     def load(self, weights: Path | None) -> nn.Module:
         """Returns the model of the directory."""
@@ -88,6 +93,7 @@ class CausalLMAdapter(TextAdapter):
                 dtype=self.options.get("dtype", "auto"),
                 attn_implementation=self.options.get("attention"),
             )
+        self._arguments = inspect.signature(model.forward).parameters.keys()
         return model
 
     def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
@@ -115,12 +121,11 @@ class CausalLMAdapter(TextAdapter):
 
     def forward(self, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Returns ``next`` [batch, vocabulary], and ``logits`` [batch, tokens, vocabulary] where they are asked for."""
-        known = inspect.signature(model.forward).parameters
         given = {name: value for name, value in inputs.items() if name != "logits"}
         mask, is_whole = given.get("attention_mask"), inputs.get("logits", False)
-        if mask is not None and "position_ids" in known:
+        if mask is not None and "position_ids" in self._arguments:
             given["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        if mask is None and not is_whole and "logits_to_keep" in known:
+        if mask is None and not is_whole and "logits_to_keep" in self._arguments:
             given["logits_to_keep"] = 1
         logits = model(**given, use_cache=False).logits
         if mask is None:

@@ -103,18 +103,17 @@ def package(
         console_output.find_packages("model_archiver")
         from cutaway.server.archive import builder
         from cutaway.server.worker.process import load_once
-    files = list(extra or ())
     if transformers:
         weights, found = builder.of_transformers(transformers)
-        adapter, files = builder.CAUSAL_LM, files + found
+        extra = [*(extra or ()), *found]
     with console_output.threads_of_models():
         archive = builder.build(
             model=model,
             version=version,
-            adapter=adapter or "",
+            adapter=adapter or builder.CAUSAL_LM,
             weights=weights,
             options=dict(map(short_forms.pair, option or ())),
-            extra_files=files,
+            extra_files=extra or (),
             batch_size=batch_size,
             max_batch_delay_ms=max_batch_delay,
             workers=workers,
