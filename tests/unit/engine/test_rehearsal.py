@@ -17,6 +17,7 @@ from cutaway.contract.errors import DeadlineExceeded
 from cutaway.contract.requests import Attribution
 from cutaway.contract.results import Cause, InputSpec, InspectResult, Verdict
 from cutaway.engine.batching import inspect_batch
+from cutaway.engine.checks.row_independence import distant_rows
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.proofs import text_of
@@ -108,6 +109,11 @@ def test_the_first_explanation_of_one_row(asked: Attribution) -> None:
     assert second == third
 
 
+def test_other_token_ids_are_each_tried_once() -> None:
+    ids = torch.tensor([[1, 2, 3, 4], [9, 9, 9, 9]])
+    assert distant_rows({"ids": ids})["ids"].tolist() == [[4, 3, 2, 1], [1, 2, 0, 0]]
+
+
 @pytest.mark.parametrize(("n_steps", "more"), [(32, 0), (600, 2)])
 def test_the_first_explanation_of_many_modules(n_steps: int, more: int) -> None:
     """A test of the inputs themselves, which costs Python for each module, is little beside several passes only."""
@@ -135,7 +141,7 @@ def test_the_first_explanation_of_tokens(asked: Attribution) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("length", [3, 20, 200])
+@pytest.mark.parametrize("length", [3, 20, 200, 600])
 def test_the_first_explanation_of_a_text_of_another_length(length: int) -> None:
     """A test holds for lengths up to a power of two; where the model says that a length is free, others are tested."""
     subject = Subject(Tokens(), (InputSpec("ids", "int64", (-1, -1)), InputSpec("weight", "float32", (-1, -1))))

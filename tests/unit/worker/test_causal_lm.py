@@ -94,6 +94,23 @@ def test_attributions_of_a_token_agree(architecture: str, tmp_path: Path) -> Non
     assert [each.checks[0].verdict for each in result.attributions] == [Verdict.AGREES] * 2
 
 
+class Counted(CausalLMAdapter):
+    """Counts the passes."""
+
+    ran = 0
+
+    def forward(self, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        self.ran += 1
+        return super().forward(model, inputs)
+
+
+def passes(directory: Path, target: ca.Target, method: ca.Attribution) -> int:
+    adapter = Counted(directory=directory)
+    off = ca.CheckRequest(mode=ca.CheckMode.OFF)
+    asked(adapter, adapter.example() or {}, target=target, attributions=(method,), check=off)
+    return adapter.ran
+
+
 def test_why_this_token_and_not_that_one(gpt2: Path) -> None:
     """The gradient of the difference of two logits, all steps of a path in one pass, as for one token."""
     adapter, plain = CausalLMAdapter(directory=gpt2), by_hand(gpt2)
@@ -109,6 +126,7 @@ def test_why_this_token_and_not_that_one(gpt2: Path) -> None:
     found = result.captures["transformer.wte"].grad_output
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     assert result.attributions[0].checks[0].verdict is Verdict.AGREES
+    assert passes(gpt2, ca.Contrast(*sides), path) == passes(gpt2, sides[0], path)
     with pytest.raises(InvalidArgument, match=r"LABEL_NOT_FOUND \[target.contrast.other.class_label.labels\[0\]\]"):
         asked(adapter, inputs, target=ca.Contrast(sides[0], ca.ClassLabel((" thee",))), **request)
 

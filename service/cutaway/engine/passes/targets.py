@@ -227,7 +227,7 @@ def _multi_index(target: requests.MultiIndex, name: str, output: Tensor) -> Reso
 _SIDES = (
     requests.PredictedClass, requests.ClassIndex, requests.MultiIndex, requests.OutputSum, requests.OutputNorm
 )  # fmt: skip
-"""What a contrast may be of."""
+"""The kinds of targets that a contrast takes."""
 
 
 def _contrast(target: requests.Contrast, name: str, output: Tensor) -> ResolvedTarget:
