@@ -41,7 +41,7 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError(_TOO_DEEP) from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_too_deep(value):
         raise ValueError(_TOO_DEEP)
-    place = _infinite([value])
+    place = _infinite([value]) if _may_overflow(text) else None
     if place is not None and "Infinity" in text:
         place = _infinite([json.loads(text, parse_constant=lambda _: None)])
     if place is not None:
@@ -56,6 +56,18 @@ def _is_too_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+_DIGITS = {ord(digit): "0" for digit in "123456789"} | {ord("E"): "e", ord("+"): None}
+
+
+def _may_overflow(text: str) -> bool:
+    """Returns whether a number of the text may be beyond 1e308: it has an exponent of three digits, or 200 digits.
+
+    It spares a walk over all values, which takes longer than the parser.
+    """
+    plain = text.translate(_DIGITS)
+    return "e000" in plain or "0" * 200 in plain
 
 
 def _infinite(value: dict[str, Any] | list[Any]) -> str | None:

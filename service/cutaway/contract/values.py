@@ -1,9 +1,10 @@
-"""Changed copies of frozen dataclasses, string enums, printable texts, similar names, and the installed version."""
+"""Changed copies of frozen dataclasses, string enums, texts to print, similar names, and the installed version."""
 
 from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable
 from enum import Enum
 from importlib.metadata import version
@@ -36,6 +37,16 @@ def _visible(character: str) -> str:
     if character.isprintable() or character in _JOINERS or character == "\n":
         return character
     return " " if character.isspace() and character not in "\r\v\f" else ascii(character)[1:-1]
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 80
+
+
+def brief(value: object) -> str:
+    """Returns at most 80 characters of the representation of ``value``, of which no more is written: a list may have a
+    million elements."""
+    return _BRIEF.repr(value)[:80]
 
 
 _LONGEST_NAME = 200

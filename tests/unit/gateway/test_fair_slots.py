@@ -1,13 +1,15 @@
-"""Slots that callers share."""
+"""Slots that callers share, and conversions, which take turns."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 
 import pytest
 
 from cutaway.server.batching import FairSlots, caller_id
+from cutaway.server.rpc.translation import Translator
 
 SOON_S = 0.05
 LATE_S = 600.0
@@ -64,3 +66,31 @@ async def test_a_caller_who_leaves_holds_nothing() -> None:
     leaving.cancel()
     await asyncio.wait([leaving])
     await take(slots, "four", LATE_S)
+
+
+async def test_of_large_messages_one_is_converted_at_a_time() -> None:
+    """Each thread that runs makes the event loop wait; messages of a moderate size go on beside."""
+    translator, large, moderate = Translator(), bytes(1_000_000), bytes(100_000)
+    begun, one_has, go = list[str](), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def held(data: bytes) -> int:
+        begun.append(caller_id.get())
+        loop.call_soon_threadsafe(one_has.set)
+        go.wait()
+        return len(data)
+
+    async def convert(caller: str) -> int:
+        caller_id.set(caller)
+        return await translator.convert(held, large, LATE_S)
+
+    tasks = [asyncio.ensure_future(convert(caller)) for caller in ("one", "two")]
+    caller_id.set("three")
+    try:
+        assert await translator.convert(len, moderate, LATE_S) == len(moderate)
+        await one_has.wait()
+        assert begun == ["one"]
+    finally:
+        go.set()
+    assert await asyncio.gather(*tasks) == [len(large)] * 2
+    assert begun == ["one", "two"]

@@ -11,6 +11,7 @@ import pytest
 import cutaway as ca
 from cutaway.contract.errors import Reason
 from cutaway.contract.json_text import read_json
+from cutaway.contract.request_reader.reader import choice
 from cutaway.server.http.json_messages import binary_of, mapping_in
 from cutaway.v1.inspection_pb2 import InspectRequest
 
@@ -63,7 +64,8 @@ TOO_LARGE = {
     '{"instances": [[Infinity, 1e400]]}': "instances[0][1]",
     '{"options": {"n_steps": 1E+999}}': "options.n_steps",
     '{"x": %s.5}' % ("9" * 400): "x",
-    '{"x": %se99}' % ("9" * 300): "x",
+    '{"x": %se99}' % ("9" * 210): "x",
+    '{"x": 1E0309}': "x",
 }
 
 
@@ -85,3 +87,21 @@ def test_a_number_that_is_called_infinite_is_infinite() -> None:
 def test_a_number_that_is_too_large_is_refused_wherever_it_is(text: str) -> None:
     with pytest.raises(ValueError, match="too large"):
         read_json(text)
+
+
+def test_a_list_of_a_million_elements_is_not_written_out() -> None:
+    """In an error, which shows the first few."""
+    values, written = [Written()] * 1_000_000, Written.count
+    with pytest.raises(ca.InvalidArgument, match="not a choice"):
+        choice({"sum": 1, "mean": 2}, values)
+    assert Written.count - written < 100
+
+
+class Written:
+    """Counts how often one is written."""
+
+    count = 0
+
+    def __repr__(self) -> str:
+        Written.count += 1
+        return "0"

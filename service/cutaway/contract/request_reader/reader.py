@@ -40,7 +40,7 @@ from cutaway.contract.requests import (
 )
 from cutaway.contract.requests.fields import field_advice, plain, suggestion
 from cutaway.contract.tensors import COMPRESSIONS, FLOATING, ArrayLike, holds_texts
-from cutaway.contract.values import changed, near_names
+from cutaway.contract.values import brief, changed, near_names
 from cutaway.contract.wire.codec import OneOf, convert_each, type_hints
 from cutaway.contract.wire.methods import METHODS, METRICS, RULES
 from cutaway.contract.wire.oneofs import EDIT_KINDS, REDUCTIONS, TARGETS
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 def wrong_type(expected: str, value: Any) -> CutawayError:
     """Returns the error for a ``value`` that is not what its field takes."""
-    return error(Reason.INVALID_VALUE, f"must be {expected}, not {value!r:.80}")
+    return error(Reason.INVALID_VALUE, f"must be {expected}, not {brief(value)}")
 
 
 def mapping(value: Any) -> Mapping[Any, Any]:
@@ -88,7 +88,7 @@ def choice(known: Mapping[str, T], value: object) -> T:
     """Returns the value in ``known`` of the name ``value``; capitals and underscores do not matter."""
     spellings = {plain(name): own for name, own in known.items()}
     if plain(value) not in spellings:
-        raise error(Reason.INVALID_VALUE, f"{value!r:.80} is not a choice; {suggestion(plain(value), known)}")
+        raise error(Reason.INVALID_VALUE, f"{brief(value)} is not a choice; {suggestion(plain(value), known)}")
     return spellings[plain(value)]
 
 
@@ -345,7 +345,7 @@ def _named_target(value: Any) -> Any:
     if all(isinstance(element, int) and not isinstance(element, bool) for element in several):
         return {"class_index": several}
     remedy = f"send a class index or label, one for each example, or a target: {', '.join(CLASSES[Target])}"
-    raise error(Reason.INVALID_VALUE, f"{value!r:.80} is no target; {remedy}")
+    raise error(Reason.INVALID_VALUE, f"{brief(value)} is no target; {remedy}")
 
 
 def _may_name_target(text: str) -> bool:

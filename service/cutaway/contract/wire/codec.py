@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from cutaway.contract.errors import CutawayError, Reason, at, error, of_text
 from cutaway.contract.requests import field_name
+from cutaway.contract.values import brief
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.scalars import ENUMS, NUMBERS, UNSET, Scalar, unchanged
 from cutaway.v1 import tensor_pb2
@@ -84,7 +85,7 @@ class OneOf(Generic[T]):
         name = self._names.get(type(value))
         if name is None:
             known = ", ".join(kind.__name__ for kind in self._names)
-            raise error(Reason.INVALID_VALUE, f"{value!r:.80} is none of {known}", self._oneof)
+            raise error(Reason.INVALID_VALUE, f"{brief(value)} is none of {known}", self._oneof)
         self._shared.write(value, message)
         if name in self._messages:
             getattr(message, name).SetInParent()  # also if it stays empty

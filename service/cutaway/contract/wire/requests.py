@@ -11,7 +11,7 @@ from cutaway.contract.requests import Argument, InspectRequest, Raw
 from cutaway.contract.requests.fields import given
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.tensors import Buffer, as_array, bytes_in, check_compression, dtype_name
-from cutaway.contract.values import changed
+from cutaway.contract.values import brief, changed
 from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, by_name, only, record, several, spread
 from cutaway.contract.wire.message_walk import (
     check_structure,
@@ -59,7 +59,7 @@ def _write_argument(value: Any, message: input_pb2.Argument) -> None:
     kind = _ARGUMENT_KINDS.get(type(value))
     if kind is None:
         raise error(
-            Reason.INVALID_VALUE, f"{value!r:.80} is no truth value, number, text or None; send an array as input"
+            Reason.INVALID_VALUE, f"{brief(value)} is no truth value, number, text or None; send an array as input"
         )
     if value is None:
         message.none.SetInParent()

@@ -26,6 +26,7 @@ from cutaway.contract.tensors import (
     dtype_name,
     from_bytes,
 )
+from cutaway.contract.values import brief
 from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2, target_pb2, tensor_pb2
 
 
@@ -52,7 +53,7 @@ def whole(first: int, last: int) -> Scalar:
         try:
             number = operator.index(value)
         except TypeError:
-            raise error(Reason.INVALID_VALUE, f"{value!r:.80} is no whole number") from None
+            raise error(Reason.INVALID_VALUE, f"{brief(value)} is no whole number") from None
         if first <= number <= last:
             return number
         raise error(Reason.INVALID_VALUE, f"{number}; from {first} to {last}")
@@ -69,7 +70,7 @@ def encode_real(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise error(Reason.INVALID_VALUE, f"{value!r:.80} is no number that a double can hold") from None
+        raise error(Reason.INVALID_VALUE, f"{brief(value)} is no number that a double can hold") from None
 
 
 UINT32 = whole(0, 2**32 - 1)

@@ -1,7 +1,8 @@
 """Converts requests and replies of other protocols in a few threads, which callers share fairly.
 
-The event loop answers all callers, and converts only what is small. A conversion that is late goes on in its thread,
-and its caller has that thread until it ends.
+The event loop answers all callers, and converts only what is small. Each thread that runs Python makes the loop wait
+for its turn; so of the large messages one is converted at a time. A conversion that is late goes on in its thread, and
+its caller has that thread until it ends.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -23,6 +25,8 @@ _THREADS = 4
 _SMALL_BYTES = 1 << 12
 """The size up to which a message is converted at once: a few hundred entries, which take less than a millisecond."""
 
+_LARGE_BYTES = 1 << 18
+"""The size above which a message is converted alone: it takes from 20 milliseconds to a second."""
 
 _COPIED_BYTES = 1 << 20
 """The size up to which a message is copied at once."""
@@ -32,7 +36,7 @@ class Translator:
     """Threads for conversions."""
 
     def __init__(self) -> None:
-        self._slots = FairSlots(_THREADS)
+        self._slots, self._turns = FairSlots(_THREADS), FairSlots(1)
         self._threads = ThreadPoolExecutor(_THREADS, "cutaway-translation")
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -52,11 +56,12 @@ class Translator:
         Raises:
             CutawayError: ``DEADLINE_EXCEEDED``, or what ``function`` raises.
         """
-        if (len(data) if cost is None else cost) <= _SMALL_BYTES and len(data) <= _COPIED_BYTES:
+        cost = len(data) if cost is None else cost
+        if cost <= _SMALL_BYTES and len(data) <= _COPIED_BYTES:
             return function(data)
         left = [data]
         del data
-        task = asyncio.ensure_future(self._in_thread(function, left, timeout_s))
+        task = asyncio.ensure_future(self._in_thread(function, left, timeout_s, cost > _LARGE_BYTES))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
@@ -71,8 +76,9 @@ class Translator:
             del task  # it has the error, which has this frame: the request would stay until the next collection
         raise error(Reason.DEADLINE_EXCEEDED, f"the message was not converted within {timeout_s:g} s")
 
-    async def _in_thread(self, function: Callable[[bytes], T], left: list[bytes], timeout_s: float) -> T:
-        async with self._slots.slot(timeout_s):
+    async def _in_thread(self, function: Callable[[bytes], T], left: list[bytes], timeout_s: float, alone: bool) -> T:
+        turn = self._turns.slot(timeout_s) if alone else nullcontext()
+        async with turn, self._slots.slot(timeout_s):
             run = copy_context().run
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads, lambda: run(lambda: function(left.pop()))
