@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
+from cutaway.engine.methods.captum_call import TABLE
 from cutaway.engine.model import session
 from cutaway.engine.model.session import Turns
 from cutaway.server.worker.worker import Worker
@@ -121,11 +127,13 @@ class EveryPass(Turns):
         few = self._passes < len(SMALL) or self._passes % 7 == 0
         return few and threading.get_ident() == self._thread
 
-    def wait(self) -> None:
+    @contextmanager
+    def released(self) -> Iterator[None]:
         """Asks the next small question, in a thread of its own."""
         asking = threading.Thread(target=self._ask, args=(next(self._names),))
         asking.start()
         asking.join()
+        yield
 
     def _ask(self, name: str) -> None:
         self.left += self._plain.changes(State.of(self._model))
@@ -217,11 +225,13 @@ class Gradients(Turns):
         """In this thread."""
         return threading.get_ident() == self._thread
 
-    def wait(self) -> None:
+    @contextmanager
+    def released(self) -> Iterator[None]:
         """Asks, in a thread of its own."""
         asking = threading.Thread(target=lambda: self.replies.append(ask(self._served, X, **GRADIENT)))
         asking.start()
         asking.join()
+        yield
 
 
 GRADIENT: dict[str, Any] = {"attributions": [ca.InputXGradient()]}
@@ -266,3 +276,34 @@ def test_others_run_between_draws(method: Any) -> None:
     passes = clock.passes
     ask(served, X, attributions=[method(n_samples=50)])
     assert turns.times / 2 >= clock.passes - passes + 3 * 50  # for three rows
+
+
+class Meanwhile(Turns):
+    """Notes which of some modules are imported when a request lets others run, and after that."""
+
+    def __init__(self, *names: str) -> None:
+        self.imported: list[bool] = []
+        self._names = names
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Notes before and after the block."""
+        self._note()
+        yield
+        self._note()
+
+    def _note(self) -> None:
+        self.imported.append(all(name in sys.modules for name in self._names))
+
+
+def test_others_run_while_a_method_imports_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: the solver of surrogates takes a second."""
+    (tmp_path / "slow_solver.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(TABLE, ca.KernelShap, replace(TABLE[ca.KernelShap], imports=("slow_solver",)))
+    served = worker(Ticking(Ticks()))
+    served._model.turns = turns = Meanwhile("slow_solver")
+    for _ in range(2):
+        ask(served, X, attributions=[ca.KernelShap(n_samples=5)])
+    assert turns.imported == [False, True]
+    assert TABLE[ca.Lime].imports == ("sklearn.linear_model", "sklearn.svm")

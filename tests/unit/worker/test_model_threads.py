@@ -59,7 +59,8 @@ class Bench:
         def run() -> None:
             for _ in range(passes):
                 if self.threads.are_over:
-                    self.threads.wait()
+                    with self.threads.released():
+                        pass
                 self.ran.append(name)
                 self.clock.now += pass_s
                 if (do := self.at.pop(len(self.ran), None)) is not None:
@@ -218,7 +219,8 @@ def test_jobs_that_wait_for_all_others_get_their_turns() -> None:
 
     def lonely(name: str) -> Callable[[], None]:
         def run() -> None:
-            threads.wait()
+            with threads.released():
+                pass
             with threads.alone():
                 ran.append(f"{name} begins")
                 threads.put(Job(lambda: ran.append("new"), [name]))
@@ -330,7 +332,7 @@ class Served:
         )
         self.calls = Calls(self.worker, self._reply, aside, begun=begun)
         self.do: dict[int, Callable[[], None]] = {}
-        self.network.at_pass = self._pass
+        self.network.at_pass = self.run_pass
 
     def ask(self, number: int, inputs: dict[str, Tensor], deadline: float = 0.0, **asked: Any) -> None:
         """Sends a call of a caller of its own."""
@@ -348,7 +350,8 @@ class Served:
         self.events.append(str(number))
         self.replies[number] = b"".join(reply)
 
-    def _pass(self, x: Tensor) -> None:
+    def run_pass(self, x: Tensor) -> None:
+        """Notes a pass of the network, and does what shall happen in it."""
         self.events.append("pass" if len(x) == 3 else "small pass")
         do = self.do.pop(self.events.count("pass"), None) if len(x) == 3 else self.do.pop(0, None)
         if do is not None:
@@ -418,6 +421,13 @@ def test_long_ones_of_two_callers_alternate(served: Served, monkeypatch: pytest.
     """Also those that the gateway has sent together; what is short is answered before them."""
     monkeypatch.setattr(model_threads, "SLICE_S", 0.0)
     monkeypatch.setattr(f"{Worker.__module__}._MOST_PASSES", 4)
+    monkeypatch.setattr(model_threads, "time", clock := Clock())
+
+    def take_a_second(x: Tensor) -> None:
+        clock.now += 1.0
+        served.run_pass(x)
+
+    served.network.at_pass = take_a_second
     asked = [row(BIG, **LONG), row({"x": BIG["x"][:2]}, **LONG), row(SMALL, **SHORT)]
     served.calls.run([WorkerCall(number=n, inspect=each.payload, caller=str(n)) for n, each in enumerate(asked, 1)])
     first, second, short = served.answers(1, 2, 3)

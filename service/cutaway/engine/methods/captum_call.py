@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -19,7 +22,7 @@ from cutaway.contract.results import MetricResult
 from cutaway.engine.methods import deeplift, gradients, lrp, neurons, paths, perturbations, spec
 from cutaway.engine.methods.captum_patches import quicker_captum, with_rows_apart, with_single_root
 from cutaway.engine.methods.noise_tunnel import captum_tunnel, with_noise_tunnel
-from cutaway.engine.model.inspected_model import Inputs
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
@@ -66,6 +69,7 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
     if problem.further_layers:
         layer = ([problem.model.tree[name] for name in problem.layers],)
     options = method.attribute_arguments(problem)
+    _import(method.imports, problem.model)
     latest: list[Tensor] = []
 
     def run(*tensors: Tensor) -> Tensor:
@@ -99,6 +103,17 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
         additional = problem.additional_inputs or None
         result = explainer.attribute(_leaves(problem), additional_forward_args=additional, **options)
     return _named(problem, result)
+
+
+def _import(names: Sequence[str], model: InspectedModel) -> None:
+    """Imports modules while other requests run: Captum would do it between two passes, and take a second."""
+    if all(name in sys.modules for name in names):
+        return
+    with model.apart():
+        for name in names:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # every full collection would scan them, and stop all threads for 60 milliseconds
 
 
 def _neuron_selector(problem: AttributionProblem, request: requests.NeuronAttribution) -> tuple[slice | int, ...]:

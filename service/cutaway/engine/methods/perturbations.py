@@ -251,6 +251,7 @@ _surrogate_row = partial(
     tolerances=FITTED,
     reference_passes=surrogates.surrogate_passes,
     refuse_features=_refuse_features,
+    imports=("sklearn.linear_model", "sklearn.svm"),
 )
 
 ROWS |= {

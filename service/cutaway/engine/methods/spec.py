@@ -76,6 +76,7 @@ class Method:
             names in errors are relative to the method's message.
         refuse_features: raises, as ``refuse``, for a number of perturbed features that the method does not support.
         model_context: a context that prepares the model for Captum and restores it.
+        imports: modules that Captum imports between its passes.
     """
 
     reference: ReferenceFold
@@ -105,6 +106,7 @@ class Method:
     refuse: Callable[[InspectedModel, Any, Inputs, Changes], None] = lambda *_: None
     refuse_features: Callable[[Any, int], None] = lambda *_: None
     model_context: Callable[[AttributionProblem], AbstractContextManager[None]] = lambda _: nullcontext()
+    imports: Sequence[str] = ()
 
     def run_passes(self, problem: AttributionProblem, begin: Callable[[], T], *, separate_points: bool = False) -> T:
         """Runs separate passes for the reference; of a model that fails on batches of other sizes, of the batch's.

@@ -28,7 +28,7 @@ from cutaway.engine.model.session import (
     StateGuard,
     Turns,
     is_out_of_memory,
-    wait_for_turn,
+    released,
 )
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
 from cutaway.engine.runtime.numerics import leaves
@@ -236,9 +236,6 @@ class InspectedModel:
     def give_way(self, *, in_graph: bool = False) -> None:
         """Lets other requests run before the next pass, if their turn has come.
 
-        They find the model as before this request: its hooks, edits, flags, settings and random numbers are put back
-        when it goes on.
-
         Args:
             in_graph: whether the next pass is a backward pass; it needs a graph, which may refer to the model's state.
 
@@ -246,6 +243,22 @@ class InspectedModel:
             DeadlineExceeded: the caller no longer waits.
         """
         if not (self.turns.are_over and self._is_divisible) or (in_graph and not self.guard.is_untouched()):
+            return
+        with self.apart():
+            pass
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Lets other requests run during the block, which must neither use the model nor draw random numbers.
+
+        They find the model as before this request: its hooks, edits, flags, settings and random numbers are put back
+        when it goes on.
+
+        Raises:
+            DeadlineExceeded: the caller no longer waits.
+        """
+        if not self._is_divisible:
+            yield
             return
         none_under_way = self._temporarily(
             passes=PassCounter(),
@@ -265,7 +278,8 @@ class InspectedModel:
             none_under_way,
         ):
             seed_generators(new_seed(), self.device, self._generators)  # others draw no numbers of this request
-            wait_for_turn(self.turns)
+            with released(self.turns):
+                yield
         self.cancellation.raise_if_cancelled()
 
     def undivided(self) -> AbstractContextManager[None]:

@@ -83,8 +83,10 @@ class Turns:
         """Whether other requests have begun, and hold memory."""
         return False
 
-    def wait(self) -> None:
-        """Lets others run; returns when this request may go on."""
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Lets others run during the block, which must not use the model; waits for this request's turn after it."""
+        yield
 
 
 class _Waited(threading.local):
@@ -101,11 +103,15 @@ def own_seconds() -> float:
     return time.perf_counter() - _waited.seconds
 
 
-def wait_for_turn(turns: Turns) -> None:
-    """Lets others run as `Turns.wait`; the time is in no timing of the request."""
+@contextmanager
+def released(turns: Turns) -> Iterator[None]:
+    """Lets others run during the block as `Turns.released`; the time is in no timing of the request."""
     start = time.perf_counter()
-    turns.wait()
-    _waited.seconds += time.perf_counter() - start
+    try:
+        with turns.released():
+            yield
+    finally:
+        _waited.seconds += time.perf_counter() - start
 
 
 def is_out_of_memory(failure: BaseException) -> bool:

@@ -208,11 +208,6 @@ class ModelThreads(Turns):
         job = self._own()
         return job is not None and job.is_shared
 
-    def wait(self) -> None:
-        """Lets another job run, and returns when it is this thread's turn again."""
-        with self.released():
-            pass
-
     @contextmanager
     def released(self) -> Iterator[None]:
         """Lets other jobs run during the block, which must not use the model, and waits for a turn after it."""
@@ -249,7 +244,8 @@ class ModelThreads(Turns):
         with self._lock:
             self._alone.append(job)
         try:
-            self.wait()
+            with self.released():
+                pass
             job.is_shared = False
             yield
         finally:
