@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,7 +29,7 @@ from cutaway.engine.model.session import (
     is_out_of_memory,
     released,
 )
-from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
+from cutaway.engine.runtime.layouts import dense, digest, has_array
 from cutaway.engine.runtime.numerics import leaves
 from cutaway.engine.runtime.rng import fingerprint, kept_rng_state, new_seed, own_generators, seed_generators, seeded
 
@@ -184,7 +183,7 @@ class InspectedModel:
         state = [*module.parameters(), *module.buffers()]
         self.device = state[0].device if state else torch.device("cpu")
         self.dtype = next((tensor.dtype for tensor in state if tensor.is_floating_point()), torch.float32)
-        self.weights_sha256 = _digest(module)
+        self.weights_sha256 = digest(module.state_dict())
         self.properties: dict[Hashable, Any] = {}
         self.proofs = Proofs()
         self.recent_sites: dict[Hashable, Any] = {}
@@ -495,13 +494,3 @@ def failures_of(code: str, what: Callable[[], str] = str, reason: Reason = Reaso
         text = (str(failure).strip().splitlines() or [""])[0][:400]
         raised = f"{code} raised {type(failure).__name__}{what()}{': ' if text else ''}{text}"
         raise error(reason, raised) from failure
-
-
-def _digest(module: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        if isinstance(tensor, Tensor):
-            for array in arrays_of(tensor.detach()):
-                digest.update(f"{name}:{array.dtype}:{list(array.shape)}".encode())
-                digest.update(array.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

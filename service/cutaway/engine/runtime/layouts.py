@@ -5,7 +5,9 @@ The rest of the engine copies, compares and cuts arrays. It gets the array of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,3 +74,14 @@ def arrays_of(tensor: Tensor) -> list[Tensor]:
 def _is_wrapper(tensor: Tensor) -> bool:
     """Returns whether a subclass computes with tensors that it holds; its own memory then has no values."""
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def digest(state: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of the tensors of a state by name; what else is in it does not count."""
+    found = hashlib.sha256()
+    for name, tensor in state.items():
+        if isinstance(tensor, Tensor):
+            for array in arrays_of(tensor.detach()):
+                found.update(f"{name}:{array.dtype}:{list(array.shape)}".encode())
+                found.update(array.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
