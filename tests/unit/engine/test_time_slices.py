@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,8 @@ import cutaway as ca
 from cutaway.engine.methods.captum_call import TABLE
 from cutaway.engine.model import session
 from cutaway.engine.model.session import Turns
+from cutaway.engine.references import surrogates
+from cutaway.engine.runtime.rng import fingerprint
 from cutaway.server.worker.worker import Worker
 from tests.support.state_snapshot import State, untouched
 from tests.support.worker_calls import ask, row, said, worker
@@ -92,6 +94,7 @@ HEAVY: dict[str, dict[str, Any]] = {
     "draws": {
         "attributions": [
             ca.KernelShap(n_samples=9),
+            ca.Lime(n_samples=9),
             ca.GradientShap(n_samples=3, baselines={"x": np.zeros((2, 4), np.float32)}),
         ]
     },
@@ -165,9 +168,12 @@ def alone(model: type[nn.Module], name: str, asked: dict[str, Any]) -> str:
         *[("paths", False, Sequenced), ("classes", True, Sequenced), ("units of a layer", False, Sequenced)],
     ],
 )
-def test_requests_between_passes_change_nothing(heavy: str, edited: bool, model: type[nn.Module]) -> None:
+def test_requests_between_passes_change_nothing(
+    heavy: str, edited: bool, model: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hooks, edits, captures, seeds, flags, buffers and what a model remembers: each request finds the model as it was,
     and answers to the bit what it answers alone."""
+    monkeypatch.setattr(surrogates, "LARGE_FIT", 0)
     asked = {**HEAVY[heavy], "seed": 11, **({"edits": EDITED["edits"][:1]} if edited else {})}
     name = f"{heavy} edited" if edited else heavy
     module = model()
@@ -279,21 +285,18 @@ def test_others_run_between_draws(method: Any) -> None:
 
 
 class Meanwhile(Turns):
-    """Notes which of some modules are imported when a request lets others run, and after that."""
+    """Notes something whenever a request lets others run for a while, and when it goes on."""
 
-    def __init__(self, *names: str) -> None:
-        self.imported: list[bool] = []
-        self._names = names
+    def __init__(self, note: Callable[[], Any]) -> None:
+        self.noted: list[Any] = []
+        self._note = note
 
     @contextmanager
     def released(self) -> Iterator[None]:
         """Notes before and after the block."""
-        self._note()
+        self.noted.append(self._note())
         yield
-        self._note()
-
-    def _note(self) -> None:
-        self.imported.append(all(name in sys.modules for name in self._names))
+        self.noted.append(self._note())
 
 
 def test_others_run_while_a_method_imports_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,8 +305,23 @@ def test_others_run_while_a_method_imports_what_it_needs(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(TABLE, ca.KernelShap, replace(TABLE[ca.KernelShap], imports=("slow_solver",)))
     served = worker(Ticking(Ticks()))
-    served._model.turns = turns = Meanwhile("slow_solver")
+    served._model.turns = turns = Meanwhile(lambda: "slow_solver" in sys.modules)
     for _ in range(2):
         ask(served, X, attributions=[ca.KernelShap(n_samples=5)])
-    assert turns.imported == [False, True]
+    assert turns.noted == [False, True]
     assert TABLE[ca.Lime].imports == ("sklearn.linear_model", "sklearn.svm")
+
+
+@pytest.mark.parametrize("method", [ca.KernelShap, ca.Lime])
+def test_others_run_during_the_large_fits_of_a_check(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They draw no random numbers, which others draw meanwhile; Captum's own fits draw some."""
+    asked: dict[str, Any] = {"attributions": [method(n_samples=50)], "seed": 3}
+    served = worker(Ticking(Ticks()))
+    alone = ask(served, X, **asked).attributions[0]
+    monkeypatch.setattr(surrogates, "LARGE_FIT", 50 * 4 - 1)
+    served._model.turns = turns = Meanwhile(lambda: fingerprint(torch.device("cpu"), ()))
+    found = ask(served, X, **asked).attributions[0]
+    assert len(turns.noted) // 2 == 3 * len(("the fit", "its rank", "its standard errors"))
+    assert turns.noted[::2] == turns.noted[1::2]
+    assert np.array_equal(found.values["x"], alone.values["x"])
+    assert found.checks[0].verdict == alone.checks[0].verdict

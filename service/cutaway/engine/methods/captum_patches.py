@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from cutaway.engine.model.session import ProcessSetting
 from cutaway.engine.passes.reference_inputs import gauss_legendre
@@ -77,14 +77,14 @@ class _FitOfAnyRow:
         self._is_finite = True
 
     def fit(self, data: DataLoader[Any]) -> None:
-        """Fits the model to ``data``: masks, targets and weights."""
+        """Fits the model to ``data``: masks, targets and weights, as one batch. Captum joins batches of one row."""
         dataset: Any = data.dataset
         masks, targets, weights = dataset.tensors
         self._is_finite = bool(targets.isfinite().all() and weights.isfinite().all())
         if not self._is_finite:
-            zeros = TensorDataset(masks, torch.zeros_like(targets), torch.ones_like(weights))
-            data = DataLoader(zeros, batch_size=data.batch_size)
-        self._model.fit(data)
+            targets, weights = torch.zeros_like(targets), torch.ones_like(weights)
+        iter(data)  # draws a number, as Captum's loop over the batches does
+        self._model.fit([(masks, targets, weights)])
 
     def representation(self) -> Tensor:
         """Returns the coefficients."""

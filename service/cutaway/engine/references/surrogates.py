@@ -7,6 +7,7 @@ Notation: ``m`` is a mask, [features] of 0 and 1. ``y`` is the target when the f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from cutaway.contract.requests import Attribution, KernelShap, Lime, Surrogate
 from cutaway.contract.results import Cause
+from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, run_passes
@@ -208,10 +210,25 @@ def fits(problem: AttributionProblem) -> Sequence[FittedRow]:
         weights, own = kind.weigh(masks, _evaluated(problem)[row].cosines), targets[:, row]
         is_finite = bool(np.isfinite(own).all() and np.isfinite(weights).all())
         unknown = np.full(masks.shape[1], np.nan)
-        fitted.append(
-            FittedRow(masks, own, weights, kind.fit(masks, own, weights) if is_finite else Fit(unknown, unknown))
-        )
+        with apart(problem.model, masks.size):
+            fit = kind.fit(masks, own, weights) if is_finite else Fit(unknown, unknown)
+        fitted.append(FittedRow(masks, own, weights, fit))
     return fitted
+
+
+LARGE_FIT = 2**16
+"""The masks times features from which a fit takes some milliseconds, and up to a second."""
+
+
+@contextmanager
+def apart(model: InspectedModel, size: int) -> Iterator[None]:
+    """Lets other requests run during a block that fits ``size`` numbers, if they are many, else before it."""
+    if size > LARGE_FIT:
+        with model.apart():
+            yield
+    else:
+        model.give_way()
+        yield
 
 
 def _weights_by_size(masks: Numbers, _: Numbers) -> Numbers:
@@ -294,7 +311,7 @@ al. 2016, arXiv:1602.04938.
 def underdetermined(problem: AttributionProblem) -> Finding | None:
     """Reports masks for which several linear models fit equally well."""
     count, masks = problem.features.count, sampled_masks(problem).double().numpy()
-    ranks = [int(np.linalg.matrix_rank(of_row - of_row.mean(axis=0))) for of_row in masks]
+    ranks = [_rank(problem, of_row) for of_row in masks]
     if not (rows := [row for row, rank in enumerate(ranks) if rank < count]):
         return None
     text = (
@@ -302,6 +319,11 @@ def underdetermined(problem: AttributionProblem) -> Finding | None:
         f"are equally good: send more samples, over {2 * count}, or group elements into fewer features by masks"
     )
     return Finding(Cause.UNDERDETERMINED, text, _unless_all(rows, problem))
+
+
+def _rank(problem: AttributionProblem, masks: Masks) -> int:
+    with apart(problem.model, masks.size):
+        return int(np.linalg.matrix_rank(masks - masks.mean(axis=0)))
 
 
 def underdetermined_or_zero(problem: AttributionProblem) -> Finding | None:
@@ -350,7 +372,8 @@ def standard_errors(problem: AttributionProblem) -> Values:
     for row in fits(problem):
         coefficients = row.fit.coefficients
         used = np.flatnonzero(coefficients) if kind.fit is lasso else np.arange(len(coefficients))
-        errors.append(jackknife(row, used, kind.fixed))
+        with apart(problem.model, row.masks.size):
+            errors.append(jackknife(row, used, kind.fixed))
     return expand_features(problem, torch.from_numpy(np.stack(errors)))
 
 
