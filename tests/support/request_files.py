@@ -51,6 +51,7 @@ CAPTURES: dict[str, ca.Capture] = {
     "{module: '**.fc', at: [input, grad_input]}": ca.Capture("**.fc", (ca.Point.INPUT, ca.Point.GRAD_INPUT)),
     "{op: 'layer3.1:relu#0', call: 2, path: '[0]', data_type: float16}": ca.Capture(op="layer3.1:relu#0", call=2,
         path="[0]", data_type="float16"),
+    "{module: fc, slices: [{axis: 1, indices: [0, -1]}]}": ca.Capture("fc", slices=(ca.Slice(1, indices=(0, -1)),)),
     "{parameter: fc.weight, slices: [{axis: 0, stop: 2}, 1]}": ca.Capture(parameter="fc.weight",
         slices=(ca.Slice(0, stop=2), ca.Slice(1))),
     "{module: c, reduce: {mean: [2, 3]}}": ca.Capture("c", reduce=ca.Mean((2, 3))),

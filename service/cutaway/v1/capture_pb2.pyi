@@ -131,7 +131,7 @@ Global___CaptureRequest: _TypeAlias = CaptureRequest  # noqa: Y015
 
 @_typing.final
 class AxisSlice(_message.Message):
-    """A range along one axis."""
+    """A part of one axis: a range, or single places."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -139,6 +139,7 @@ class AxisSlice(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    INDICES_FIELD_NUMBER: _builtins.int
     axis: _builtins.int
     """The axis, 0 for the batch; a negative one counts from the last."""
     start: _builtins.int
@@ -147,6 +148,10 @@ class AxisSlice(_message.Message):
     """One past the last index; a negative one counts from the end. Default: the axis' size."""
     step: _builtins.int
     """Step, at least 1. Default: 1."""
+    @_builtins.property
+    def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The places, in this order and each once, instead of a range; a negative one counts from the end."""
+
     def __init__(
         self,
         *,
@@ -154,10 +159,11 @@ class AxisSlice(_message.Message):
         start: _builtins.int | None = ...,
         stop: _builtins.int | None = ...,
         step: _builtins.int | None = ...,
+        indices: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "_step", b"_step", "_stop", b"_stop", "start", b"start", "step", b"step", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "_step", b"_step", "_stop", b"_stop", "axis", b"axis", "start", b"start", "step", b"step", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start", b"_start", "_step", b"_step", "_stop", b"_stop", "axis", b"axis", "indices", b"indices", "start", b"start", "step", b"step", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__start: _TypeAlias = _typing.Literal["start"]  # noqa: Y015
     _WhichOneofArgType__start: _TypeAlias = _typing.Literal["_start", b"_start"]  # noqa: Y015

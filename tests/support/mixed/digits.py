@@ -81,7 +81,7 @@ EDITS = (
     Kind("steer", {"edits": [ca.Add("fc2", "input", addend=STEER)],
                    "captures": [ca.Capture("fc2", ("input", "output", "grad_input"))]}),
     Kind("rows and slices", _whole(edits=[
-        ca.Scale("conv2", factor=3.0, rows=(2, 0), slices=(ca.Slice(1, 3, 9, 2), ca.Slice(-1, -2)))])),
+        ca.Scale("conv2", factor=3.0, rows=(2, 0), slices=(ca.Slice(1, 3, 9, 2), ca.Slice(-1, indices=(-1, 0))))])),
     Kind("edits in order, compared", {"captures": "fc1", "compare": True, "edits": [
         ca.Scale("relu2", factor=2.0), ca.Clamp("fc1", maximum=1.0), ca.Add("relu2", addend=0.25)]}),
     Kind("mute a row's gradient", _whole(edits=[ca.Zero("conv2", "grad_output", rows=(0,))])),

@@ -78,6 +78,15 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "two slices": ({"slices": (ca.Slice(1, 3), ca.Slice(0, None, 2))}, {"rows": slice(2), "columns": slice(3, None)}),
     "rows and a slice": ({"rows": (2, 0), "slices": (ca.Slice(1, 2),)}, {"rows": [0, 2], "columns": slice(2, None)}),
     "a slice of the rows": ({"rows": (2, 0), "slices": (ca.Slice(0, 1),)}, {"rows": [0]}),
+    "places": ({"slices": (ca.Slice(1, indices=(3, -5)),)}, {"columns": [0, 3]}),
+    "places of both axes": (
+        {"slices": (ca.Slice(1, indices=(3, 0)), ca.Slice(0, indices=(2, 1)))},
+        {"rows": [[1], [2]], "columns": [0, 3]},
+    ),
+    "places of rows": (
+        {"rows": (2, 0), "slices": (ca.Slice(1, indices=(3, 0)),)},
+        {"rows": [[0], [2]], "columns": [0, 3]},
+    ),
 }
 """Parts of a value as an edit names them, and as an index does."""
 
@@ -97,14 +106,17 @@ def test_only_what_is_named_is_edited(client: ca.Client, verb: str, part: str, w
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_tensor_broadcasts_against_the_part(client: ca.Client, point: Point) -> None:
+@pytest.mark.parametrize(("columns", "places"), [(ca.Slice(1, 1, 3), [1, 2]), (ca.Slice(1, indices=(3, 0)), [3, 0])])
+def test_a_tensor_broadcasts_against_the_part(
+    client: ca.Client, point: Point, columns: ca.Slice, places: list[int]
+) -> None:
     """The numbers of a replacement land in the rows and columns named, in the order in which they are named."""
     numbers = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    part: dict[str, Any] = {"rows": (2, 0), "slices": (ca.Slice(1, 1, 3),)}
+    part: dict[str, Any] = {"rows": (2, 0), "slices": (columns,)}
 
     def put(value: Tensor) -> Tensor:
         value = value.clone()
-        value[2, 1:3], value[0, 1:3] = numbers[0], numbers[1]
+        value[2, places], value[0, places] = numbers[0], numbers[1]
         return value
 
     def added(value: Tensor) -> Tensor:

@@ -166,6 +166,11 @@ def test_a_block_is_the_sum_of_its_elements(mode: CheckMode) -> None:
             "SLICE_RANGE",
             "neuron_gradient.slices[0]",
         ),
+        (
+            ca.NeuronGradient(neuron=Neuron("conv", slices=(ca.Slice(1, indices=(0, 2)),))),
+            "TARGET_MISMATCH",
+            "neuron_gradient.slices",
+        ),
         (ca.NeuronGradient(neuron=Neuron("conv", (1, 1, 1), BLOCK)), "TARGET_MISMATCH", "neuron_gradient.index"),
         (
             ca.NeuronConductance(neuron=Neuron("conv", slices=BLOCK)),

@@ -80,6 +80,16 @@ SLICES: dict[str, tuple[tuple[ca.Slice, ...], Numpy]] = {
     "a step past the end": ((ca.Slice(1, 0, 4, 10),), lambda a: a[:, ::10]),
     "everything": ((ca.Slice(0), ca.Slice(1)), lambda a: a),
     "a corner": ((ca.Slice(2, 4), ca.Slice(0, 0, 1), ca.Slice(1, 3)), lambda a: a[:1, 3:, 4:]),
+    "places": ((ca.Slice(1, indices=(3, 0, -2)),), lambda a: a[:, [3, 0, -2]]),
+    "places of some rows": ((ca.Slice(0, 1), ca.Slice(-1, indices=(4, 1))), lambda a: a[1:][..., [4, 1]]),
+    "places of two axes": (
+        (ca.Slice(2, indices=(5, 0)), ca.Slice(1, indices=(1, 0, 2))),
+        lambda a: a[:, [1, 0, 2]][..., [5, 0]],
+    ),
+    "places around a range": (
+        (ca.Slice(0, indices=(2, 0)), ca.Slice(2, indices=(0, 3)), ca.Slice(1, 0, 3, 2)),
+        lambda a: a[[2, 0]][:, :3:2][..., [0, 3]],
+    ),
     "in another order": ((ca.Slice(-3, 0, 2), ca.Slice(-1, 0, 3, 2)), lambda a: a[:2, :, :3:2]),
 }
 
@@ -260,6 +270,14 @@ BAD: dict[str, tuple[ca.Capture, str, str]] = {
     "a part past the beginning": (ca.Capture("cube", slices=(ca.Slice(1, -5),)), "SLICE_RANGE", "slices[0]"),
     "rows that are not there": (ca.Capture("cube", slices=(ca.Slice(0, 3),)), "SLICE_RANGE", "slices[0]"),
     "a part of a gradient": (ca.Capture("cube", "grad_output", slices=(ca.Slice(2, 6),)), "SLICE_RANGE", "slices[0]"),
+    "no such place": (ca.Capture("cube", slices=(ca.Slice(1, indices=(0, 4)),)), "SLICE_RANGE", "slices[0].indices[1]"),
+    "no such place from the end": (
+        ca.Capture("cube", slices=(ca.Slice(1, indices=(-5,)),)), "SLICE_RANGE", "slices[0].indices[0]"),
+    "a place twice": (ca.Capture("cube", slices=(ca.Slice(1, indices=(3, -1)),)), "SLICE_RANGE", "slices[0].indices"),
+    "places and a range": (
+        ca.Capture("cube", slices=(ca.Slice(1, 0, indices=(1,)),)), "SLICE_RANGE", "slices[0].indices"),
+    "places of an axis that is cut": (
+        ca.Capture("cube", slices=(ca.Slice(1, indices=(0,)), ca.Slice(1, 0, 2))), "SLICE_RANGE", "slices[1].axis"),
     "the mean of the batch": (ca.Capture("cube", reduce=ca.Mean((0,))), "AXIS_RANGE", "reduction.mean.axes"),
     "the max of the batch, from the end": (
         ca.Capture("cube", reduce=ca.Max((1, -3))), "AXIS_RANGE", "reduction.max.axes"),

@@ -65,8 +65,8 @@ export function placeText({ address, call, path }: EditTarget): string {
 
 /** Returns an edit of the contract in words. */
 export function editText({ where, kind, slices, call, path }: MessageInitShape<typeof EditSchema>): string {
-  const parts = (slices ?? []).map(
-    ({ axis = 0, start = 0n, stop }) => `axis ${axis}: ${start} to ${stop ?? "its end"}`,
+  const parts = (slices ?? []).map(({ axis = 0, start = 0n, stop, indices = [] }) =>
+    indices.length ? `axis ${axis}: ${indices.join(", ")}` : `axis ${axis}: ${start} to ${stop ?? "its end"}`,
   );
   const place = placeText({ address: where?.value ?? "", call, path });
   return [`${kind?.case ?? "edit"} ${place}`, ...parts].join(", ");

@@ -6,7 +6,7 @@ import { EditSchema } from "@cutaway/contract/edit_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { changesBetween, layersBelow, movedText, relativeChange } from "./downstream.js";
-import { axesOf, editOf, placesOf, placeText, type EditDraft } from "./edit.js";
+import { axesOf, editOf, editText, placesOf, placeText, type EditDraft } from "./edit.js";
 
 const inspection = (captured: readonly Captured[]): Inspection => ({ captured }) as unknown as Inspection;
 
@@ -32,6 +32,15 @@ describe("edits", () => {
       clamp: { maximum: 0 },
     });
     expect(toJson(EditSchema, editOf({ ...CHANGE, verb: "add", amount: -1 }))).toMatchObject({ add: { scalar: -1 } });
+  });
+
+  it("say their places in words", () => {
+    const slices = [
+      { axis: 1, indices: [0n, -1n] },
+      { axis: 2, start: 3n },
+    ];
+    const edit = { where: { case: "module", value: "a" }, kind: { case: "zero", value: {} }, slices } as const;
+    expect(editText(edit)).toBe("zero a, axis 1: 0, -1, axis 2: 3 to its end");
   });
 
   it("are of the model itself, if it has no modules inside", () => {

@@ -41,19 +41,21 @@ FloatingType: TypeAlias = Annotated[str, "the name of a floating data type, or n
 
 @dataclass(frozen=True)
 class Slice:
-    """A range along one axis, as Python's slices have it; but a bound outside of the axis is an error.
+    """A part of one axis: a range, as Python's slices have it, or single places; one outside of the axis is an error.
 
     Args:
         axis: 0 is the batch; a negative one counts from the last.
         start: first index, a negative one from the end; ``None`` is 0.
         stop: one past the last index, a negative one from the end; ``None`` is the axis' size.
         step: at least 1; ``None`` is 1.
+        indices: the places, in this order and each once, instead of a range; a negative one counts from the end.
     """
 
     axis: int
     start: int | None = None
     stop: int | None = None
     step: Count | None = None
+    indices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Add, Clamp, Edit, Mix, Point, Replace, Scale, Zero, field_name
 from cutaway.contract.results.arrays import Place
 from cutaway.contract.tensors import as_array
-from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, in_backward, slice_index
+from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, crossed, in_backward, slice_index
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array, in_layout_of
 from cutaway.engine.runtime.numerics import Path, equal, tensor_like
 
@@ -117,8 +117,8 @@ def _index(edit: Edit, value: Tensor, row_axis: int | None) -> tuple[slice | Ten
     with at("slices"):
         index += slice_index(edit.slices, torch.Size(shape))
     if edit.rows and row_axis is not None:
-        index[row_axis] = torch.tensor(edit.rows, device=value.device)[index[row_axis]]
-    return tuple(index)
+        index[row_axis] = torch.tensor(edit.rows)[index[row_axis]]
+    return crossed(index, value.shape)
 
 
 def validate_edit(edit: Edit, batch: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -83,7 +83,8 @@ class CaptureSpec:
             return CapturedValues(tensor, row_axis=row_axis)
         with at(self.field):
             with at("slices"):
-                sliced = tensor[slice_index(self.slices, tensor.shape)] if self.slices else tensor
+                index = slice_index(self.slices, tensor.shape)
+                sliced = tensor[crossed(index, tensor.shape)] if index else tensor
             part = CapturedValues(sliced, row_axis=row_axis)
             if self.reduce is not None:
                 with at("reduction"):
@@ -133,20 +134,41 @@ def merge_specs(place: str, merged: dict[Point, CaptureSpec], specs: Mapping[Poi
         merged[point] = spec if spec.exact and not known.exact else known
 
 
-def slice_index(slices: Iterable[Slice], shape: torch.Size) -> tuple[slice, ...]:
-    """Returns the index that selects ``slices`` from a tensor of ``shape``.
+def slice_index(slices: Iterable[Slice], shape: torch.Size) -> list[slice | Tensor]:
+    """Returns the index that selects ``slices`` from a tensor of ``shape``: for each axis a range or places.
 
     Raises:
         InvalidArgument: ``AXIS_RANGE`` or ``SLICE_RANGE``, with the number of the slice.
     """
-    index = [slice(None)] * len(shape)
+    index: list[slice | Tensor] = [slice(None)] * len(shape)
     for number, part in enumerate(slices):
         with at(f"[{number}]"):
             axis = _normalized_axis(part.axis, shape)
-            if index[axis] != slice(None):
+            if isinstance(index[axis], Tensor) or index[axis] != slice(None):
                 raise error(Reason.SLICE_RANGE, f"axis {axis} is sliced twice", "axis")
-            index[axis] = _resolved_slice(part, axis, shape[axis])
-    return tuple(index)
+            index[axis] = (_places if part.indices else _resolved_slice)(part, axis, shape[axis])
+    return index
+
+
+def crossed(index: Sequence[slice | Tensor], shape: torch.Size) -> tuple[slice | Tensor, ...]:
+    """Returns an index that selects by each axis of ``shape`` for itself: PyTorch would pair the places of two axes."""
+    if sum(isinstance(part, Tensor) for part in index) < 2:
+        return tuple(index)
+    places = [torch.arange(size)[part].cpu() for size, part in zip(shape, index)]
+    return tuple(own.reshape(-1, *[1] * (len(places) - axis - 1)) for axis, own in enumerate(places))
+
+
+def _places(part: Slice, axis: int, size: int) -> Tensor:
+    if (part.start, part.stop, part.step) != (None, None, None):
+        raise error(Reason.SLICE_RANGE, "it has a range and single places: send one of them", "indices")
+    places = [place + size * (place < 0) for place in part.indices]
+    for number, place in enumerate(places):
+        if not 0 <= place < size:
+            what = f"{part.indices[number]} is no place of axis {axis}, which has size {size}"
+            raise error(Reason.SLICE_RANGE, what, f"indices[{number}]")
+    if len(set(places)) < len(places):
+        raise error(Reason.SLICE_RANGE, f"a place of axis {axis} comes twice", "indices")
+    return torch.tensor(places)
 
 
 def _resolved_slice(part: Slice, axis: int, size: int) -> slice:

@@ -331,7 +331,11 @@ def neuron_selector(neuron: requests.Neuron, output: Tensor) -> tuple[slice | in
     if neuron.index:
         raise error(Reason.TARGET_MISMATCH, "a neuron is one element or a block: leave index or slices out", "index")
     with at("slices"):
-        batch, *selector = slice_index(neuron.slices, output.shape)
+        index = slice_index(neuron.slices, output.shape)
+        ranges = [part for part in index if isinstance(part, slice)]
+        if len(ranges) < len(index):
+            raise error(Reason.TARGET_MISMATCH, "a neuron is a block: its slices are ranges, without indices")
+    batch, *selector = ranges
     if batch != slice(None):
         raise error(Reason.AXIS_RANGE, "axis 0 is the batch: each example has its own neuron", "slices")
     return tuple(selector)
