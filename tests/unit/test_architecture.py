@@ -36,7 +36,7 @@ LAYERS = [
 
 INNER_LAYERS = {
     "contract": [
-        *("values", "errors", "json_text", "pictures", "module_globs", "tensors", "npy", "requests", "results", "wire"),
+        *("values", "errors", "json_text", "pictures", "tensors", "npy", "requests", "results", "wire"),
         *("torchserve_messages", "request_reader", "addresses"),
     ],
     "engine": [
@@ -57,7 +57,6 @@ CLIENT_PACKAGES = {"google", "google_crc32c", "grpc", "ml_dtypes", "numpy"}
 OPTIONAL_PACKAGES = {
     "cutaway.contract.pictures": {"PIL"},
     "cutaway.contract.tensors": {"zstandard"},
-    "cutaway.contract.module_globs": {"re2"},
     "cutaway.contract.request_reader.files": {"yaml"},
     "cutaway.contract.request_reader.writer": {"yaml"},
     "cutaway.client.connect_channel": {"connectrpc", "pyqwest"},

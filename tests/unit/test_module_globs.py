@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutaway.contract.module_globs import glob_matcher
+from cutaway.engine.model.module_tree import glob_matcher
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from cutaway.contract.requests import Point
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import watching
 from cutaway.engine.model.module_tree import ModuleTree
 
 TABLES = ("_forward_hooks", "_forward_hooks_always_called", "_forward_pre_hooks", "_backward_hooks")

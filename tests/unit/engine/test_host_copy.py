@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.contract.requests import Point
+from cutaway.engine.hooks.capture_spec import CapturedValues, watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import CapturedValues, PendingCopies, RecordedCall, copy_to_host, watching
+from cutaway.engine.hooks.recording import PendingCopies, RecordedCall, copy_to_host
 from cutaway.engine.model.module_tree import ModuleTree
 
 

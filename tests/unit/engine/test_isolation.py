@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import watching
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.server.worker.call import Call
 from tests.support import failing_models

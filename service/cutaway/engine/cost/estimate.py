@@ -31,9 +31,10 @@ from cutaway.engine.execution.inspect import attribution_result, each_attributio
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
 from cutaway.engine.execution.tokens import token_attribution
+from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import CaptureSpec, Gradients, Recording, ShapeSpec, stack_gradients
+from cutaway.engine.hooks.recording import Gradients, Recording, stack_gradients
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, neuron_output

@@ -10,8 +10,8 @@ import torch
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Point
 from cutaway.engine.execution.row_parts import plan_divides
+from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import CaptureSpec
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.passes.pass_memory import LiveBytes

@@ -20,7 +20,8 @@ from cutaway.engine.checks.row_independence import dependence_warnings
 from cutaway.engine.execution import missing
 from cutaway.engine.execution.main_pass import MainPass, predicted_classes
 from cutaway.engine.execution.unread_inputs import unread_warnings
-from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs
 from cutaway.engine.planning.attribution_setup import left_out
 from cutaway.engine.runtime.numerics import to_numpy

@@ -41,8 +41,9 @@ from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
 from cutaway.engine.execution.tokens import token_attribution
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import axes_first, observing
-from cutaway.engine.hooks.recording import RecordedCall, watching
+from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.methods.captum_call import explain, method_of, metrics
 from cutaway.engine.methods.paths import finer_steps
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients

@@ -18,16 +18,17 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.module_globs import is_glob
 from cutaway.contract.requests import InspectRequest, Neuron, Point, TopK
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
+from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.channel_axes import find_channels
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, StopForward, stack_gradients
+from cutaway.engine.hooks.recording import RecordedCall, Recording, StopForward, stack_gradients
 from cutaway.engine.hooks.row_axes import row_axes
 from cutaway.engine.model.inspected_model import Inputs, Outputs, gradients
+from cutaway.engine.model.module_tree import is_glob
 from cutaway.engine.model.session import timed
 from cutaway.engine.passes.pass_recorder import RowRange, Values, concatenated, consecutive, neuron_output
 from cutaway.engine.passes.targets import ResolvedTarget, explained_outputs, resolve_target

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.module_globs import glob_matcher, is_glob
 from cutaway.contract.requests import POINTS, Point
 from cutaway.contract.results import Warning, WarningCode
+from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.operators import is_address, nearest_addresses
-from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, merge_specs
+from cutaway.engine.hooks.recording import RecordedCall, Recording
 from cutaway.engine.model.inspected_model import Outputs
-from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.model.module_tree import ModuleTree, glob_matcher, is_glob
 from cutaway.engine.planning.attribution_setup import embedding_hint
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
 from cutaway.engine.runtime.numerics import equal

@@ -22,7 +22,8 @@ from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import HookPoint, rows_independent
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
-from cutaway.engine.hooks.recording import CapturedValues, RecordedCall, Recording
+from cutaway.engine.hooks.capture_spec import CapturedValues
+from cutaway.engine.hooks.recording import RecordedCall, Recording
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import ran_out_of_memory

@@ -10,9 +10,10 @@ from torch import nn
 from cutaway.contract import results
 from cutaway.contract.requests import Point
 from cutaway.engine.execution.layer_axes import summed_channels
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import RecordedCall, StopForward, watching
+from cutaway.engine.hooks.recording import RecordedCall, StopForward
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
 from cutaway.engine.runtime.numerics import to_numpy
 

@@ -21,9 +21,9 @@ from torch.nn.modules import batchnorm, conv, pooling
 
 from cutaway.contract.errors import CutawayError, DeadlineExceeded, Reason, error
 from cutaway.contract.requests import Point
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.hook_site import Override, RowAxes
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import watching
 from cutaway.engine.hooks.row_axes import keep_axes
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.runtime.numerics import Path

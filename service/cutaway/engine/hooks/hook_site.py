@@ -14,7 +14,8 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Add, Clamp, Edit, Mix, Point, Replace, Scale, Zero, field_name
 from cutaway.contract.results.arrays import Place
 from cutaway.contract.tensors import as_array
-from cutaway.engine.hooks.recording import CaptureSpec, RecordedCall, Recording, crossed, in_backward, slice_index
+from cutaway.engine.hooks.capture_spec import CaptureSpec, crossed, slice_index
+from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array, in_layout_of
 from cutaway.engine.runtime.numerics import Path, equal, tensor_like
 

@@ -33,9 +33,10 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 from cutaway.contract.requests import Point
+from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, Batch, HookSite, NumberedEdit, shares_memory
 from cutaway.engine.hooks.operators import Operators, is_address
-from cutaway.engine.hooks.recording import CaptureSpec, HookScope, RecordedCall, Recording
+from cutaway.engine.hooks.recording import HookScope, RecordedCall, Recording
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs, graph_nodes
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import Path, argument_tensors, leaves, map_leaves, replace_arguments

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,223 +14,12 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import _StopRecomputationError
 from torch.utils.hooks import RemovableHandle
 
-from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import Max, Mean, Norm, Point, Reduction, Slice, TopElements
-from cutaway.contract.tensors import too_large
+from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.requests import Point
+from cutaway.engine.hooks.capture_spec import CapturedValues
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.runtime.layouts import dense
 from cutaway.engine.runtime.numerics import Path
-
-# Capture specs: selection of tensors, slices and reductions.
-
-
-class CapturedValues(NamedTuple):
-    """A captured tensor; for a top-k reduction also the indices of the elements along its axis.
-
-    ``row_axis``: the axis that has the rows of the batch; None where none has them.
-    """
-
-    values: Tensor
-    positions: Tensor | None = None
-    row_axis: int | None = 0
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> CapturedValues:
-        """Returns both tensors after ``change``, which keeps the axis of the rows."""
-        positions = None if self.positions is None else change(self.positions)
-        return CapturedValues(change(self.values), positions, self.row_axis)
-
-
-@dataclass(frozen=True)
-class CaptureSpec:
-    """A selection of the tensors at one point of a module or operator; by default all tensors of all calls.
-
-    Attributes:
-        call: only the call with this number; ``None`` for every call.
-        path: only the tensor at this path; ``""`` for every tensor.
-        slices: the part of each tensor that is captured.
-        reduce: the reduction of that part.
-        data_type: the data type of the reply for floating tensors; ``""`` for the one that the model computes in.
-        field: the request field of the capture, for errors.
-        type_field: the request field of the data type, for errors.
-        exact: True for a name, False for a match of a glob. A capture by name that brings nothing is an error.
-    """
-
-    call: int | None = None
-    path: Path = ""
-    slices: tuple[Slice, ...] = ()
-    reduce: Reduction | None = None
-    data_type: str = ""
-    field: str = dataclasses.field(default="", compare=False)
-    type_field: str = dataclasses.field(default="", compare=False)
-    exact: bool = dataclasses.field(default=False, compare=False)
-
-    def matches(self, call: int | None, path: Path) -> bool:
-        """Returns whether to capture the tensor at ``path`` of call number ``call``, ``None`` if that is unknown."""
-        return self.call in (None, call) and self.path in ("", path)
-
-    def apply(self, tensor: Tensor, result_field: str, row_axis: int | None) -> CapturedValues:
-        """Slices, reduces and casts ``tensor``, which the result holds in ``result_field``.
-
-        ``row_axis``: the axis that has the rows of the batch, which must not be reduced; None for none.
-
-        Raises:
-            InvalidArgument: ``SLICE_RANGE``, ``AXIS_RANGE`` or ``INVALID_VALUE``.
-        """
-        if not (self.slices or self.reduce or self.data_type):
-            return CapturedValues(tensor, row_axis=row_axis)
-        with at(self.field):
-            with at("slices"):
-                index = slice_index(self.slices, tensor.shape)
-                sliced = tensor[crossed(index, tensor.shape)] if index else tensor
-            part = CapturedValues(sliced, row_axis=row_axis)
-            if self.reduce is not None:
-                with at("reduction"):
-                    part = REDUCTIONS[type(self.reduce)](self.reduce, sliced, row_axis)
-        if not self.data_type or not part.values.is_floating_point():
-            return part
-        with at(self.type_field):
-            return part._replace(values=_cast(part.values, self.data_type, result_field))
-
-
-class ShapeSpec(CaptureSpec):
-    """A capture that is applied, so that its errors show, but keeps the shape only."""
-
-    def apply(self, tensor: Tensor, result_field: str, row_axis: int | None) -> CapturedValues:
-        """Returns the captured part as meta tensors."""
-        return super().apply(tensor, result_field, row_axis).map(lambda part: part.to("meta"))
-
-
-def _cast(tensor: Tensor, data_type: str, result_field: str) -> Tensor:
-    """Casts ``tensor``, and raises where a finite number becomes infinite."""
-    dtype: torch.dtype = getattr(torch, data_type)
-    cast = tensor.to(dtype)
-    if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max:
-        overflow = cast.isinf()
-        if overflow.any() and (overflow := overflow & tensor.isfinite()).any():
-            raise too_large(float(tensor[overflow][0]), data_type, result_field)
-    return cast
-
-
-def watching(*points: Point) -> dict[Point, CaptureSpec]:
-    """Returns specs that capture all tensors at ``points``."""
-    return dict.fromkeys(points, CaptureSpec())
-
-
-def merge_specs(place: str, merged: dict[Point, CaptureSpec], specs: Mapping[Point, CaptureSpec]) -> None:
-    """Adds ``specs`` to ``merged``, which has what is captured at ``place``, a module or an operator.
-
-    Raises:
-        InvalidArgument: ``INVALID_VALUE``: the two differ.
-    """
-    for point, spec in specs.items():
-        known = merged.get(point, spec)
-        if known != spec or any(other.call != spec.call for other in merged.values()):
-            remedy = "other slices, reductions or calls need a request of their own"
-            text = f"{place!r} is captured twice, and in different ways: {remedy}"
-            raise error(Reason.INVALID_VALUE, text, spec.field)
-        merged[point] = spec if spec.exact and not known.exact else known
-
-
-def slice_index(slices: Iterable[Slice], shape: torch.Size) -> list[slice | Tensor]:
-    """Returns the index that selects ``slices`` from a tensor of ``shape``: for each axis a range or places.
-
-    Raises:
-        InvalidArgument: ``AXIS_RANGE`` or ``SLICE_RANGE``, with the number of the slice.
-    """
-    index: list[slice | Tensor] = [slice(None)] * len(shape)
-    for number, part in enumerate(slices):
-        with at(f"[{number}]"):
-            axis = _normalized_axis(part.axis, shape)
-            if isinstance(index[axis], Tensor) or index[axis] != slice(None):
-                raise error(Reason.SLICE_RANGE, f"axis {axis} is sliced twice", "axis")
-            index[axis] = (_places if part.indices else _resolved_slice)(part, axis, shape[axis])
-    return index
-
-
-def crossed(index: Sequence[slice | Tensor], shape: torch.Size) -> tuple[slice | Tensor, ...]:
-    """Returns an index that selects by each axis of ``shape`` for itself: PyTorch would pair the places of two axes."""
-    if sum(isinstance(part, Tensor) for part in index) < 2:
-        return tuple(index)
-    places = [torch.arange(size)[part].cpu() for size, part in zip(shape, index)]
-    return tuple(own.reshape(-1, *[1] * (len(places) - axis - 1)) for axis, own in enumerate(places))
-
-
-def _places(part: Slice, axis: int, size: int) -> Tensor:
-    if (part.start, part.stop, part.step) != (None, None, None):
-        raise error(Reason.SLICE_RANGE, "it has a range and single places: send one of them", "indices")
-    places = [place + size * (place < 0) for place in part.indices]
-    for number, place in enumerate(places):
-        if not 0 <= place < size:
-            what = f"{part.indices[number]} is no place of axis {axis}, which has size {size}"
-            raise error(Reason.SLICE_RANGE, what, f"indices[{number}]")
-    if len(set(places)) < len(places):
-        raise error(Reason.SLICE_RANGE, f"a place of axis {axis} comes twice", "indices")
-    return torch.tensor(places)
-
-
-def _resolved_slice(part: Slice, axis: int, size: int) -> slice:
-    start = 0 if part.start is None else part.start + size * (part.start < 0)
-    stop = size if part.stop is None else part.stop + size * (part.stop < 0)
-    if not 0 <= start < stop <= size:
-        raise error(Reason.SLICE_RANGE, f"from {start} to {stop} is no part of axis {axis}, which has size {size}")
-    return slice(start, stop, part.step or 1)
-
-
-def _normalized_axis(axis: int, shape: torch.Size, field: str = "axis") -> int:
-    """Returns ``axis`` counted from the first; raises ``AXIS_RANGE``."""
-    if not -len(shape) <= axis < len(shape):
-        raise error(Reason.AXIS_RANGE, f"there is no axis {axis} in the shape {list(shape)}", field)
-    return axis % len(shape)
-
-
-def _reduced_axes(axes: Iterable[int], tensor: Tensor, row_axis: int | None) -> tuple[int, ...]:
-    normalized = tuple(_normalized_axis(axis, tensor.shape, "axes") for axis in axes)
-    if len(set(normalized)) < len(normalized):
-        raise error(Reason.AXIS_RANGE, f"an axis is named twice: {list(normalized)}", "axes")
-    if row_axis in normalized:
-        raise error(Reason.AXIS_RANGE, f"axis {row_axis} is the batch, which must not be reduced", "axes")
-    return normalized
-
-
-def _axis_reduction(field: str, floats: bool, function: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Any:
-    """Returns a reduction by ``function(tensor, axes)``, for floating tensors only if ``floats``."""
-
-    def reduce(reduction: Any, tensor: Tensor, row_axis: int | None) -> CapturedValues:
-        with at(field):
-            axes = _reduced_axes(reduction.axes, tensor, row_axis)
-            if floats and not tensor.is_floating_point():
-                raise error(Reason.INVALID_VALUE, f"a {field} needs a floating tensor, not {tensor.dtype}")
-            if not floats and tensor.is_complex():
-                raise error(Reason.INVALID_VALUE, "complex numbers have no maximum")
-            if not math.prod(tensor.shape[axis] for axis in axes):
-                raise error(Reason.AXIS_RANGE, f"the axes to be reduced are empty in {list(tensor.shape)}", "axes")
-            left = None if row_axis is None else row_axis - sum(axis < row_axis for axis in axes)
-            return CapturedValues(function(tensor, axes), row_axis=left)
-
-    return reduce
-
-
-def _top_elements(reduction: TopElements, tensor: Tensor, row_axis: int | None) -> CapturedValues:
-    with at("top_k"):
-        axis = _normalized_axis(reduction.axis, tensor.shape)
-        if axis == row_axis:
-            text = f"axis {axis} is the batch: rows are not compared with each other"
-            raise error(Reason.AXIS_RANGE, text, "axis")
-        if tensor.dtype is torch.bool or tensor.is_complex():
-            raise error(Reason.INVALID_VALUE, f"{tensor.dtype} has no largest elements")
-        if not 1 <= reduction.k <= tensor.shape[axis]:
-            raise error(Reason.AXIS_RANGE, f"axis {axis} has {tensor.shape[axis]} elements, not {reduction.k}", "k")
-        return CapturedValues(*tensor.topk(reduction.k, dim=axis), row_axis=row_axis)
-
-
-REDUCTIONS: dict[type[Reduction], Callable[[Any, Tensor, int | None], CapturedValues]] = {
-    Mean: _axis_reduction("mean", True, lambda tensor, axes: tensor.mean(dim=axes)),
-    Max: _axis_reduction("max", False, lambda tensor, axes: tensor.amax(dim=axes)),
-    Norm: _axis_reduction("norm", True, lambda tensor, axes: torch.linalg.vector_norm(tensor, dim=axes)),
-    TopElements: _top_elements,
-}
-"""The function of each reduction."""
-
 
 # Copies from a GPU go to pinned memory while the pass continues; readers wait until they are complete.
 # https://docs.pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers

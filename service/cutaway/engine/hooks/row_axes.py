@@ -15,9 +15,9 @@ import torch
 
 from cutaway.contract.errors import DeadlineExceeded
 from cutaway.contract.requests import Point
+from cutaway.engine.hooks.capture_spec import ShapeSpec
 from cutaway.engine.hooks.hook_site import PlaceInSite, RowAxes
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import ShapeSpec
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.proofs import text_of
 

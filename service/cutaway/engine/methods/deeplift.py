@@ -13,7 +13,8 @@ from torch import nn
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.recording import RecordedCall, watching
+from cutaway.engine.hooks.capture_spec import watching
+from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.methods import spec
 from cutaway.engine.methods.captum_patches import rescaled_softmax
 from cutaway.engine.methods.neurons import neuron_selectable

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+import re2
 from torch import nn
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.module_globs import glob_matcher, is_glob
 from cutaway.contract.values import near_names
 
 
@@ -97,3 +98,25 @@ class ModuleTree:
         if near:
             return "; nearest: " + ", ".join(near)
         return "; the model has " + ", ".join(known[:6]) + (", ..." if len(known) > 6 else "")
+
+
+# Globs over names: ``*`` and ``?`` within one part of a name, ``**`` across parts.
+
+
+def is_glob(pattern: str) -> bool:
+    """Returns whether ``pattern`` can match several names."""
+    return "*" in pattern or "?" in pattern
+
+
+_WILDCARDS = {"**": ".*", "*": r"[^.]*", "?": r"[^.]"}
+
+
+@lru_cache(maxsize=128)
+def glob_matcher(pattern: str) -> Callable[[str], bool]:
+    """Returns a function that tells whether a whole name matches ``pattern``, in time linear in the length of either.
+
+    It remembers names: a model has the same ones in each request.
+    """
+    parts = re.split(r"(\*\*|\*|\?)", pattern)
+    expression = re2.compile("(?s)" + "".join(_WILDCARDS.get(part, re2.escape(part)) for part in parts))
+    return lru_cache(maxsize=2048)(lambda name: expression.fullmatch(name) is not None)

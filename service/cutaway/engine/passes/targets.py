@@ -14,8 +14,8 @@ from torch.nn import functional
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.tensors import Array, as_array
+from cutaway.engine.hooks.capture_spec import slice_index
 from cutaway.engine.hooks.hook_site import Batch
-from cutaway.engine.hooks.recording import slice_index
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs, dtype_text
 from cutaway.engine.runtime.numerics import tensor_like
 

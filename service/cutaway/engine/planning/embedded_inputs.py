@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.requests import Argument, Point
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import watching
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import Cancellation
 

@@ -13,15 +13,14 @@ from torch import nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
-from cutaway.contract.module_globs import glob_matcher, is_glob
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.values import changed, near_names
+from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
 from cutaway.engine.hooks.hook_site import NumberedEdit, validate_edit
 from cutaway.engine.hooks.operators import is_address
-from cutaway.engine.hooks.recording import CaptureSpec, merge_specs
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.model.module_tree import ModuleTree, glob_matcher, is_glob
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, Listener
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.planning.attribution_setup import differentiable, moves_integers, resolve_attribution

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from cutaway.contract.requests import Point
 from cutaway.contract.results import Cause
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import RecordedCall, watching
+from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, concatenated
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point

@@ -19,9 +19,10 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from cutaway.contract.requests import Point
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.hook_site import NumberedEdit, Override
 from cutaway.engine.hooks.operators import operator_name
-from cutaway.engine.hooks.recording import RecordedCall, copy_to_host, in_backward, watching
+from cutaway.engine.hooks.recording import RecordedCall, copy_to_host, in_backward
 from cutaway.engine.model.inspected_model import graph_nodes
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import input_point

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cutaway.contract import requests
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.hook_site import Override
-from cutaway.engine.hooks.recording import RecordedCall, watching
+from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, Reference, input_point

@@ -10,8 +10,8 @@ from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract.requests import Epsilon, Point, RelevanceIdentity
 from cutaway.contract.results import Cause
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import watching
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, cached_per_problem

@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from cutaway.contract.requests import Edit, NeuronAttribution, Point, Saliency
 from cutaway.contract.results import Cause
+from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.hook_site import Override
 from cutaway.engine.hooks.observe import SpecsBySite, observing
-from cutaway.engine.hooks.recording import RecordedCall, watching
+from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, PassRecorder, cached_per_problem, run_passes
