@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Iterable
 from enum import Enum
 from importlib.metadata import version
+from itertools import islice
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,14 +40,26 @@ def _visible(character: str) -> str:
     return " " if character.isspace() and character not in "\r\v\f" else ascii(character)[1:-1]
 
 
-_BRIEF = reprlib.Repr()
-_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 80
+_MOST_SHOWN = 20
+
+
+class _Brief(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = _MOST_SHOWN
+        self.maxlevel = 3
+        self.maxstring = self.maxother = self.maxlong = 80
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """Returns the first items, in their order, which the inherited method would sort."""
+        items = (f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, _MOST_SHOWN))
+        return f"{{{', '.join([*items, *['...'] * (len(x) > _MOST_SHOWN)])}}}" if level > 0 else "{...}"
 
 
 def brief(value: object) -> str:
-    """Returns at most 80 characters of the representation of ``value``, of which no more is written: a list may have a
-    million elements."""
-    return _BRIEF.repr(value)[:80]
+    """Returns at most 80 characters of the representation of ``value``; of a list or a mapping, which may have a
+    million elements, no more than the first few are written."""
+    return _Brief().repr(value)[:80]
 
 
 _LONGEST_NAME = 200

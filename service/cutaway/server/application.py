@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -19,7 +18,7 @@ from cutaway.server.backends.backend import Backend, Supervise
 from cutaway.server.child_signals import give_children_default_signals
 from cutaway.server.lifecycle.gateway_server import GatewayServer, check_settings
 from cutaway.server.lifecycle.supervisor import Supervisor
-from cutaway.server.memory import share_heap
+from cutaway.server.memory import keep_modules, share_heap
 from cutaway.server.model_store import read_store
 from cutaway.server.observability import logging
 from cutaway.server.settings import Settings
@@ -74,8 +73,7 @@ async def _run(model_store: Path, settings: Settings, workers: int | None, annou
             announce(f"page: {url}/")
         if warning := exposure_warning(settings, server.address, server.http_address):
             log.warning(warning)
-        gc.collect()
-        gc.freeze()  # these objects stay; every full collection would scan them and delay all calls
+        keep_modules()
         announce(f"ready: {server.address}")
         await asyncio.wait([stopped, supervising], return_when=asyncio.FIRST_COMPLETED)
         if not stopped.done():

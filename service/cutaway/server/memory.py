@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -112,6 +113,25 @@ def return_memory() -> None:
     """Returns free memory to the system; does nothing where the C library is not glibc."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+_FEW_MODULES = 100
+_kept_modules = 0
+
+
+def keep_modules() -> None:
+    """Keeps full collections of garbage from walking over all objects that there are now, while every thread waits: a
+    tenth of a second for those of PyTorch. For processes that only serve: what is garbage later may stay."""
+    global _kept_modules
+    gc.collect()
+    gc.freeze()
+    _kept_modules = len(sys.modules)
+
+
+def keep_late_modules() -> None:
+    """Does it again if many modules have been imported since, such as scikit-learn for a first KernelShap."""
+    if 0 < _kept_modules < len(sys.modules) - _FEW_MODULES:
+        keep_modules()
 
 
 _UNIT = 32 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 import threading
 import time
@@ -300,9 +301,10 @@ class Meanwhile(Turns):
 
 
 def test_others_run_while_a_method_imports_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once: the solver of surrogates takes a second."""
+    """It does so once; scikit-learn, which fits the surrogates, takes a second."""
     (tmp_path / "slow_solver.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "slow_solver", raising=False)
     monkeypatch.setitem(TABLE, ca.KernelShap, replace(TABLE[ca.KernelShap], imports=("slow_solver",)))
     served = worker(Ticking(Ticks()))
     served._model.turns = turns = Meanwhile(lambda: "slow_solver" in sys.modules)
@@ -310,6 +312,58 @@ def test_others_run_while_a_method_imports_what_it_needs(tmp_path: Path, monkeyp
         ask(served, X, attributions=[ca.KernelShap(n_samples=5)])
     assert turns.noted == [False, True]
     assert TABLE[ca.Lime].imports == ("sklearn.linear_model", "sklearn.svm")
+
+
+def test_imports_beside_others_draw_no_random_numbers() -> None:
+    """Python's and NumPy's generators are everybody's; what is imported may draw, and rich does."""
+    program = """
+import sys, torch
+from cutaway.engine.methods.captum_call import TABLE, _import
+from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.engine.model.session import Turns
+from cutaway.engine.runtime.rng import fingerprint
+from contextlib import contextmanager
+
+class Meanwhile(Turns):
+    @contextmanager
+    def released(self):
+        before = fingerprint(torch.device("cpu"))
+        yield
+        noted.append(fingerprint(torch.device("cpu")) == before)
+
+net = torch.nn.Linear(2, 2)
+noted, model = [], InspectedModel(net, net)
+model.turns, before = Meanwhile(), fingerprint(torch.device("cpu"))
+assert not {"sklearn", "rich.default_styles"} & set(sys.modules)
+for row in TABLE.values():
+    _import(row.imports, model)
+print(noted, fingerprint(torch.device("cpu")) == before)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("[True] True\n", "")
+
+
+def test_the_work_beside_others_is_in_the_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not so the wait for a turn after it."""
+    clock = Ticks()
+    monkeypatch.setattr(session, "time", clock)
+
+    class Late(Turns):
+        @contextmanager
+        def released(self) -> Iterator[None]:
+            yield
+            clock.passes += 5
+
+    before = session.own_seconds()
+    with session.released(Late()):
+        clock.passes += 2
+    assert session.own_seconds() - before == 2
+
+
+class Undivided(Meanwhile):
+    """Does not let others run: a request that is repeated alone, since a worker ended while it ran."""
+
+    is_divisible = False
 
 
 @pytest.mark.parametrize("method", [ca.KernelShap, ca.Lime])
@@ -325,3 +379,6 @@ def test_others_run_during_the_large_fits_of_a_check(method: Any, monkeypatch: p
     assert turns.noted[::2] == turns.noted[1::2]
     assert np.array_equal(found.values["x"], alone.values["x"])
     assert found.checks[0].verdict == alone.checks[0].verdict
+    served._model.turns = undivided = Undivided(lambda: None)
+    assert np.array_equal(ask(served, X, **asked).attributions[0].values["x"], alone.values["x"])
+    assert undivided.noted == []

@@ -10,6 +10,7 @@ import pytest
 
 from cutaway.server.batching import FairSlots, caller_id
 from cutaway.server.rpc.translation import Translator
+from tests.support.waiting import PATIENCE_S
 
 SOON_S = 0.05
 LATE_S = 600.0
@@ -94,3 +95,19 @@ async def test_of_large_messages_one_is_converted_at_a_time() -> None:
         go.set()
     assert await asyncio.gather(*tasks) == [len(large)] * 2
     assert begun == ["one", "two"]
+
+
+async def test_a_large_message_waits_for_no_smaller_ones() -> None:
+    """It has a thread of its own, so that a caller whose smaller messages wait keeps no turn from others."""
+    translator, large, moderate, go = Translator(), bytes(1_000_000), bytes(100_000), threading.Event()
+    caller_id.set("one")
+    held = [asyncio.ensure_future(translator.convert(lambda _: go.wait(), moderate, LATE_S)) for _ in range(3)]
+    try:
+        await asyncio.sleep(SOON_S)
+        assert await translator.convert(len, large, PATIENCE_S) == len(large)
+        caller_id.set("two")
+        assert await translator.convert(len, large, PATIENCE_S) == len(large)
+        assert not any(each.done() for each in held)
+    finally:
+        go.set()
+    await asyncio.gather(*held)

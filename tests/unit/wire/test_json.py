@@ -12,6 +12,7 @@ import cutaway as ca
 from cutaway.contract.errors import Reason
 from cutaway.contract.json_text import read_json
 from cutaway.contract.request_reader.reader import choice
+from cutaway.contract.values import brief
 from cutaway.server.http.json_messages import binary_of, mapping_in
 from cutaway.v1.inspection_pb2 import InspectRequest
 
@@ -90,11 +91,15 @@ def test_a_number_that_is_too_large_is_refused_wherever_it_is(text: str) -> None
 
 
 def test_a_list_of_a_million_elements_is_not_written_out() -> None:
-    """In an error, which shows the first few."""
-    values, written = [Written()] * 1_000_000, Written.count
-    with pytest.raises(ca.InvalidArgument, match="not a choice"):
-        choice({"sum": 1, "mean": 2}, values)
+    """An error shows its first elements, and so it does those of a mapping, in their order."""
+    many, written = [Written()] * 1_000_000, Written.count
+    for values in (many, {"z": many, "a": 1}, dict.fromkeys(range(1_000_000), Written())):
+        with pytest.raises(ca.InvalidArgument, match="not a choice"):
+            choice({"sum": 1, "mean": 2}, values)
     assert Written.count - written < 100
+    for value in ([0, 1, 2, 3, 4, 5, 6, "bad"], {"kind": "KernelShap", "n_samples": [5, {"a": 1}], "b": (1,)}, "a"):
+        assert brief(value) == repr(value)
+    assert len(brief("a" * 1000)) == 80
 
 
 class Written:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
-import importlib
 import json
 import multiprocessing
 import sys
@@ -117,22 +115,6 @@ def verdict(result: ca.InspectResult) -> Verdict:
 def kept(directory: Path) -> list[Any]:
     """What the files of proofs hold."""
     return [json.loads(path.read_bytes()) for path in sorted(directory.glob("*.json"))]
-
-
-def test_collections_of_garbage_spare_what_was_imported(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full one would stop all callers for as long as it walks over the objects of modules."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "many_objects.py").write_text("objects = [[] for _ in range(10_000)]")
-    worker = load()
-    rest(worker)
-    before = gc.get_freeze_count()
-    rest(worker)
-    assert gc.get_freeze_count() <= before
-    importlib.import_module("many_objects")
-    rest(worker)
-    assert gc.get_freeze_count() > before + 9_000
 
 
 QUESTIONS = (ca.Saliency(), ca.IntegratedGradients(n_steps=8), ca.LayerGradCam(layer="2"))

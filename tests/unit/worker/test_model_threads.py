@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from torch.nn import functional as F
 import cutaway as ca
 from cutaway.contract.wire.worker_reply import Parts
 from cutaway.engine.model import session
+from cutaway.server import memory
 from cutaway.server.worker import model_threads
 from cutaway.server.worker.calls import Calls
 from cutaway.server.worker.model_threads import IDLE, Job, ModelThreads
@@ -37,6 +40,9 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now
+
+    def thread_time(self) -> float:
+        return 0.0
 
     def time(self) -> float:
         return time.time() + self.now
@@ -378,7 +384,9 @@ def test_ten_callers_are_answered_between_two_passes(served: Served, monkeypatch
     """Each gets to the bit what it gets alone, and so does the long one, whose edits, captures and dice they never see;
     the gateway is told that the long one keeps no other turn from running."""
     ahead = 0.0
-    clock = SimpleNamespace(time=time.time, perf_counter=lambda: time.perf_counter() + ahead)
+    clock = SimpleNamespace(
+        time=time.time, thread_time=time.thread_time, perf_counter=lambda: time.perf_counter() + ahead
+    )
     monkeypatch.setattr(model_threads, "time", clock)
     monkeypatch.setattr(model_threads, "CREDIT_S", PATIENCE_S)
 
@@ -481,3 +489,59 @@ def test_who_runs_out_of_memory_beside_others_runs_again_alone(served: Served) -
     served.ask(1, BIG, **LONG)
     assert served.answers(1, 2) == [alone(BIG, **LONG), alone(SMALL, **SHORT)]
     assert [event for event in served.events if event.isdigit()] == ["1", "2"]
+
+
+def test_collections_of_garbage_spare_what_was_imported_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full one stops all threads while it walks over the objects of modules. They are kept out of it when no job has
+    begun, in a process that only serves."""
+    threads = ModelThreads("imports")
+    late = {f"late_{number}": ModuleType(f"late_{number}") for number in range(200)}
+
+    def ran(*jobs: Callable[[], Any]) -> int:
+        for done in [threads.submit(job) for job in jobs]:
+            done.result()
+        until_idle(threads)
+        return gc.get_freeze_count()
+
+    monkeypatch.setattr(memory, "_kept_modules", 0)
+    gc.unfreeze()
+    try:
+        assert ran(lambda: sys.modules.update(late)) == 0
+        memory.keep_modules()
+        before = gc.get_freeze_count()
+        objects: list[list[int]] = [[] for _ in range(10_000)]
+        assert ran(lambda: None) <= before
+        sys.modules.update({f"later_{name}": module for name, module in late.items()})
+        assert ran(lambda: None) > before + len(objects) // 2
+    finally:
+        gc.unfreeze()
+        for name in [name for name in sys.modules if name.startswith("late")]:
+            del sys.modules[name]
+
+
+def test_the_work_of_a_job_that_lets_others_run_is_its_callers() -> None:
+    """A fit, which needs no model; whoever only waits has used nothing."""
+    threads = ModelThreads("apart")
+
+    def fit() -> float:
+        with threads.released():
+            while time.thread_time() < 0.2:
+                pass
+        return threads.used_s
+
+    def wait() -> float:
+        with threads.released():
+            time.sleep(0.2)
+        return threads.used_s
+
+    assert threads.submit(fit).result() > 0.1
+    assert threads.submit(wait).result() < 0.1
+
+
+def test_a_job_that_runs_alone_says_so() -> None:
+    """Nothing runs beside it, also while it does not use the model."""
+    threads, said = ModelThreads("alone"), list[bool]()
+    for is_divisible in (True, False):
+        threads.put(Job(lambda: said.append(threads.is_divisible), is_divisible=is_divisible))
+        until_idle(threads)
+    assert said == [True, False]

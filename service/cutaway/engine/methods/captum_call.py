@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import math
 import sys
@@ -109,11 +108,11 @@ def _import(names: Sequence[str], model: InspectedModel) -> None:
     """Imports modules while other requests run: Captum would do it between two passes, and take a second."""
     if all(name in sys.modules for name in names):
         return
+    with model.kept_rng_state():  # scikit-learn imports it, and it draws random numbers, which others draw meanwhile
+        importlib.import_module("rich.default_styles")
     with model.apart():
         for name in names:
             importlib.import_module(name)
-        gc.collect()
-        gc.freeze()  # every full collection would scan them, and stop all threads for 60 milliseconds
 
 
 def _neuron_selector(problem: AttributionProblem, request: requests.NeuronAttribution) -> tuple[slice | int, ...]:

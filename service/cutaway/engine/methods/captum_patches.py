@@ -77,7 +77,7 @@ class _FitOfAnyRow:
         self._is_finite = True
 
     def fit(self, data: DataLoader[Any]) -> None:
-        """Fits the model to ``data``: masks, targets and weights, as one batch. Captum joins batches of one row."""
+        """Fits the model to ``data``: masks, targets and weights. The loader would stack them row by row."""
         dataset: Any = data.dataset
         masks, targets, weights = dataset.tensors
         self._is_finite = bool(targets.isfinite().all() and weights.isfinite().all())

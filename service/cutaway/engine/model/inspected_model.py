@@ -256,7 +256,7 @@ class InspectedModel:
         Raises:
             DeadlineExceeded: the caller no longer waits.
         """
-        if not self._is_divisible:
+        if not (self._is_divisible and self.turns.is_divisible):
             yield
             return
         none_under_way = self._temporarily(

@@ -83,6 +83,11 @@ class Turns:
         """Whether other requests have begun, and hold memory."""
         return False
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether others may run at all before the end of this request."""
+        return True
+
     @contextmanager
     def released(self) -> Iterator[None]:
         """Lets others run during the block, which must not use the model; waits for this request's turn after it."""
@@ -105,13 +110,17 @@ def own_seconds() -> float:
 
 @contextmanager
 def released(turns: Turns) -> Iterator[None]:
-    """Lets others run during the block as `Turns.released`; the time is in no timing of the request."""
-    start = time.perf_counter()
+    """Lets others run during the block as `Turns.released`; the wait for a turn after it is in no timing."""
+    start, of_block = time.perf_counter(), 0.0
     try:
         with turns.released():
-            yield
+            begun = time.perf_counter()
+            try:
+                yield
+            finally:
+                of_block = time.perf_counter() - begun
     finally:
-        _waited.seconds += time.perf_counter() - start
+        _waited.seconds += time.perf_counter() - start - of_block
 
 
 def is_out_of_memory(failure: BaseException) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -37,7 +36,7 @@ class Translator:
 
     def __init__(self) -> None:
         self._slots, self._turns = FairSlots(_THREADS), FairSlots(1)
-        self._threads = ThreadPoolExecutor(_THREADS, "cutaway-translation")
+        self._threads = ThreadPoolExecutor(_THREADS + 1, "cutaway-translation")
         self._running: set[asyncio.Task[Any]] = set()
 
     async def convert(
@@ -77,8 +76,7 @@ class Translator:
         raise error(Reason.DEADLINE_EXCEEDED, f"the message was not converted within {timeout_s:g} s")
 
     async def _in_thread(self, function: Callable[[bytes], T], left: list[bytes], timeout_s: float, alone: bool) -> T:
-        turn = self._turns.slot(timeout_s) if alone else nullcontext()
-        async with turn, self._slots.slot(timeout_s):
+        async with (self._turns if alone else self._slots).slot(timeout_s):
             run = copy_context().run
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads, lambda: run(lambda: function(left.pop()))

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from cutaway.engine.model.session import Turns
-from cutaway.server.memory import start, starting_threads
+from cutaway.server.memory import keep_late_modules, start, starting_threads
 
 T = TypeVar("T")
 
@@ -203,6 +203,12 @@ class ModelThreads(Turns):
             return best is not None and self._goes_before(best, job)
 
     @property
+    def is_divisible(self) -> bool:
+        """Whether this thread's job lets others run."""
+        job = self._own()
+        return job is None or job.is_divisible
+
+    @property
     def are_shared(self) -> bool:
         """Whether other jobs have begun since this thread's job did."""
         job = self._own()
@@ -226,10 +232,12 @@ class ModelThreads(Turns):
                     kind = caller, True
                     self._used_by_kind[kind] = max(self._used_by_kind[kind], self._used_by_kind[caller, False])
             self._stop_running()
+        start = time.thread_time()
         try:
             yield
         finally:
             with self._lock:
+                self._charge_to(job, time.thread_time() - start)
                 self._waiting.append(job)
                 self._run_next()
             job.resumed.acquire()
@@ -281,12 +289,14 @@ class ModelThreads(Turns):
         """Counts the time until now to the job that runs, and to its callers."""
         now, job = time.perf_counter(), self._running
         if job is not None:
-            seconds = now - self._since
-            job.used_s += seconds
-            for caller in job.callers:
-                self._used[caller] += seconds / len(job.callers)
-                self._used_by_kind[caller, job.is_long] += seconds / len(job.callers)
+            self._charge_to(job, now - self._since)
         self._since = now
+
+    def _charge_to(self, job: Job, seconds: float) -> None:
+        job.used_s += seconds
+        for caller in job.callers:
+            self._used[caller] += seconds / len(job.callers)
+            self._used_by_kind[caller, job.is_long] += seconds / len(job.callers)
 
     def _candidates(self) -> Iterator[Job]:
         held = Counter(caller for job in self._begun for caller in job.callers)
@@ -377,6 +387,8 @@ class ModelThreads(Turns):
             if goes_on:
                 self._idle.append(mailbox)
             self._stop_running()
+            if not self._begun:
+                keep_late_modules()
             self._changed.notify_all()
         return goes_on
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from cutaway.contract.wire.chunks import Piece
 from cutaway.server import load_records
 from cutaway.server.archive import reader
 from cutaway.server.child_signals import give_children_default_signals
-from cutaway.server.memory import MemoryPool, RequestMemory, return_memory
+from cutaway.server.memory import MemoryPool, RequestMemory, keep_modules, return_memory
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.gpus import device_of, request_memory
 from cutaway.server.worker.server import WorkerServer
@@ -95,8 +94,7 @@ def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
     if worker.memory is not None and worker.device.type == "cpu":
         return_memory()
         worker.memory.enforce()
-    gc.collect()
-    gc.freeze()  # these objects stay; every full collection would scan them for a tenth of a second
+    keep_modules()
     return worker
 
 

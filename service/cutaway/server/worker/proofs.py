@@ -8,7 +8,6 @@ code, is never taken for one of this.
 from __future__ import annotations
 
 import fcntl
-import gc
 import hashlib
 import json
 import logging
@@ -191,7 +190,6 @@ class IdleProofs:
         self._worker, self._model, self._example = worker, model, example
         self._cancelled_passes, self._file = cancelled_passes, file
         self._left_s = most_s
-        self._imported = len(sys.modules)
         self._questions: Iterator[tuple[int, Question]] | None = None
         self._question: tuple[int, Question] | None = None
 
@@ -224,7 +222,6 @@ class IdleProofs:
         """Asks the next question; returns whether there was one."""
         start = time.thread_time()  # not what others take of the machine
         if self._left_s <= 0 or (asked := self._next_question()) is None:
-            self._keep_imports()
             return False
         number, question = asked
         try:
@@ -241,13 +238,6 @@ class IdleProofs:
         finally:
             self._left_s -= time.thread_time() - start
         return True
-
-    def _keep_imports(self) -> None:
-        """Spares full collections of garbage the modules that tests or callers have imported, as those of the start."""
-        if len(sys.modules) > self._imported:
-            self._imported = len(sys.modules)
-            gc.collect()
-            gc.freeze()
 
     def _next_question(self) -> tuple[int, Question] | None:
         """Returns the next question that was not asked in another process; the first always: it warms the process."""
