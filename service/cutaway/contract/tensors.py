@@ -110,6 +110,7 @@ def _shuffle(data: Buffer, itemsize: int) -> bytes:
 
 
 def _unshuffle(data: bytes, itemsize: int) -> bytes:
+    """Returns the bytes of elements that were compressed in planes: the first byte of each, then the second, ..."""
     if itemsize == 1:
         return data
     planes = np.frombuffer(data, np.uint8).reshape(itemsize, -1)

@@ -86,7 +86,8 @@ class BatchBuilder:
         }
 
     def _column(self, section: str, column: Column) -> Column:
-        """Returns a column: for a tensor as numbers, which are floats if some are and nothing declares the type."""
+        """Returns the column of an input tensor as numbers, any other as it is. Where the model declares no data type,
+        integers beside floats become floats."""
         name = section.removeprefix("inputs.")
         if name == section or name not in self._tensors:
             return column

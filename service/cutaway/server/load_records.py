@@ -100,7 +100,7 @@ def deaths(directory: Path, name: ModelName) -> list[str]:
 
 def last_words(directory: Path, name: ModelName) -> str:
     """Returns what a process that is loading the model has printed last; the empty string if nothing."""
-    return next((words for path in _records(directory, name) if (words := _printed(path)[1])), "")
+    return next((words for path in _records(directory, name) if (words := _last_words(path)[1])), "")
 
 
 def forget(directory: Path) -> None:
@@ -128,13 +128,14 @@ def _lives(path: Path) -> bool:
 
 
 def _words(path: Path) -> str:
-    status, words = _printed(path)
+    status, words = _last_words(path)
     how = f"it ended {status or 'without a word, by a kill or os._exit()'} while it loaded"
     return f"{how}; its last words: {words}" if words else how
 
 
-def _printed(path: Path) -> tuple[str, str]:
-    """Returns the status in a record, and the last words before it."""
+def _last_words(path: Path) -> tuple[str, str]:
+    """Returns the exit status that ends a worker's output, and the last of what it printed before; of a fatal error of
+    Python, its head and the innermost frames of the stack."""
     with suppress(OSError), path.open("rb") as record:
         record.seek(max(0, record.seek(0, os.SEEK_END) - _TAIL_BYTES))
         lines = [line.strip() for line in record.read().decode(errors="replace").splitlines() if line.strip()]

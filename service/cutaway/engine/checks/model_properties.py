@@ -198,7 +198,7 @@ def _random_forward(problem: AttributionProblem) -> Finding | None:
     if not all(close(first[name], second[name], tolerances) for name in first):
         where = first_difference(problem.model, problem.inputs, problem.inputs)
         observation = f"two runs of the model on the same input differ{where and f', from {where!r} on'}"
-    elif all(_draws(problem, generators, third) for _ in range(_LOOKS)):
+    elif all(_moves_generators(problem, generators, third) for _ in range(_LOOKS)):
         observation = "the model draws random numbers while it runs"
     elif not close_unmasked(kept, third[0], PART_OF_BATCH.computed_in(operator_dtypes(problem))):
         return _OTHER_WITH_GRAPH
@@ -218,10 +218,11 @@ _OTHER_WITH_GRAPH = Finding(
 )
 
 
-def _draws(problem: AttributionProblem, generators: Sequence[object], outputs: list[Tensor]) -> bool:
-    """Returns whether a run moves a random number generator, and adds what it returned to ``outputs``.
+def _moves_generators(problem: AttributionProblem, generators: Sequence[object], outputs: list[Tensor]) -> bool:
+    """Runs the model, and returns whether that moved a generator of random numbers. Adds the output to ``outputs``.
 
-    It has a graph if the method needs one. A generator that a forward seeds itself does not move the second time.
+    The run records a graph if the method differentiates. A forward that seeds its generator moves it in the first of
+    two runs only.
     """
     before = fingerprint(problem.model.device, generators)
     with torch.set_grad_enabled(_differentiates(problem)):

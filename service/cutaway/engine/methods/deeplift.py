@@ -33,8 +33,9 @@ from cutaway.engine.runtime.numerics import EXACT
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
-def translated(problem: AttributionProblem, failure: Exception) -> Exception:
-    """Returns an error that names the module at fault; ``failure`` itself if the model is not the cause."""
+def with_cause(problem: AttributionProblem, failure: Exception) -> Exception:
+    """Returns the error that says why Captum's DeepLIFT cannot explain this model; ``failure`` itself if no cause in
+    the model is found."""
     text = str(failure.__cause__ or failure)
     causes = [cause for sentence, cause in _CAUSES.items() if sentence in text]
     # A batch of another size may be the cause of any error, but not of an expired deadline, for example.
@@ -91,11 +92,12 @@ def _nested_output(problem: AttributionProblem) -> str:
 
 
 def _not_batch_first(problem: AttributionProblem) -> str:
+    """Explains an error about the axis 0 of a layer, which Captum takes for the batch of inputs and baselines."""
     if (explanation := _batch_size(problem)) or not problem.layer:
         return explanation
     return (
-        f"axis 0 of what the layer {problem.layer!r} returns is not the batch, along which Captum halves and "
-        "averages; explain a layer whose axis 0 is"
+        f"axis 0 of what the layer {problem.layer!r} returns is not the batch, which Captum splits into "
+        "inputs and baselines; explain a layer whose axis 0 is"
     )
 
 
@@ -180,7 +182,7 @@ def _modules_restored(problem: AttributionProblem) -> Iterator[None]:
             with rescaled_softmax():
                 yield
         except Exception as failure:
-            translation = translated(problem, failure)
+            translation = with_cause(problem, failure)
             if translation is failure:
                 raise
             raise translation from failure

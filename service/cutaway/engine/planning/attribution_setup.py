@@ -92,7 +92,8 @@ def _resolve_layers(tree: ModuleTree, request: requests.Attribution, edits: Chan
 
 
 def _explains_layer_only(request: requests.Attribution) -> bool:
-    """Returns whether neither the gradients nor the baselines of a layer method are at the inputs."""
+    """Returns whether the method needs a layer's values and gradients alone, as Grad-CAM does. Paths, DeepLIFT and
+    GradientSHAP run the model from baselines of its inputs."""
     begins_at_inputs = isinstance(
         request, (requests.PathAttribution, requests.RescaleAttribution, requests.Expectation)
     )

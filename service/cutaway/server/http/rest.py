@@ -98,9 +98,11 @@ def _of_types(tensors: Mapping[str, Array], data_types: Mapping[str, str]) -> di
 
 
 def _of_type(name: str, array: Array, data_type: str) -> Array:
+    """Returns numbers from JSON, which have 64 bits, as the data type that the model takes; if it declares none, floats
+    as float32. Other arrays stay as they are: the model refuses those of a wrong type."""
     wanted = data_type or ("float32" if array.dtype == np.float64 else "")
     if wanted not in DTYPES or array.dtype.kind not in "if" or DTYPES[wanted].kind == "b":
-        return array  # which the model refuses, if it takes another type
+        return array
     with at(f"tensors.by_name.{name}"):
         return converted(array, wanted)
 

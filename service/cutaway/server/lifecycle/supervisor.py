@@ -304,11 +304,11 @@ class Supervisor:
                 raise error(Reason.BACKEND_UNAVAILABLE, what)
 
     def _unpack(self, store: ModelStore, at_start: bool = False) -> dict[ModelName, Unpacked]:
-        """Returns copies of the archives of ``store``; those that change meanwhile are not served.
+        """Returns unpacked copies of the archives of ``store``; one that is changed meanwhile is marked as broken.
 
         Raises:
-            CutawayError: there is no room for one; at the start, that one is not served.
-            OSError: the same.
+            CutawayError: one cannot be unpacked, for lack of room. At the start it is marked as broken instead.
+            OSError: as above.
         """
         copies = {}
         for name, path in [*store.archives.items()]:

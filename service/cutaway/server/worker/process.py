@@ -90,7 +90,7 @@ def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
         shared = os.environ.get(POOL_IN)
         worker.memory = request_memory(worker.device, Path(shared) if shared else None)
     if worker.memory is not None:
-        _note_size(worker.name, worker.fits())
+        _tell_what_fits(worker.name, worker.fits())
     if worker.memory is not None and worker.device.type == "cpu":
         return_memory()
         worker.memory.enforce()
@@ -98,8 +98,8 @@ def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
     return worker
 
 
-def _note_size(name: ModelName, what_fits: str) -> None:
-    """Tells the gateway what fits, or the log of a process that has no gateway beside it."""
+def _tell_what_fits(name: ModelName, what_fits: str) -> None:
+    """Tells the gateway, or the log of a worker without one, which requests fit in the memory of this worker."""
     if directory := os.environ.get(WORKERS):
         load_records.note(Path(directory), name, load_records.LOADED, what_fits)
     else:

@@ -313,6 +313,8 @@ class Worker:
         return max(known, _OVERHEAD * least_bytes(plan, memory.most))
 
     def _run_with_more(self, plan: RequestPlan, needed: int, memory: RequestMemory) -> Outcome:
+        """Runs a request by itself, with ``needed`` bytes of the pool that workers share, and with all of it if it runs
+        out again; remembers what such a request needs."""
         model, is_all = self._model, needed >= memory.most
         with ExitStack() as ends:
             with self.threads.released():
