@@ -56,9 +56,10 @@ def bundles(plans: Mapping[int, RequestPlan]) -> list[dict[int, RequestPlan]]:
 
 
 def _identity(plan: RequestPlan) -> Hashable:
-    """Returns what plans have in common that ask the very same.
+    """Returns the identities of the request's objects, without its inputs. Plans with equal identities ask the same
+    question.
 
-    What a decoder remembers is the same object in each request, and a comparison of objects is cheap.
+    The decoder returns the same object for equal parts of requests, so that no comparison by value is needed.
     """
     return tuple(id(value) for name, value in vars(plan.request).items() if name not in requests.INPUT_FIELDS)
 
@@ -76,7 +77,7 @@ def _without_classes(request: Request) -> Request:
 
 
 def _by_value(value: Any) -> Hashable:
-    """Returns what is equal for equal values, of arrays and data types too."""
+    """Returns a hashable key that is equal for equal contents. Arrays are compared by data type, shape and bytes."""
     if is_dataclass(value):
         return type(value), *(_by_value(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, Mapping):
@@ -90,7 +91,8 @@ def _by_value(value: Any) -> Hashable:
 
 
 def _may_join(plan: RequestPlan) -> bool:
-    """Returns whether nothing in ``plan`` is about rows by number, or about the batch as a whole."""
+    """Returns whether `joined` may make this request a part of a larger one. Then nothing in ``plan`` names rows by
+    number, or is about the whole batch."""
     slices = (part for specs in plan.sites.values() for spec in specs.values() for part in spec.slices)
     return (
         _is_by_row(plan.request.target)
@@ -154,7 +156,8 @@ def _at_targets(request: Request, targets: Sequence[requests.Target | None], row
 
 
 def split(result: InspectResult, sizes: Sequence[int]) -> list[InspectResult]:
-    """Returns the results of requests of ``sizes`` rows, whose rows ``result`` has one behind the other.
+    """Returns one result for each request that was joined. ``result`` has the rows of all requests in order, and
+    ``sizes`` is the number of rows of each.
 
     Raises:
         CannotShare: no axis of a tensor is the batch, or an attribution failed.
@@ -167,6 +170,8 @@ def split(result: InspectResult, sizes: Sequence[int]) -> list[InspectResult]:
 
 
 def _part(result: InspectResult, rows: RowRange, number: int, parts: int) -> InspectResult:
+    """Returns the result of request ``number`` of ``parts`` joined ones: its ``rows`` of each array, and its own
+    checks."""
     own = slice(rows.start, rows.stop)
 
     def cut(array: Array, field: ArrayField, *where: Any) -> Array:
@@ -244,6 +249,8 @@ def alike(plans: Mapping[int, RequestPlan]) -> Iterator[Group]:
 
 
 def _run_alone(plan: RequestPlan) -> Outcome:
+    """Answers one request by itself, or estimates it for a dry run. Returns an exception instead of raising it, so that
+    other requests continue."""
     try:
         if plan.request.dry_run:
             return estimate(plan)
@@ -308,8 +315,10 @@ def _rows_independent(plan: RequestPlan) -> bool:
 
 
 def _by_output(group: Group) -> Iterator[Group]:
-    """Splits requests that differentiate by the output that they differentiate: where the gradient of one output
-    arrives, that of another need not. The others go with any of them."""
+    """Splits ``group`` by the output that each request differentiates. Requests without gradients join the first part.
+
+    In a joint backward pass of two outputs, a gradient that is missing for one output would look like zeros.
+    """
     by_output: dict[str, Group] = {}
     others: Group = {}
     for number, plan in group.items():
@@ -321,7 +330,8 @@ def _by_output(group: Group) -> Iterator[Group]:
 
 
 def _parts(group: Group, size: Callable[[RequestPlan], int], most: int) -> Iterator[Group]:
-    """Splits ``group`` into parts whose sizes sum to ``most`` at most, as far as they have several requests."""
+    """Splits ``group``, in order, into parts whose sizes sum to at most ``most``. A request that is larger is a part by
+    itself."""
     part: Group = {}
     total = 0
     for number, plan in group.items():
@@ -334,7 +344,7 @@ def _parts(group: Group, size: Callable[[RequestPlan], int], most: int) -> Itera
 
 
 def _bundles(group: Group) -> Iterator[Group]:
-    """Yields requests that are answered as one, no more than whose checks have room together."""
+    """Yields the requests that are joined into one. The check of joined requests keeps at most `MAX_KEPT` elements."""
     for bundle in bundles(group):
         first = next(iter(bundle.values()))
         checked = len(bundle) > 1 and first.request.check.mode is not requests.CheckMode.OFF
@@ -343,10 +353,10 @@ def _bundles(group: Group) -> Iterator[Group]:
 
 
 def _run_together(group: Group, tell: Tell, proof_ms: float) -> None:
-    """Tells the outcomes of those requests of ``group`` that could share, first of those without attributions; the
-    others run alone.
+    """Runs the requests of ``group`` in one main pass, and tells each outcome; bundles without attributions come first.
+    A request without an outcome runs alone later.
 
-    ``proof_ms``: how long it took to find out that they may.
+    ``proof_ms``: how long the test took that rows are independent.
     """
     companions, (first, *_) = len(group) - 1, group.values()
     cancellation = latest([plan.cancellation for plan in group.values()])
@@ -375,8 +385,8 @@ def _tell_main_pass(part: Group, main: MainPass) -> None:
 
 @contextmanager
 def _without_draws(group: Group) -> Iterator[None]:
-    """Raises `CannotShare` if random numbers are drawn in the block, and a request has a seed: in a batch, its rows get
-    others than alone."""
+    """Raises `CannotShare` if the block draws random numbers and a request has a seed. In a larger batch, the rows of
+    the request would get other numbers than alone."""
     if all(plan.seed is None for plan in group.values()):
         yield
         return
@@ -389,8 +399,8 @@ def _without_draws(group: Group) -> Iterator[None]:
 
 
 def _finished(part: Group, main: MainPass, companions: int) -> dict[int, Outcome]:
-    """Returns the outcomes of one request, or of several that were joined, in a pass with so many ``companions``;
-    nothing for those that cannot be split."""
+    """Computes the attributions of one bundle after its main pass, and returns the outcome of each request. An empty
+    result means that its requests run alone. ``companions``: how many other requests the pass had."""
     model, plans = main.plan.model, [*part.values()]
     by_request = partial(split, sizes=[plan.rows for plan in plans])
     try:

@@ -125,6 +125,8 @@ def _first_mismatch(
     repeats: bool = True,
     may_vanish: bool = False,
 ) -> Mismatch | None:
+    """Runs the adjoint test at each place of the attribution, along several directions, and returns the first
+    mismatch."""
     if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
         raise ForwardModeRefused("a global backward hook")
     tests = (
@@ -227,6 +229,8 @@ class _AdjointTest:
     may_vanish: bool
 
     def mismatch(self) -> Mismatch | None:
+        """Returns the mismatch of the two sides; None if they agree, or differ by small rounding errors. A difference
+        is tested again at inputs nearby, where rounding errors scatter around 0."""
         here = self._sides()
         if here.agree and not here.is_whole:
             raise ForwardModeRefused("values leave PyTorch")
@@ -246,7 +250,8 @@ class _AdjointTest:
         return Mismatch(here.forward, here.gradient, random=True) if large else None
 
     def _sides(self, look: int = 0, along: list[Tensor] | None = None) -> _Sides:
-        """Returns both sides at the place or, for other ``look`` than 0, near it."""
+        """Runs a backward pass and a forward-mode pass, and returns both derivatives along a direction. ``look`` 0
+        tests the values themselves, and other numbers test values nearby."""
         leaves: list[Tensor] = []
         moved = _moved(look)
 
@@ -284,6 +289,8 @@ class _AdjointTest:
             raise ForwardModeRefused(str(failure)) from None
 
     def _derivative(self, directions: list[Tensor], look: int) -> tuple[float, bool]:
+        """Runs a forward-mode pass, and returns the derivative along ``directions``. Also returns whether the
+        derivative contains all that the pass did."""
         waiting, moved = iter(directions), _moved(look)
 
         def dual(tensor: Tensor) -> Tensor:
@@ -301,7 +308,8 @@ class _AdjointTest:
 
 
 def _second_gradients(scalars: Tensor, leaves: list[Tensor]) -> Sequence[Tensor | None]:
-    """Returns the gradients of a second backward pass: what is kept from the one before has the other sign there."""
+    """Returns the gradients of a second backward pass. The first pass runs on the negated scalars, so that values kept
+    from it have the wrong sign."""
     first = gradients(-scalars, leaves, again=True)
     try:
         return gradients(scalars, leaves)
@@ -320,8 +328,8 @@ def _is_systematic(errors: Tensor) -> bool:
 
 
 def _moved(look: int) -> Change:
-    """Returns a function that changes the tensors of one pass by the root of a rounding: the same for the same
-    ``look``, nothing for 0."""
+    """Returns a function that shifts values at random, by the square root of their precision. ``look`` is the seed; 0
+    shifts nothing."""
     generator = torch.Generator().manual_seed(look)
 
     def move(tensor: Tensor) -> Tensor:
@@ -391,6 +399,8 @@ def wrong_slope(problem: AttributionProblem) -> Mismatch | None:
 
 
 def _wrong_at(probe: _Probe) -> Mismatch | None:
+    """Returns the slopes of a row that contradict the gradient along every one of several directions; None without such
+    a row."""
     generator = torch.Generator().manual_seed(0)
     wrong: dict[int, Mismatch] = {}
     rows = set(range(len(probe.value)))

@@ -165,6 +165,8 @@ class _Comparison:
         return [_of_other_passes(blank, own, found, undefined) for own, found in zip(self._compared(blank), by_part)]
 
     def _compared(self, blank: Check) -> list[Check]:
+        """Compares each part with its reference. Runs separate passes first where Captum's passes do not show what the
+        reference needs."""
         problem, method, captums = self.problem, self.method, self.request.mode is CheckMode.SAME_PASS
         if captums and (not method.reads_captum or self._replaced_several):
             return self._compared_again()
@@ -229,6 +231,8 @@ class _Comparison:
         return first.cpu(), (self._one_more() if later is None else later.detach()).cpu()
 
     def _one_more(self) -> Tensor:
+        """Runs one more forward pass at the input, which no request counts, and returns what the target is read
+        from."""
         model, draws = self.problem.model, model_properties.random_forward(self.problem)
         with model.unrecorded() if draws else model.passes.uncounted(), torch.no_grad():
             return self.problem.read(self.problem.inputs).detach()
@@ -237,10 +241,10 @@ class _Comparison:
 def _of_other_passes(
     blank: Check, own: Check, mismatches: Sequence[Mismatch | None], limitation: Finding | None
 ) -> Check:
-    """Returns ``own``, the check of Captum's passes, with the rows in which these are not the method's.
+    """Returns the check ``own``, with DISAGREES in each row for which Captum's passes differ from those of the method.
 
-    NaN that Captum makes of an input that is not finite is no fault where the attribution is not finite either, unless
-    ``limitation`` says that it is of another row.
+    Captum makes NaN of an input that is not finite. If the attribution is not finite there either, that is no fault,
+    unless ``limitation`` says that the NaN is of another row.
     """
     rows = own.rows or [RowCheck(own.max_relative_error, own.verdict, own.reason, own.cause)] * len(mismatches)
     faults = [
@@ -307,9 +311,10 @@ class _PartComparison:
         )
 
     def _explains_a_constant(self, references: Sequence[Reference]) -> bool:
-        """Returns whether attribution and references consist of rounding errors.
+        """Returns whether attribution and references are only rounding errors, because the target is constant.
 
-        They sum to the target's change, and are smaller than the rounding errors of its terms.
+        This concerns methods whose attributions sum to the target's change. The magnitudes of attribution and
+        references must be below the rounding errors of the target's terms.
         """
         whole, rows, problem = self.whole, *self.part
         if whole.sums is None or problem.target.source not in whole.outputs or not whole.method.adds_up(problem):
@@ -360,6 +365,8 @@ class _PartComparison:
         return [doubt for doubt in (of_rows, at_baseline, further) if doubt]
 
     def _doubt_of_effects(self) -> Finding | None:
+        """Returns why a match proves nothing in these rows: the target or the layer never changed, or no gradient had
+        an effect. None if it proves something."""
         whole, method, of = self.whole, self.whole.method, self.part.rows.of
         summary = whole.summary
         moves = of(summary.moves) if method.forward_only else torch.ones(1, dtype=torch.bool)
@@ -384,6 +391,7 @@ class _PartComparison:
 
     @cached_property
     def _drift(self) -> Finding | None:
+        """The finding that a later pass at the same input returned other values than the first; None if it did not."""
         if self.whole.runs_at_input is None:
             return None
         first, later = map(self.part.rows.of, self.whole.runs_at_input)

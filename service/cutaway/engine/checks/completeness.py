@@ -111,6 +111,8 @@ def compared_sums(method: Method) -> str:
 def _judge(
     problem: AttributionProblem, method: Method, complete: bool, sums: CompletenessSums
 ) -> tuple[Verdict, Finding | None]:
+    """Returns the verdict on the sums, and why it is no better. ``complete``: whether all finite sums match within the
+    tolerance."""
     if problem.edits_gradients and method.runs_backward:
         return Verdict.NOT_APPLICABLE, _EDITED
     bound = getattr(problem.request, "max_delta", None)
@@ -252,7 +254,7 @@ def row_numbers(chosen: Tensor) -> tuple[int, ...]:
 
 
 def row_list(chosen: Tensor) -> str:
-    """Returns the same in words: ``row 3``, ``rows 0, 2 and 9 more``, ``every row``."""
+    """Returns the rows that are ``chosen``, [batch], in words: ``row 3``, ``rows 0, 2 and 9 more``, ``every row``."""
     numbers = row_numbers(chosen)
     if len(numbers) == len(chosen):
         return "every row"

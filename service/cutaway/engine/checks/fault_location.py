@@ -52,6 +52,7 @@ def _calls(model: InspectedModel, inputs: Inputs, names: Sequence[str]) -> Calls
 
 
 def _differing(one: CallsBySite, other: CallsBySite, row: int | None) -> list[str]:
+    """Returns the sites that got equal inputs in two passes and returned different outputs, in ``row`` or anywhere."""
     return [
         name
         for name in one

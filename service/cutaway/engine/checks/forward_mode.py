@@ -240,6 +240,8 @@ def _with_zero_tangent(value: Any) -> Any:
 
 
 def _run(mode: _KeepTangents, func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    """Runs an operator of a forward-mode pass. Operators whose derivative PyTorch lacks, or computes slowly, run in
+    another form."""
     if torch._C._functorch.peek_interpreter_stack() is not None:  # inside of a vmap, tensors are not what they seem
         return func(*args, **keywords)
     if func in _AFFINE and args and (dual := _affine(func, args, keywords)) is not None:

@@ -52,7 +52,8 @@ class _Calls:
         self._waiting: tuple[type[Function], Sequence[Any]] | None = None
 
     def looked_up(self, function: Any, name: str) -> Any:
-        """Returns the attribute ``name`` of a function; of one whose call has begun, another ``forward``."""
+        """Returns the attribute ``name`` of a custom function. When native ``apply`` looks up ``forward`` for a call,
+        returns a wrapper that shows the call to ``call``."""
         value = type.__getattribute__(function, name)
         if threading.get_ident() != self._thread:
             return value
@@ -67,6 +68,8 @@ class _Calls:
         return value
 
     def _forward(self, function: type[Function], forward: Callable[..., Any], *args: Any) -> Any:
+        """Stands in for ``forward`` in a forward-mode pass. Before ``forward`` runs, ``call`` computes the tangents of
+        the outputs, which `tangents_of` returns later."""
         given = _given(function, args)
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
             if any(tangent_of(value) is not None for value in given):
@@ -76,6 +79,8 @@ class _Calls:
         return forward(*args)
 
     def _recorded(self, function: type[Function], forward: Callable[..., Any], *args: Any) -> Any:
+        """Stands in for ``forward`` in a pass with gradients. ``call`` applies the function; hooks that ``call``
+        registers on the outputs get the gradients that arrive there."""
         returned: list[Any] = []
 
         def apply(*given: Any) -> Any:
@@ -99,7 +104,7 @@ class _Calls:
         return setup(context, *more)
 
     def _fresh(self, function: type[Function], *args: Any) -> Any:
-        """Applies the function itself."""
+        """Applies the function once more, as a call of our own that ``call`` does not see."""
         before, self._own = self._own, self._own + 1
         try:
             return function.apply(*args)

@@ -73,7 +73,8 @@ def check_functions(problem: AttributionProblem) -> FunctionChecks:
 
 
 def _calls(problem: AttributionProblem, run: Run) -> list[_Call]:
-    """Returns the calls of functions in a pass, after the backward pass of the problem's target."""
+    """Runs a forward and a backward pass, and returns the calls of custom functions, with arguments and arriving
+    gradients."""
     calls: list[_Call] = []
     numbers: Counter[type[Function]] = Counter()
     leaves: list[Tensor] = []
@@ -133,7 +134,8 @@ def _product(change: Tensor, gradient: Tensor) -> float:
 
 
 def _side(call: _Call, given: Sequence[Any], number: int, gradient: Tensor | None) -> bool | None:
-    """Compares the two sides for a direction at one argument, with the signs of its ``gradient``."""
+    """Returns whether forward and backward of a call agree along a random direction at one argument; None if errors are
+    too large to tell."""
     value = given[number]
     generator = torch.Generator().manual_seed(number)
     drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value) * (value.abs().mean() or 1.0)

@@ -108,6 +108,8 @@ def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None
 
 
 def _is_little_here(problem: AttributionProblem) -> bool:
+    """Returns whether a test at the caller's own inputs takes little time beside the attribution. That is a path of
+    many steps; if one pass runs all steps, only for a model of few modules."""
     request = problem.request
     if not isinstance(request, requests.PathAttribution) or request.n_steps < _MANY_STEPS:
         return False
@@ -128,6 +130,8 @@ def _cached(
     *more: Hashable,
     first: Callable[[AttributionProblem], T | None] | None = None,
 ) -> T | None:
+    """Returns the result of ``test`` on these or earlier inputs of their kind, as `retested`. A result holds for one
+    explained output and one set of foreign hooks."""
     scope = (problem.target.source, problem.target.is_neuron)
     hooks = _foreign_hooks(problem)  # whose numbers another process gives to other hooks
     result: T | None = retested(problem, test, *more, *scope, *hooks, lasts=not hooks, first=first)
@@ -182,7 +186,8 @@ def _differentiates(problem: AttributionProblem) -> bool:
 
 
 def _run(problem: AttributionProblem, inputs: Inputs) -> Outputs:
-    """Returns what the model returns; of a neuron, which need not be on the way to that, its module's activation."""
+    """Runs the model without a graph, and returns its outputs; for a neuron, only the activation of the neuron's
+    module."""
     with torch.no_grad():
         if problem.target.is_neuron:
             return {problem.target.source: problem.read(inputs)}
@@ -191,6 +196,8 @@ def _run(problem: AttributionProblem, inputs: Inputs) -> Outputs:
 
 @_unrecorded_test
 def _random_forward(problem: AttributionProblem) -> Finding | None:
+    """Repeats the forward pass at the same input. Reports outputs that differ, random draws, and values that differ in
+    a run with gradients."""
     first, second = (_run(problem, problem.inputs) for _ in range(2))
     tolerances = REPEATED if problem.model.device.type == "cpu" else SAME_SHAPES
     kept = first[problem.target.source].clone()  # a model may write into what it returned
@@ -245,6 +252,7 @@ class _DependentRows:
         return _unrecorded_test(self._find)(problem)
 
     def _find(self, problem: AttributionProblem) -> Finding | None:
+        """Reports rows whose outputs change when other rows are exchanged, or when the batch gets more rows."""
         if random_forward(problem):
             return None  # then a change proves nothing
         before = _run(problem, problem.inputs)
@@ -308,9 +316,11 @@ def _changed_rows(
 
 
 def _elements_read(problem: AttributionProblem, before: Outputs, after: Outputs) -> tuple[Outputs, Outputs]:
-    """Returns both as they are, or the elements that the target reads if their shape depends on the number of rows.
+    """Returns ``before`` and ``after`` as they are. If the output's shape depends on the number of rows, returns the
+    elements that the target reads.
 
-    Such are similarities of all rows. Methods that put copies of a row next to each other read other elements there.
+    Similarities between all rows are such an output. Methods that put copies of a row next to each other read other
+    elements there, so their outputs stay whole.
     """
     name, positions = problem.target.source, problem.target.positions
     beside = isinstance(problem.request, requests.ExpectedGradient) or problem.request.noise is not None
@@ -326,7 +336,8 @@ def _same_row(one: Tensor, other: Tensor, row: int, tolerances: Tolerances) -> b
 
 @_unrecorded_test
 def _suspicion_here(problem: AttributionProblem) -> _Suspicion | None:
-    """Looks at the first backward pass at the inputs themselves, of a model that has no fault at others."""
+    """Tests the first backward pass at a caller's own inputs, where an earlier `_suspicion` at other inputs found
+    nothing."""
     try:
         return _Suspicion.WRONG if any_mismatch(problem, repeats=False) else None
     except ForwardModeRefused:
@@ -335,6 +346,8 @@ def _suspicion_here(problem: AttributionProblem) -> _Suspicion | None:
 
 @_unrecorded_test
 def _suspicion(problem: AttributionProblem) -> _Suspicion | None:
+    """Tests the gradients of all targets at the problem's inputs and at others. Returns WRONG, UNTESTABLE, or None
+    without a fault."""
     if random_forward(problem):
         return None
     refused = False
@@ -348,7 +361,8 @@ def _suspicion(problem: AttributionProblem) -> _Suspicion | None:
 
 
 def _mismatch_elsewhere(problem: AttributionProblem) -> Mismatch | None:
-    """Looks at inputs that are like the first row and not in its place; edits are for the batch as it is."""
+    """Runs the adjoint test at inputs that are derived from the first row. Returns None with edits, which are for the
+    batch as it is."""
     if problem.edits or problem.model.device.type != "cpu":  # elsewhere an index out of range may end the process
         return None
     try:
@@ -364,6 +378,8 @@ def _mismatch_elsewhere(problem: AttributionProblem) -> Mismatch | None:
 
 @_unrecorded_test
 def _wrong_backward(problem: AttributionProblem) -> Finding | None:
+    """Tests the gradient of the problem's own target at its own inputs, after `_suspicion` raised a doubt. Reports the
+    slopes and the suspected places."""
     refused = False
     try:
         wrong = target_mismatch(problem)

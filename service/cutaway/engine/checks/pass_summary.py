@@ -158,6 +158,8 @@ class PassSummary:
         return self._effects.result()
 
     def _read(self, recorded: Pass) -> None:
+        """Adds a pass to the references, and notes data types, calls of the layer, gradients, and changes of the target
+        and the layer."""
         problem, method, first = self._problem, self._method, not self._count
         self._count += 1
         self.most_rows, self.calls = max(self.most_rows, recorded.rows), max(1, len(recorded.layer))
@@ -288,7 +290,8 @@ class _Visited:
                 ]
 
     def _row_at(self, start: int, count: int) -> int | None:
-        """Returns the row of the batch that a pass has behind ``start`` rows; None for the batch, and if it is unknown.
+        """Returns the row to which a pass of ``count`` rows belongs, after ``start`` earlier rows. None for a pass of
+        the whole batch, and where the row is unknown.
 
         Surrogates run the batch, then each row by itself.
         """
@@ -342,7 +345,8 @@ class _Visited:
         return expected
 
     def _further_pairs(self, recorded: Pass) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yields what to say of a difference, what is expected, and what was seen."""
+        """Yields what must be equal besides the explained inputs: other inputs, and the cotangent of the target. Each
+        comes as the text of a difference, the expected tensor and the actual one."""
         problem, device = self._problem, self._problem.model.device
         times = recorded.rows // problem.rows
         if not times:
@@ -374,6 +378,8 @@ class _Visited:
         return found
 
     def _other_number(self) -> str:
+        """Returns, in words, how the number of rows that Captum ran differs from the method's; ``""`` if the two are
+        the same."""
         if not self._is_short and not any(map(len, self._ahead.values())) and next(self._further, None) is None:
             return ""
         for name, visited in self._visited.items():

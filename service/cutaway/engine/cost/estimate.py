@@ -88,6 +88,7 @@ def estimate_attributions(main: MainPass, recording: Recording) -> tuple[Attribu
 def _estimate(
     problem: AttributionProblem, main: MainPass, recording: Recording, rows: Sequence[int] | None
 ) -> AttributionResult:
+    """Returns one attribution of a dry run: zeros in the shapes of the real one, without a run of Captum."""
     method = method_of(problem.request)
     method.attribute_arguments(problem)  # which may refuse the target
     if rows is not None and not rows:

@@ -52,6 +52,8 @@ def in_passes_that_fit(problem: AttributionProblem, main: MainPass, compute: Com
 
 
 def _in_smaller_passes(problem: AttributionProblem, main: MainPass, compute: Compute) -> AttributionResult:
+    """Runs ``compute`` with passes that should fit by the memory of one row, and with smaller ones while memory runs
+    out."""
     smaller: AttributionProblem | None = _fitted(problem)
     while smaller is not None:
         problem = smaller

@@ -120,6 +120,8 @@ def each_attribution(
 def _one_attribution(
     main: MainPass, index: int, compute: Callable[[int], Iterator[results.AttributionResult]]
 ) -> tuple[results.AttributionResult, ...]:
+    """Returns the results of one attribution of the plan, several for a top-k target. An error becomes a result if the
+    request takes errors in their places."""
     plan, number = main.plan, main.plan.numbers[index]
     try:
         with _attribution_errors(number):
@@ -183,6 +185,8 @@ def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) 
 
 
 def _targets(main: MainPass, attribution: ResolvedAttribution, read_neuron: ReadNeuron) -> Sequence[ResolvedTarget]:
+    """Returns what is explained: the neuron for methods that explain neurons, else the target, or each class of a top-k
+    target. A method without a target gets the first output."""
     request, model, method = attribution.request, attribution.model, method_of(attribution.request)
     if not method.differentiates:
         return (ResolvedTarget(next(iter(main.outputs)), identity),)
@@ -264,8 +268,8 @@ def _attribute(problem: AttributionProblem, main: MainPass) -> results.Attributi
 
 
 def _result_and_values(problem: AttributionProblem, main: MainPass) -> tuple[results.AttributionResult, Values]:
-    """Returns the result without tokens, and its values; zeros at those inputs that the target does not depend on, if
-    it depends on others."""
+    """Computes the attribution. If no gradient of the target reaches some of the inputs, computes again, with zeros as
+    the attribution of these inputs."""
     try:
         return _computed(problem, main)
     except FailedPrecondition as failure:
@@ -288,6 +292,8 @@ def _unreached(problem: AttributionProblem) -> tuple[str, ...]:
 
 
 def _computed(problem: AttributionProblem, main: MainPass) -> tuple[results.AttributionResult, Values]:
+    """Runs Captum, with more steps until the convergence delta is within the request's bound, and then checks the
+    values."""
     while True:
         values, summary, failure = _values_and_summary(problem, main)
         has_sums = problem.baselines or method_of(problem.request).satisfies_conservation
@@ -304,6 +310,8 @@ why they saw nothing."""
 
 
 def _values_and_summary(problem: AttributionProblem, main: MainPass) -> _Summarized:
+    """Runs Captum, and summarizes its passes or separate ones for the check. If Captum fails under our hooks, runs
+    Captum again without them."""
     mode, method = main.plan.request.check.mode, method_of(problem.request)
     parts = consecutive(main.plan.parts or (problem.rows,))
     failure: Exception | None = None
@@ -336,8 +344,8 @@ def _values_and_summary(problem: AttributionProblem, main: MainPass) -> _Summari
 
 
 def _is_told(failure: Exception, problem: AttributionProblem) -> bool:
-    """Returns whether ``failure`` ends the computation, in or outside of a check: nobody waits for it, requests that
-    ran together run again one by one, or it runs again in smaller passes or with more memory."""
+    """Returns whether ``failure`` must end the computation, and not a check alone. Then the deadline expired, joined
+    requests must run apart, or a run with smaller passes or more memory follows."""
     if not ran_out_of_memory(failure):
         return isinstance(failure, (CannotShare, DeadlineExceeded))
     return problem.model.has_more_memory or with_smaller_passes(problem) is not None or rows_divide(problem)

@@ -22,7 +22,8 @@ _EVERY_S = 0.25
 def telling(
     plans: Sequence[RequestPlan], split: Callable[[InspectResult], Sequence[InspectResult]]
 ) -> Iterator[Tell | None]:
-    """Returns what takes the results so far of ``plans``, which run together; None if nobody listens to them.
+    """Yields a function that sends a result so far to the listeners of ``plans``, which run together; None without
+    listeners.
 
     Args:
         plans: the requests.

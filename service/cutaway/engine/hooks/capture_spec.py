@@ -141,7 +141,8 @@ def slice_index(slices: Iterable[Slice], shape: torch.Size) -> list[slice | Tens
 
 
 def crossed(index: Sequence[slice | Tensor], shape: torch.Size) -> tuple[slice | Tensor, ...]:
-    """Returns an index that selects by each axis of ``shape`` for itself: PyTorch would pair the places of two axes."""
+    """Returns an index that selects on each axis independently. PyTorch would pair the elements of two index
+    tensors."""
     if sum(isinstance(part, Tensor) for part in index) < 2:
         return tuple(index)
     places = [torch.arange(size)[part].cpu() for size, part in zip(shape, index)]

@@ -380,6 +380,9 @@ class HookSite:
     def _hook_gradient(
         self, node: Tensor, call: RecordedCall, point: Point, path: Path, edits: Sequence[NumberedEdit]
     ) -> None:
+        """Registers a hook on ``node`` that edits and records its gradient, except in a backward pass that the model
+        runs in its forward."""
+
         def hook(gradient: Tensor) -> Tensor | None:
             if self.recording.in_forward:
                 return None

@@ -156,6 +156,7 @@ class _ModuleHooks:
         yield module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 
     def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Begins a call, and records and edits the module's arguments, as a forward pre-hook."""
         with self._recording.hook_scope():
             call = self._recording.begin_call(self._site.name)
             self._open.append((call, self._inputs(args, kwargs)))
@@ -166,6 +167,8 @@ class _ModuleHooks:
             return replace_arguments(args, kwargs, self._site.process(call, INCOMING, tensors, shared=lambda _: True))
 
     def _after(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Ends the call, and records and edits the module's outputs, as a forward hook that also runs after an
+        error."""
         with self._recording.hook_scope():
             call, inputs = self._open.pop()
             tensors = leaves(output)
@@ -214,6 +217,9 @@ def _transposed(
     _args: object,
     output: Any,
 ) -> Any:
+    """Runs a layer's output through ``stand_in`` with ``axes`` in front, and moves the axes back. This is the forward
+    hook of `axes_first`."""
+
     def moved(value: Any, *, back: bool) -> Any:
         def move(path: Path, tensor: Tensor) -> Tensor:
             own = tuple(axes.get(path, ()))
@@ -285,6 +291,9 @@ class CancelledPasses:
             self._model.cancellation.raise_if_cancelled()
 
     def _watch_backward(self, outputs: Outputs, seconds: float) -> None:
+        """Adds hooks to the graph of a slow forward pass, so that its backward pass ends if the caller no longer
+        waits."""
+
         def before_node(_: Any) -> None:
             self._model.cancellation.raise_if_cancelled()
 

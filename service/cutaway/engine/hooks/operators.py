@@ -145,7 +145,7 @@ class Operators(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs one operator."""
+        """Numbers an operator of the running module and runs it, with the captures and edits of its address."""
         kwargs = kwargs or {}
         name = operator_name(func)
         running = self._state.running
@@ -293,6 +293,8 @@ class _HookedOperator:
         return self._call
 
     def _process_inputs(self) -> dict[str, Tensor]:
+        """Edits and records the arguments, and returns their substitutes. Copies a tensor before the operator writes
+        into it, where an edit or a gradient needs the old values."""
         site, target = self.site, self._target
         if target is not None and any(site.edits_values(s) or site.needs_gradients(s) for s in (INCOMING, OUTGOING)):
             # The operator must not write to tensors that an edit saves for its backward.

@@ -147,6 +147,7 @@ class HookScope:
     def __exit__(
         self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Keeps an error of the hook for `Recording.forward`, which raises that error even if the model caught it."""
         _thread_state.inside_hook = self._outer
         if isinstance(failure, CutawayError):
             self._faults.append(failure)

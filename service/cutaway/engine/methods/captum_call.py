@@ -159,6 +159,7 @@ class _Module(nn.Module):
 
 
 def _named(problem: AttributionProblem, result: Any) -> Values:
+    """Returns Captum's result by name: by explained input, or by layer and the number of the tensor in its output."""
     if problem.further_layers:
         by_layer = (_named(replace(problem, layer=name, further_layers=()), of_layer)
                 for name, of_layer in zip(problem.layers, result))  # fmt: skip

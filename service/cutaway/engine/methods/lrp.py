@@ -62,6 +62,7 @@ def _refuse(model: InspectedModel, request: requests.Propagation, inputs: Inputs
 
 
 def _refuse_rule(model: InspectedModel, name: str, rule: requests.LrpRule) -> None:
+    """Refuses a rule of the request that does not fit its module, or whose number is out of range."""
     resolved = model.tree.resolve(name)
     module = model.tree[name]
     kind = type(module).__name__
@@ -113,6 +114,8 @@ def _refuse_without_rule(name: str, module: nn.Module) -> None:
 
 
 def _refuse_attributes(model: InspectedModel) -> None:
+    """Refuses modules with attributes of their own that Captum's LRP would overwrite. Attributes that Captum left
+    behind are allowed."""
     for name, module in model.tree.modules.items():
         for attribute in ("rule", "activations"):
             value = getattr(module, attribute, None)

@@ -162,6 +162,8 @@ def features(request: requests.Perturbation, inputs: Inputs, explained: Sequence
 
 
 def _numbers(request: Any, inputs: Inputs, explained: Sequence[str]) -> dict[str, Tensor]:
+    """Returns the feature of each element, numbered from 0 over all inputs. Without a mask, each element of an input is
+    a feature."""
     refuse_unexplained(request.masks, "mask", explained)
     masks = {name: as_array(mask) for name, mask in request.masks.items()}
     for name, mask in masks.items():
@@ -266,7 +268,8 @@ def _rolled(positions: list[Position], before: Sequence[int]) -> list[Position]:
 
 @lru_cache(maxsize=1)
 def _begins_in_the_middle() -> bool:
-    """Returns whether the first window of a third input, as the installed Captum moves it, is not at its beginning."""
+    """Tests whether the installed Captum begins the windows of a third input at another position than the first; see
+    `_rolled`."""
     seen: list[Tensor] = []
 
     def watched(*inputs: Tensor) -> Tensor:

@@ -88,6 +88,8 @@ def _result(
     lasts: bool,
     first: Callable[[AttributionProblem], T] | None,
 ) -> T | None:
+    """Returns the kept result of ``test``. Runs the test if there is none, if a repetition is due, or for the first
+    inputs of a caller."""
     model, proofs, key = problem.model, problem.model.proofs, whole if lasts else None
 
     def found(by: Callable[[AttributionProblem], T]) -> tuple[T, bool]:

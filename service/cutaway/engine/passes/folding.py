@@ -39,6 +39,8 @@ class Folding(Generic[T]):
         return self._results[0]
 
     def _send(self, recorded: Pass | None) -> None:
+        """Sends a pass to the fold; None begins or ends the fold. Keeps what the fold returns, or its
+        `MissingObservation`."""
         if self._results or self._missing is not None:
             return
         try:

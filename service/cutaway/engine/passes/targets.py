@@ -269,6 +269,8 @@ def _refuse_out_of_range(position: tuple[int, ...], output: Tensor) -> None:
 
 
 def _cross_entropy(target: requests.CrossEntropy, name: str, output: Tensor) -> ResolvedTarget:
+    """Resolves a cross-entropy loss. For a mean over the batch, the target of each row is the row's share of the
+    mean."""
     labels = _indices(target.labels, _classes(name, output))
     share = len(output) if target.reduction is requests.LossReduction.MEAN else 1
 

@@ -359,6 +359,8 @@ def run_both(problem: AttributionProblem, nonlinearities: Sequence[Nonlinearity]
 
 
 def _run_at_input(problem: AttributionProblem, calls: Sequence[NonlinearityCall]) -> Pass:
+    """Runs a pass at the input, in which multipliers take the place of gradients. Notes the calls whose input is used
+    elsewhere too."""
     ends: list[Node | None] = [None]
 
     def target(output: Tensor) -> Tensor:

@@ -82,6 +82,8 @@ def hidden_rectifiers(problem: AttributionProblem) -> list[str]:
 
 
 def _places(problem: AttributionProblem) -> list[TensorSite]:
+    """Runs a forward pass, and returns where a tensor first appears that is max(h, 0) of another one, but of no known
+    ReLU."""
     relus = [name for name, module in problem.model.tree.modules.items() if isinstance(module, nn.ReLU)]
     both = dict.fromkeys((Point.INPUT, Point.OUTPUT), _FirstElements())
     seen = list(_tensors(observe_forward(problem, {**dict.fromkeys(relus, both), "**:*#*": both})))

@@ -76,6 +76,9 @@ class LayerGraph:
                 gradients(problem.target.scalars(output), list(roots))
 
     def _entering(self, layer: RelevanceLayer) -> Callable[[Tensor], Tensor]:
+        """Returns a function that copies a tensor which enters ``layer``. The function notes the tensor's producer, its
+        consumers and the order of calls."""
+
         def enter(tensor: Tensor) -> Tensor:
             self._clock += 1
             self._kept.append(tensor)
@@ -137,6 +140,7 @@ def _functions(problem: AttributionProblem, graph: LayerGraph) -> Iterator[Findi
 
 
 def _out_of_order(problem: AttributionProblem, graph: LayerGraph) -> Iterator[Finding]:
+    """Reports identity modules that are called again with a tensor from before their earlier call."""
     for layer in graph.out_of_order:
         if _is_identity(problem, layer) and layer in graph.reached:
             yield Finding(

@@ -361,6 +361,8 @@ def layer_integrated_gradients(problem: AttributionProblem, call: int) -> Fold[R
 
 
 def _between_ends(problem: AttributionProblem, call: int) -> Fold[Reference]:
+    """Folds a pass at the input, one at the baseline, and the steps of the layer's output between the two. Returns the
+    reference of one call."""
     ends: list[Values] = []
     outputs: list[Mapping[str, Tensor]] = []
     while len(ends) < 2:
