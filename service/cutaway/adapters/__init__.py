@@ -181,7 +181,7 @@ class ImageAdapter(Adapter):
 
 
 def _eight_bits(image: Image.Image, file_format: str | None) -> Image.Image:
-    """Returns a grey image of 16 bits with numbers from 0 to 255, which Pillow's own conversion would cut off there.
+    """Returns a grey image of 16 bits scaled to 0 to 255, which Pillow's own conversion would clip; others as they are.
 
     Raises:
         ValueError: its numbers have 32 bits, and so no known range.
@@ -331,10 +331,11 @@ def create_adapter(kind: type[Adapter], options: Mapping[str, str], directory: P
 
 @contextmanager
 def _code_of_owner(name: str) -> Iterator[None]:
-    """Enters a context in which the model owner's code runs, as ``name``; it may raise anything, such as SystemExit.
+    """Turns the exceptions of the model owner's code in the block, even SystemExit, into an error. ``name`` tells in
+    its message which code failed.
 
     Raises:
-        InvalidArgument: ``ADAPTER_INVALID``, in place of it.
+        InvalidArgument: ``ADAPTER_INVALID``, in place of that exception.
     """
     try:
         yield

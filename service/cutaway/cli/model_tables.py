@@ -165,6 +165,7 @@ def _tree(model: ModelDetail) -> Node:
 
 
 def _rows(prefix: str, node: Node, depth: int | None, expand: bool, count: int = 1) -> Iterator[Row]:
+    """Yields rows for a module and its children. Equal numbered children share one row, with ``*`` for the number."""
     yield Row(prefix, node, count)
     if depth == 0:
         return

@@ -93,6 +93,7 @@ def exceeds_one_message(failure: CutawayError) -> bool:
 
 
 def _signature(request: InspectRequest) -> Hashable:
+    """Returns the key of all requests whose replies probably have the same size per example."""
     return (
         request.model,
         tuple((name, array.dtype.str, array.shape[1:]) for name, array in request.tensors.items()),
@@ -363,6 +364,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         return call.read((yield self._send(call, timeout)))
 
     def _inspect(self, request: InspectRequest, stream: bool | None, timeout: float | None) -> Steps[Inspection]:
+        """Requests the reply in one message, or as a stream if the reply is large. Requests a stream too if the server
+        reports that one message cannot hold the reply."""
         check_text(request.model, "model")
         deadline = time.monotonic() + self._seconds(timeout)
         if not ((yield from self._prefers_stream(request, timeout)) if stream is None else stream):

@@ -64,6 +64,7 @@ class Client(BaseClient[Inspection, ReplyStream]):
         return self._channel_of(os.getpid())  # no channel works in a process that was forked after it was made
 
     def _run(self, steps: Steps[T]) -> T:
+        """Drives the generator to its end. Each yielded value is a result already, and goes straight back."""
         value: Any = None
         try:
             while True:
@@ -72,6 +73,7 @@ class Client(BaseClient[Inspection, ReplyStream]):
             return cast(T, end.value)
 
     def _send(self, call: Call[Any], timeout: float | None) -> bytes:
+        """Returns the reply to a call. Sends again with a new channel if gRPC reports a fork of the process."""
         deadline = time.monotonic() + self._seconds(timeout)
         while True:
             send: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
@@ -133,6 +135,7 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
         return self._channel_of(asyncio.get_running_loop())  # a channel belongs to the loop in which it is made
 
     async def _run(self, steps: Steps[T]) -> T:
+        """Drives the generator to its end. Awaits each yielded value, and passes back the result or the error."""
         resume: Any = steps.send
         value: Any = None
         try:

@@ -64,7 +64,8 @@ def request_inputs(inputs: Inputs, numbers: str = "float32") -> dict[str, Any]:
 
 
 def _tensors(arrays: Mapping[str, tuple[Any, Array]]) -> dict[str, Any]:
-    """Returns the arguments for values that were sent by name, and the arrays made of them."""
+    """Returns ``tensors``, and ``feature_names`` from columns of tables; ``arrays`` has values as sent and as
+    arrays."""
     named = {name: names for name, (value, _) in arrays.items() if (names := _column_names(value))}
     tensors = {name: array for name, (_, array) in arrays.items()}
     return {"tensors": tensors, "feature_names": named} if named else {"tensors": tensors}

@@ -146,7 +146,9 @@ def _read_reply(message: bytes) -> bytes:
 
 
 def read_piece(message: bytes) -> bytes:
-    """Returns the message that a gateway makes of a worker's; both are serialised InspectStreamResponses.
+    """Converts a message of TorchServe's stream to the message that a gateway sends for it.
+
+    Both are a serialised ``InspectStreamResponse``.
 
     Raises:
         CutawayError: the failure in the message; ``INTERNAL`` if it has no piece of a worker.
@@ -329,7 +331,8 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
         return Inspection.of(self._assembler.result(), self._request)
 
     def _arriving(self) -> Iterator[list[tuple[str, Array]]]:
-        """Yields the tensors that a message completes, for every message."""
+        """Yields, for each message of the reply, the tensors that the message completes. Repeats the request after some
+        errors, as `_prepare_retry` decides."""
         self._start()
         while True:
             try:

@@ -46,7 +46,8 @@ def unix_path(address: str, field: str) -> str:
 
 
 def check_target(address: str, field: str) -> None:
-    """Refuses what is the address of no server: an address as above, or one of gRPC's with a scheme before it.
+    """Raises an error unless ``address`` names a server: ``HOST:PORT``, a Unix socket, or a gRPC address such as
+    ``dns:///NAME:PORT``.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``, with ``field``.

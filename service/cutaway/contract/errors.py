@@ -268,7 +268,7 @@ def error(reason: Reason, message: str, field: str = "") -> CutawayError:
 
 
 def of_exception(failure: Exception) -> CutawayError | None:
-    """Returns the error for an exception of Python that what was sent has caused; None for any other."""
+    """Returns the `CutawayError` for a Python exception that the caller's data caused; None for any other exception."""
     if isinstance(failure, CutawayError):
         return failure
     if isinstance(failure, MemoryError):
@@ -289,10 +289,10 @@ def of_text(failure: UnicodeEncodeError, field: str = "") -> CutawayError:
 
 
 def release_frames(failure: BaseException) -> None:
-    """Releases the frames of what failed.
+    """Removes the tracebacks of ``failure`` and of the exceptions that caused it.
 
-    They refer to its request and its tensors, which would stay until the next garbage collection where a frame, or what
-    waits for the result, refers to ``failure``.
+    The stack frames in a traceback hold the request and its tensors. Without this call, that memory may stay in use
+    until the next garbage collection.
     """
     links: list[BaseException | None] = [failure]
     while links:

@@ -71,7 +71,7 @@ def _may_overflow(text: str) -> bool:
 
 
 def _infinite(value: dict[str, Any] | list[Any]) -> str | None:
-    """Returns the place of an infinite number; None if there is none."""
+    """Returns the path of the first infinite number in ``value``, such as ``.x[0]``; None if all numbers are finite."""
     items = _items(value)
     has_one = _INFINITE in items or -_INFINITE in items  # at the speed of C: there may be a million
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):

@@ -86,7 +86,7 @@ def stated_size(data: Buffer) -> int:
 
 
 def _decompress_frame(data: Buffer, size: int) -> bytes:
-    """Returns at most ``size`` bytes."""
+    """Returns the content of a Zstandard frame. Refuses a frame that states another size before it allocates memory."""
     zstandard = _zstandard()
     try:
         stated = zstandard.get_frame_parameters(data).content_size
@@ -266,7 +266,8 @@ def converted(array: Array, data_type: str) -> Array:
 
 
 def fitted(array: Array, data_type: str) -> tuple[Array, Array]:
-    """Returns numbers as ``data_type``, and which of them it cannot hold; instead of these are others.
+    """Returns ``array`` as ``data_type``, and a mask of the numbers that ``data_type`` cannot hold. The converted value
+    of such a number is meaningless.
 
     A floating type rounds, but makes no finite number infinite. Other types hold whole numbers in their range: of
     floating numbers, those that stand for one whole number only.

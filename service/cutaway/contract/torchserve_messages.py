@@ -49,6 +49,8 @@ def decode_worker_reply(data: Buffer) -> Reply:
 
 
 def _with_response(reply: Reply) -> Reply:
+    """Returns ``reply`` if it has a response or a stream's number; else raises the worker's failure, or
+    ``INTERNAL``."""
     if reply.beside.HasField("failure"):
         raise grpc_status.from_failure(reply.beside.failure)
     if not (reply.response or reply.beside.HasField("pieces")):

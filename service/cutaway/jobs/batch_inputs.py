@@ -145,6 +145,7 @@ class BatchBuilder:
                 raise error(Reason.DATA_UNREADABLE, value.reason, f"{section}.column")
 
     def _example(self, columns: Mapping[str, Column], row: int) -> dict[str, Array] | Raw:
+        """Returns the model's input for one row: a `Raw`, or arrays by input name without batch axis."""
         inputs = self._job.inputs
         if isinstance(inputs, RawInput):
             with at("inputs.raw"):

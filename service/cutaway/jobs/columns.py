@@ -53,6 +53,7 @@ def _not_of_rows(what: str) -> CutawayError:
 
 
 def _columns(result: InspectResult, template: RequestTemplate, batch: int) -> Iterator[Cells]:
+    """Yields all columns of a batch's result: arrays, names of classes, outcomes of checks, tokens and warnings."""
     explained = None if result.explained_rows is None else np.flatnonzero(result.explained_rows).tolist()
     names = tuple(numbered(_attribution_names(template)))
     named = [_renamed(entry, names) for entry in entries(result)]
@@ -112,7 +113,7 @@ def _about_attribution(name: str, attribution: AttributionResult) -> dict[str, s
 def _outcomes(
     name: str, attribution: AttributionResult, explained: Sequence[int] | None, batch: int
 ) -> Iterator[Cells]:
-    """Yields what each row has of an attribution beside its arrays."""
+    """Yields an attribution's columns beside its arrays: skipped rows, verdicts, reasons and largest errors."""
 
     def cells(kind: str, values: Array | list[Any], rows: Sequence[int] | None = explained) -> Cells:
         return Cells(f"{kind}:{name}", {"kind": kind, **_about_attribution(name, attribution)}, values, rows)
@@ -191,10 +192,11 @@ def _expanded(patterns: tuple[str, ...] | str, table: Sequence[str], others: Col
 
 
 def _in_order(columns: tuple[str, ...], names: Sequence[str], spec: TensorColumn) -> tuple[str, ...]:
-    """Returns ``columns`` in the order of the model's ``names``; as they are where the model has none, or where the job
-    says their order.
+    """Returns ``columns`` in the order of ``names``, the model's features. Keeps their order if the model has no names,
+    or if the job sets the order.
 
-    A list of names says it, unless one of them is the model's at another place.
+    A job sets the order with ``by_position``, or with a list in which no column has the name of a feature at another
+    place.
     """
     chosen = set(names) <= set(columns) if spec.columns == FEATURES else set(names) == set(columns)
     if not names or (chosen and not spec.by_position):

@@ -324,6 +324,7 @@ def _differing(one: Any, other: Any, field: str = "") -> Iterator[str]:
 
 
 def _files_sha256(job: Job) -> str:
+    """Returns the SHA-256 over the archive, the adapter's file and the weights; ``""`` if there are none."""
     file = job.model.adapter.rpartition(":")[0]
     adapter = Path(file) if file.endswith(".py") else None
     paths = [path for path in (job.model.archive, adapter, job.model.weights) if path is not None]

@@ -47,6 +47,7 @@ class CaptureStore:
         return bool(missing)
 
     def _create(self, name: str) -> None:
+        """Creates a Zarr array under a temporary name, then renames it: an array that exists has all its metadata."""
         import zarr
 
         path, (dtype, shape) = self._path(name), _row_type(self._types[name])

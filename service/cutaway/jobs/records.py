@@ -97,7 +97,7 @@ def _field(name: str, about: Mapping[str, str], arrow: Any) -> Any:
 
 
 def _arrow_type(several: Sequence[Cells], tensors: str) -> Any:
-    """Returns the Arrow type of a column."""
+    """Returns the Arrow type of a column: texts, bytes, numbers, tensors of one shape, or a struct for ragged ones."""
     first = several[0].values
     if isinstance(first, list):
         return _LIST_TYPES[type(first[0])]
@@ -196,6 +196,7 @@ class Records:
         return {field.name: self._columns[field.name].numbers() for field in self._layout.zarr_fields}
 
     def _array(self, field: Any) -> Any:
+        """Returns a column of the table as an Arrow array. Makes row numbers, ids, labels and errors itself."""
         if field.name in self._columns:
             return self._columns[field.name].array()
         count = len(self._ids)

@@ -156,7 +156,8 @@ class Excerpt:
         self._lines = pa.Table.from_batches(lines)
 
     def _keep(self, batch: Any) -> None:
-        """Keeps the tensors of rows; of half as many evenly spaced rows, where there is no room for all."""
+        """Keeps the tensors of ``batch``. Above the limit, drops every second evenly spaced row, or the last
+        example."""
         for row, cells in self._cells(batch):
             if row % self._every == 0 or row in self._examples:
                 self._tensors[row] = cells

@@ -50,6 +50,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
+        """Returns a mapping for pydantic: a text alone becomes the value of the field ``bare``."""
         if cls.bare and isinstance(value, (str, Path)):
             return {cls.bare: value}
         if not isinstance(value, (dict, cls)):

@@ -238,6 +238,7 @@ def _side(place: float, width: float, needed: float) -> Literal["left", "center"
 
 
 def _draw_array(sheet: Sheet, box: Box, values: Array, summary: str, summarise: Callable[[Array], Array]) -> None:
+    """Draws an array by its shape: a vector as bars, channels as tiles, a long table with totals of rows."""
     flat = _flat(values)
     if flat.size == 0:
         sheet.text(box.left, box.top + box.height / 2, "empty", 9, color=FAINT)

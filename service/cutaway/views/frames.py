@@ -210,7 +210,7 @@ class _Dimensions:
         self._targets = targets
 
     def of(self, entry: Entry) -> list[str]:
-        """Returns the dimensions of an array."""
+        """Returns the names of an array's dimensions: the owner's, or its own if the owner's sizes differ."""
         shape = entry.array.shape
         for owner in (_owner(entry), entry.name):
             names = self._named(owner, entry)
@@ -220,6 +220,8 @@ class _Dimensions:
         return names
 
     def _named(self, owner: str, entry: Entry) -> list[str]:
+        """Returns the names of the axes: ``example`` and ``target`` if there are such, then ``owner.role`` for each
+        other."""
         array, leading = entry.array, []
         if entry.example_axis == 0 and len(array) == self.rows:
             leading.append("example")

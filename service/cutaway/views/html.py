@@ -120,7 +120,7 @@ class _Room:
         self._left = characters
 
     def takes(self, markup: str) -> bool:
-        """Returns whether ``markup`` has room, which it then takes."""
+        """Returns whether ``markup`` fits into the characters left; if it does, subtracts its length from them."""
         fits = len(markup) <= self._left
         self._left -= len(markup) if fits else 0
         return fits
@@ -430,6 +430,7 @@ def _panel(
     grounds: Mapping[str, Picture],
     feature_names: Mapping[str, Sequence[str]],
 ) -> Markup:
+    """Draws one attributed array of one example: bars for a vector, a heat map for a picture, else shape and range."""
     if values.ndim == 1 and values.size:
         known = feature_names.get(name, ())
         features = known if len(known) == values.size else [str(index) for index in range(values.size)]

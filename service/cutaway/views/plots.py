@@ -260,6 +260,8 @@ def _draw(example: _Example, sections: Mapping[str, Sequence[Panel]]) -> Figure:
 
 
 def _lines(heading: str, panels: Sequence[Panel]) -> Iterator[_Line]:
+    """Yields the panels of a section in lines of `_COLUMNS`. If there are too many panels, shows the first, which are
+    the worst, if they have verdicts; else evenly spaced ones."""
     if len(panels) > _MAX_PANELS:
         judged = any(panel.verdict is not None or not panel.values.size for panel in panels)
         heading += f": {_MAX_PANELS} of {len(panels)}, {'the worst first' if judged else 'from the first to the last'}"

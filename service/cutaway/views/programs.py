@@ -117,7 +117,7 @@ def _drop_rows(message: inspection_pb2.InspectRequest) -> None:
 
 
 def _is_text(example: Raw) -> bool:
-    """Returns whether a client sends the same for the text alone."""
+    """Returns whether an example is plain UTF-8 text, so that a program may send the text in place of a `Raw`."""
     try:
         example.data.decode()
     except UnicodeDecodeError:

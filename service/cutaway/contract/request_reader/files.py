@@ -79,6 +79,7 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuses aliases and deep nesting while PyYAML builds its nodes: a few bytes could become a huge value."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.MarkedYAMLError(problem="aliases are not read: write the value", problem_mark=self._mark())
         if self._depth == MAX_DEPTH:

@@ -164,6 +164,7 @@ def _number_or_array(value: Any, expected: str = "a number, a .npy file or lists
 
 
 def _baseline(value: Any) -> float | ArrayLike | TokenId:
+    """Returns the baseline of one input: a number, an array, or a token id, which is given as ``{token_id: 0}``."""
     if isinstance(value, Mapping) and set(value) == {"token_id"}:
         with at("token_id"):
             return TokenId(_integer(value["token_id"]))
@@ -272,7 +273,7 @@ def read(kind: type[T], value: Any) -> T:
 
 @cache
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Returns what reads a value for a field with the type ``hint``."""
+    """Returns the function that reads a value for a field whose type annotation is ``hint``."""
     if hint in READERS:
         return READERS[hint]
     origin, arguments = get_origin(hint), get_args(hint)
@@ -291,7 +292,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 
 
 def _read_part(kind: Any, value: Any) -> Any:
-    """Reads an object of a dataclass, or of a class derived from it."""
+    """Returns an object of the class ``kind``, read from an object, a mapping, or a text such as ``fc@input``."""
     if isinstance(value, kind):
         return changed(value, **_read_fields(type(value), vars(value)))
     if isinstance(value, type):
@@ -363,8 +364,10 @@ def _find_class(base: Any, name: Any) -> Any:
 
 
 def parts_of(kind: Any, around: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields the fields of a dataclass that hold other dataclasses, and theirs, without those of `CLASSES`; and without
-    those of a class that is ``around``, as a target is around the two of a contrast."""
+    """Yields the fields of the dataclass ``kind`` that hold other dataclasses, and the fields of those, for the manual.
+
+    Leaves out the base classes in `CLASSES`, and every class in ``around``: a target can hold a target, without end.
+    """
     for name, hint in type_hints(kind).items():
         for part in (hint, *get_args(hint)):
             if is_dataclass(part) and part not in around:
@@ -384,7 +387,7 @@ def _one_or_several(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @cache
 def _field_readers(kind: Any, excluded: tuple[str, ...] = ()) -> dict[str, tuple[Field[Any], Callable[[Any], Any]]]:
-    """Returns the fields of a dataclass by name, and what reads each."""
+    """Returns the fields of a dataclass by name, each with the function that reads the field's value."""
     hints, readers = type_hints(kind), {}
     for field in fields(kind):
         if field.name not in excluded:
@@ -402,7 +405,7 @@ def _needed_fields(kind: Any, excluded: tuple[str, ...]) -> list[str]:
 
 
 def _read_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the values of fields that are not the defaults, as most of an object are."""
+    """Returns the given values, each converted by its field's reader. Skips values that are the default."""
     results = {}
     for name, (field, reader) in _field_readers(kind).items():
         given = values.get(name, field.default)

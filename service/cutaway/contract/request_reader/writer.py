@@ -28,6 +28,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _is_same(own: Any, default: Any) -> bool:
+    """Returns whether ``own`` equals its field's default. Compares the ``repr``, which tells 0.0 from -0.0."""
     if isinstance(own, tuple) and len(own) == 1 and isinstance(own[0], Enum):
         return bool(own[0] == default)  # a choice stands for a tuple of it
     return repr(own) == repr(default)

@@ -210,6 +210,7 @@ def numbered(names: Iterable[str], taken: Iterable[str] = ()) -> Iterator[str]:
 
 
 def _rebuilt(part: T, function: ArrayFunction, where: Where) -> T:
+    """Returns ``part`` with each of its arrays replaced by the result of ``function``; None stays None."""
     kind: Any = type(part)
     values = {name: (rebuild, getattr(part, name)) for name, rebuild in _rebuilders(kind)}
     replaced = {name: rebuild(value, function, where) for name, (rebuild, value) in values.items() if value is not None}
@@ -276,7 +277,7 @@ def _captures(values: Mapping[str, ModuleCapture], function: ArrayFunction, _: W
 
 
 def _capture(module: str, capture: ModuleCapture, function: ArrayFunction) -> ModuleCapture:
-    """Visits point by point, and each point call by call: the order in the message, which differs from the result's."""
+    """Returns ``capture`` with its arrays replaced. Visits them by point, then by call: the order of the message."""
     calls: list[tuple[int, CapturedCall, _Leaves, _Leaves]] = [
         (number, call, {}, {}) for number, call in enumerate(capture.calls)
     ]

@@ -106,6 +106,7 @@ def _of_arrays(stored: InspectResult, now: InspectResult) -> _Found:
 
 
 def _differences(one: Any, other: Any, place: str) -> _Found:
+    """Compares two values, and those inside them, and yields every difference; floats may differ by rounding."""
     if is_dataclass(one) and type(one) is type(other):
         yield from _of_fields(type(one), one, other, f"{place}.")
     elif isinstance(one, Mapping) and isinstance(other, Mapping) and list(one) == list(other):
@@ -129,6 +130,7 @@ def _of_fields(kind: type, one: Any, other: Any, place: str) -> _Found:
 
 
 def _of_array(one: Array, other: Array, place: str) -> Difference | _Rounding:
+    """Compares two arrays: type and shape, then all bits, then the values within the `tolerance` of their type."""
     name, before = (f"{dtype_name(array)}{list(array.shape)}" for array in (other, one))
     if name != before:
         return Difference(place, f"{name}, and {before} before")

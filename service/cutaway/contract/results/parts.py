@@ -27,6 +27,8 @@ def _by_field(result: InspectResult, other: InspectResult, function: Any) -> Ins
 
 
 def _with(value: Any, added: Any, empty: Any) -> Any:
+    """Returns a field's value after the next part arrived: mappings and tuples grow, any other value is replaced,
+    unless the part has none."""
     if isinstance(empty, Mapping):
         return {**value, **added}
     if isinstance(empty, tuple):
@@ -35,6 +37,7 @@ def _with(value: Any, added: Any, empty: Any) -> Any:
 
 
 def _without(value: Any, sent: Any, empty: Any) -> Any:
+    """Returns the part of a field's value that is not in ``sent``; ``empty`` if all was sent. Reverses `_with`."""
     if isinstance(empty, Mapping):
         return {key: element for key, element in value.items() if key not in sent}
     if isinstance(empty, tuple):

@@ -75,7 +75,7 @@ class StreamEncoder:
         self._checksums: list[int] = []
 
     def header(self, part: InspectResult) -> inspection_pb2.InspectResponse:
-        """Returns the header of the next part, whose size is counted."""
+        """Returns the message of the next part without tensor data, and adds the part's size to ``reply_bytes``."""
         header = wire_results.encode(part, wire_results.NO_DATA)
         if not header.predictions.ByteSize() and self.reply_bytes:
             header.ClearField("predictions")
@@ -239,7 +239,7 @@ _EVERY_STAGE = Timings(*[1.0] * 8)  # a time of 0 takes no bytes
 
 
 def apply_reply_options(result: InspectResult, request: InspectRequest) -> InspectResult:
-    """Returns ``result`` with the options of ``request`` applied.
+    """Returns an estimate for a dry run; otherwise ``result`` in the ``reply_data_type`` of ``request``.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``, if the requested data type cannot hold a number of the result.
@@ -261,7 +261,7 @@ def apply_reply_options(result: InspectResult, request: InspectRequest) -> Inspe
 
 
 def _estimate(result: InspectResult) -> InspectResult:
-    """Returns a result with only an estimate of ``result``, whose arrays are not read."""
+    """Returns the reply to a dry run: the size and the tensor shapes that ``result`` would have. Reads no array."""
     outlines = {
         name: Outline(dtype_name(entry.array), entry.array.shape) for name, entry in by_name(tensors(result)).items()
     }
@@ -377,6 +377,7 @@ class ReplyAssembler:
         return self._result
 
     def _add_header(self, header: inspection_service_pb2.StreamHeader) -> list[tuple[str, Array]]:
+        """Allocates the arrays that a header describes. Returns the empty tensors, for which no chunk follows."""
         if self._result is not None and (self.so_far is not self._result or not self._in_parts):
             raise _damaged("it has two headers")
         try:
@@ -394,6 +395,7 @@ class ReplyAssembler:
         return self._completed()
 
     def _add_chunk(self, chunk: Chunk) -> list[tuple[str, Array]]:
+        """Copies a chunk into its array; returns the tensors that are now complete. Refuses chunks out of order."""
         index = len(self._checksums)
         if (chunk.tensor, chunk.offset) != (index, self._filled) or index == len(self._arrays):
             expected = f"byte {self._filled} of tensor {index}"
@@ -429,6 +431,7 @@ class ReplyAssembler:
         return list(zip(self._names[first : len(self._checksums)], self._arrays[first:]))
 
     def _compare_checksums(self, trailer: inspection_service_pb2.StreamTrailer) -> None:
+        """Ends the reply. Raises ``INTERNAL`` if a tensor is incomplete or differs from its checksum."""
         if self._result is None or len(self._checksums) < len(self._arrays):
             raise _damaged(f"it ends at tensor {len(self._checksums)} of {len(self._arrays)}")
         if len(trailer.crc32c) != len(self._checksums):

@@ -92,6 +92,7 @@ class OneOf(Generic[T]):
         self._own[name].write(value, message)
 
     def _read(self, message: Any) -> T:
+        """Returns an instance of the subclass whose ``oneof`` field is set, with the attributes of the base class."""
         name = message.WhichOneof(self._oneof)
         arguments = self._shared.read(message)
         if name is None:
@@ -186,6 +187,7 @@ def record(kind: type, message: type[Message], rules: Rules | None = None) -> Co
 
 
 def _record(kind: type, message: Any, rules: Rules) -> Codec:
+    """Returns the codec of the dataclass ``kind``. Reads faster if all fields are plain and in the same order."""
     descriptors = message.fields
     write, read = spread(kind, descriptors, rules)
     names = [field.name for field in descriptors]
@@ -202,7 +204,7 @@ def _is_plain(field: FieldDescriptor) -> bool:
 
 
 def spread(kind: type, descriptors: Iterable[FieldDescriptor], rules: Rules) -> Spread:
-    """Returns the converter of some fields of a message, for the attributes of dataclass ``kind`` that they carry."""
+    """Returns the converter between the fields ``descriptors`` of a message and the attributes of a dataclass."""
     puts: list[tuple[str, _Put]] = []
     takes: list[tuple[str, str, _Take]] = []
     parts: list[tuple[str, Spread]] = []
@@ -325,7 +327,7 @@ def only(message: Descriptor, codec: Codec | None = None) -> Codec:
 
 
 def _default(field: FieldDescriptor, hint: Any = None) -> Any:
-    """Returns the conversion that follows from the type of ``field``, and from that of the attribute."""
+    """Returns the codec for ``field`` where no rule names one: by its protobuf type, and ``hint``, its Python type."""
     message = field.message_type
     one: Scalar | Codec
     if message is None:
@@ -350,7 +352,7 @@ def _dataclass_in(hint: Any, *, is_several: bool) -> type | None:
 
 
 def _access(kind: type, field: FieldDescriptor, attribute: str, rule: FieldRule) -> tuple[_Put, _Take]:
-    """Returns how ``attribute`` is written to ``field``, and how it is read."""
+    """Returns two functions: the first writes ``attribute`` to ``field``, the second reads and checks ``field``."""
     hint = type_hints(kind).get(attribute)
     codec: Any = rule.codec or _default(field, hint)
     (default,) = (
@@ -383,6 +385,8 @@ def _checks(hint: Any) -> list[Callable[[Any], object]]:
 
 
 def _checked(take: _Take, check: Callable[[Any], object]) -> _Take:
+    """Returns ``take`` with ``check`` run on every value that it reads, but not on a field that was never set."""
+
     def taken(message: Any) -> Any:
         value = take(message)
         if value is not UNSET:
@@ -393,6 +397,10 @@ def _checked(take: _Take, check: Callable[[Any], object]) -> _Take:
 
 
 def _scalar_access(field: FieldDescriptor, attribute: str, codec: Scalar, default: object) -> tuple[_Put, _Take]:
+    """Returns the functions that write and read a scalar field.
+
+    A field with presence stays unset for ``""``, and for None where None is the attribute's default.
+    """
     name = field.name
     encode, decode = codec
     get = attrgetter(name)

@@ -101,6 +101,7 @@ def _why_unreachable(details: str) -> str:
 
 
 def _decode_details(status: status_pb2.Status) -> CutawayError | None:
+    """Returns the exception in a status with error details; None if the details are not from a Cutaway server."""
     info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
     for detail in status.details:

@@ -125,7 +125,7 @@ _FREE_TEXTS = ("cutaway.v1.Argument.text",)
 
 
 def check_entries(kind: type[Message], data: bytes, name: str) -> None:
-    """Counts the fields of a message before it is parsed; arguments and errors as of `parse`.
+    """Raises an error if a message has too many fields; arguments and errors as of `parse`.
 
     Parsing may make an object of a hundred bytes from two. Data of tensors are stepped over.
     """
@@ -156,7 +156,7 @@ COUNTED_BYTES = 2 * MAX_ENTRIES
 
 
 def _count_entries(kind: Descriptor, message: memoryview, before: int, most: int) -> int:
-    """Returns how many fields there are in ``message`` and ``before``; reads none after the first that is too many."""
+    """Returns ``before`` plus the number of fields in ``message``, nested ones included; raises above ``most``."""
     count = before
     nested, packed = _message_fields(kind), _packed_fields(kind)
     for number, value in read_fields(message):

@@ -50,6 +50,7 @@ def _write_baseline(baseline: Any, message: pb.Baseline) -> None:
 
 
 def _read_baseline(message: pb.Baseline) -> Any:
+    """Reads a baseline: a number, a tensor or a token id. A distribution needs `_read_distribution`."""
     kind = message.WhichOneof("kind")
     if kind is None or kind == "distribution":
         what = f"{kind or 'nothing'}; this method takes a scalar, a tensor or a token id"
@@ -63,6 +64,7 @@ def _read_baseline(message: pb.Baseline) -> Any:
 
 
 def _read_distribution(message: pb.Baseline) -> Any:
+    """Reads the baseline samples of a method that averages over a distribution, such as ``DeepLiftShap``."""
     kind = message.WhichOneof("kind")
     if kind != "distribution":
         raise error(Reason.INVALID_VALUE, f"{kind or 'nothing'}; this method takes a distribution", kind or "")

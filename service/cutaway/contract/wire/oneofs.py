@@ -69,6 +69,7 @@ def refuse_no_name(message: Any, missing: str) -> None:
 
 
 def _write_points(points: Any, container: Any) -> None:
+    """Writes the hook points of a capture. Refuses an empty tuple: an empty field means ``OUTPUT``."""
     points = points if isinstance(points, tuple) else (points,)
     if not points:  # which means OUTPUT in a message
         raise error(Reason.INVALID_VALUE, "name at least one point")
@@ -174,6 +175,8 @@ EDITS = several(Codec(_write_edit, _read_edit))
 
 
 def _some(attribute: str, element: str) -> Callable[[Any], None]:
+    """Returns a check for targets: raises ``TARGET_MISMATCH`` if the list ``attribute`` of a target is empty."""
+
     def check(target: Any) -> None:
         if not getattr(target, attribute):
             raise error(Reason.TARGET_MISMATCH, f"no {element}; send one for all, or one an example")

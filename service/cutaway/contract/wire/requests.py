@@ -192,11 +192,12 @@ def decode(data: bytes, *, max_unpacked_bytes: int | None = None) -> InspectRequ
 
 
 def decode_in_place(data: bytes, *, max_unpacked_bytes: int | None = None) -> Decoded:
-    """Returns what `decode` does; where the request takes errors of attributions in their places, they are there."""
+    """Decodes as `decode` does, but returns errors of single attributions in ``failed``, if the request allows that."""
     return _decode(data, max_unpacked_bytes, in_place=True)
 
 
 def _decode(data: bytes, max_unpacked_bytes: int | None, *, in_place: bool) -> Decoded:
+    """Returns the decoded request. Parses the input on every call; the rest may come from the cache `_remembered`."""
     message = parse(inspection_pb2.InspectRequest, data)
     kind = message.WhichOneof("input")
     sent: Any = getattr(message, kind or "tensors")
@@ -263,6 +264,7 @@ def _decode_rest(data: bytes, in_place: bool = False) -> Decoded:
 
 
 def _decode_bytes(data: bytes, in_place: bool) -> Decoded:
+    """Decodes a request without its input. ``in_place`` moves wrong attributions to ``failed``, on request."""
     message = parse(inspection_pb2.InspectRequest, data)
     check_structure(message)
     size = unpacked_bytes(message)

@@ -80,8 +80,8 @@ def encode(result: plain.InspectResult, form: str = "") -> inspection_pb2.Inspec
 
 
 def decode(message: inspection_pb2.InspectResponse, form: str = "") -> plain.InspectResult:
-    """Returns the result in ``message``; its arrays are read-only views of the bytes of the message, or new with any
-    content, where ``form`` is `NO_DATA`."""
+    """Returns the result in ``message``. Its arrays are read-only views of the message; for the form `NO_DATA`,
+    uninitialised arrays that the caller fills."""
     result: plain.InspectResult = _codec(form).read(message)
     return result
 
@@ -222,6 +222,7 @@ def _array_rule(kind: type, name: str, field: ArrayField, tensor: Codec) -> Fiel
 
 
 def _predictions(rules: Rules) -> Spread:
+    """Returns the converter of predictions and targets. Targets [batch, k] travel as a flat list, with k beside it."""
     fields = inspection_pb2.Predictions.DESCRIPTOR.fields
     write_all, read_all = spread(
         plain.InspectResult,
@@ -289,6 +290,7 @@ def _captures(tensor: Codec) -> Codec:
                 tensor.write(positions[path], leaf.positions)
 
     def read(container: Any) -> dict[str, plain.ModuleCapture]:
+        """Returns one `plain.ModuleCapture` per module. Joins its messages, each of one hook point."""
         modules: dict[str, list[tuple[_Leaves, _Leaves]]] = {}
         for message in container:
             point = POINTS.decode(message.point)

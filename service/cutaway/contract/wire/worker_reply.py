@@ -136,7 +136,7 @@ def _arrays(result: InspectResult) -> list[Array]:
 
 
 def _parts(message: Message, arrays: Iterator[Array], compression: str) -> list[Buffer]:
-    """Serialises ``message`` with the next of ``arrays`` as the data of each tensor in it; takes it apart."""
+    """Serialises ``message`` with the next of ``arrays`` as the data of each tensor; clears its tensors."""
     if isinstance(message, tensor_pb2.Tensor):
         return _with_data(message, next(arrays), compression)
     parts: list[Buffer] = []

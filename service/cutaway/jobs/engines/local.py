@@ -79,7 +79,7 @@ class LocalModel:
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Handles SIGINT and SIGTERM after the block: a worker takes any exception during a pass for the model's error."""
+    """Delays SIGINT and SIGTERM to the end of the block: in a pass, their exception would seem the model's error."""
     handlers: dict[int, Any] = {}
     received: list[tuple[int, FrameType | None]] = []
     process = os.getpid()

@@ -87,6 +87,7 @@ A worker serves one driver as long as the driver runs, and its jobs one after th
 
 
 def _writer(task: Task) -> ShardWriter:
+    """Returns the writer of this worker process. Loads the model at the job's first shard, and keeps the model."""
     key = f"{task.manifest.digest} {task.folder.path}"
     if key not in _writers:
         _open.close()

@@ -149,7 +149,10 @@ class CsvFile:
 
 
 def _row_starts(text: _TextLines, records: Iterable[Sequence[str]]) -> Iterator[int]:
-    """Yields the offsets of the records that are not empty lines, and the offset after the last one."""
+    """Yields the offset of every record that is no empty line, and the offset after the last one.
+
+    ``records`` must parse ``text`` line by line: ``text`` counts the bytes that were read so far.
+    """
     start = text.position
     for cells in records:
         if cells:

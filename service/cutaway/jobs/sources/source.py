@@ -206,6 +206,7 @@ def _stacked(items: Column) -> Any:
 
 
 def _structs(array: Any) -> Column:
+    """Converts structs: ragged tensors to arrays, images as Hugging Face stores them to bytes, all others to dicts."""
     names = {array.type.field(index).name for index in range(array.type.num_fields)}
     if names == {"values", "shape"}:
         return [*map(_shaped, from_arrow(array.field("values")), array.field("shape").to_pylist())]
