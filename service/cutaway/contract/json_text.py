@@ -53,9 +53,7 @@ def _is_too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [item for each in level if isinstance(each, (dict, list)) for item in _items(each)]
-        if not level:
-            return False
-    return True
+    return any(isinstance(each, (dict, list)) for each in level)
 
 
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")

@@ -10,7 +10,7 @@ import pytest
 
 import cutaway as ca
 from cutaway.contract.errors import Reason
-from cutaway.contract.json_text import read_json
+from cutaway.contract.json_text import MAX_DEPTH, read_json
 from cutaway.contract.request_reader.reader import choice
 from cutaway.contract.values import brief
 from cutaway.server.http.json_messages import binary_of, mapping_in
@@ -110,3 +110,14 @@ class Written:
     def __repr__(self) -> str:
         Written.count += 1
         return "0"
+
+
+@pytest.mark.parametrize(("depth", "fits"), [(MAX_DEPTH, True), (MAX_DEPTH + 1, False)])
+def test_the_most_levels_may_be_beside_others(depth: int, fits: bool) -> None:
+    """Lists beside one another are no deeper."""
+    text = f"[{'[' * (depth - 1)}1{']' * (depth - 1)}{', []' * MAX_DEPTH}]"
+    if fits:
+        assert read_json(text)[1:] == [[]] * MAX_DEPTH
+        return
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json(text)
