@@ -191,6 +191,7 @@ class ByteBudget:
         self._return_soon()
 
     def _return_soon(self) -> None:
+        """Starts a timer that returns free memory to the system, if a burst of requests is over and no timer runs."""
         if self._is_to_return and not self._held and not self._returns_soon:
             self._passed, self._is_to_return, self._returns_soon = 0, False, True
             timer = threading.Timer(_SOON_S, self._return_memory)
@@ -263,14 +264,14 @@ class Answers(Generic[T]):
         self._occupying = set(range(len(replies)))
 
     def __call__(self, position: int, reply: T) -> None:
-        """Takes the position of a call, and its reply."""
+        """Completes the call at ``position``; a second reply, at the end of a streamed call, has no effect."""
         if not self._replies[position].done():
             self._replies[position].set_result(reply)
         if any(not each.done() for each in self._replies):
             self.set_aside(position)
 
     def set_aside(self, position: int) -> None:
-        """Takes the position of a call that takes long."""
+        """Notes that a call no longer keeps other batches from running; after the last such call, calls ``let_go``."""
         self._occupying.discard(position)
         if not (self._occupying or self.alone):
             self._let_go()
@@ -377,7 +378,7 @@ class Batcher(Generic[T]):
         self.send_batches()
 
     def _let_go(self, batch: asyncio.Task[None]) -> None:
-        """Sends other batches beside one whose calls were set aside."""
+        """Stops counting a batch as running once its unanswered calls are all set aside, and sends further batches."""
         if self._running.pop(batch, None):
             self._aside.add(batch)
         self.send_batches()
@@ -393,6 +394,7 @@ class Batcher(Generic[T]):
         return len(self._queue) * batches >= sum(self._running.values())
 
     def _next_batch(self) -> list[_PendingCall[T]]:
+        """Takes calls for one batch from the queue, within its limits; drops calls that were cancelled or failed."""
         batch: list[_PendingCall[T]] = []
         size = 0
         while self._queue and len(batch) < self.max_calls:
@@ -406,6 +408,7 @@ class Batcher(Generic[T]):
         return batch
 
     async def _run(self, calls: Sequence[_PendingCall[T]]) -> None:
+        """Sends one batch, as a task. After `NotBegun`, calls return to the queue; other errors fail or retry calls."""
         batch = cast("asyncio.Task[None]", asyncio.current_task())
         replies = [call.reply for call in calls]
         answers = Answers(replies, lambda: self._let_go(batch), alone=calls[0].alone)

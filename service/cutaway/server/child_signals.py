@@ -12,9 +12,10 @@ _before_fork = threading.local()
 
 @cache
 def give_children_default_signals() -> None:
-    """Lets SIGTERM end the processes that this one starts from now on, though it ignores or handles it itself.
+    """Lets SIGTERM end every child process started from now on, although this process ignores or handles the signal.
 
-    A pool of processes ends them by it, and waits for them. Programs inherit that it is ignored, forks handlers too.
+    A model's code may have a pool of processes, which sends SIGTERM to its processes and waits for their end. Without
+    this function, started programs would inherit an ignored SIGTERM, and forks would also inherit a handler.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -22,6 +23,7 @@ def give_children_default_signals() -> None:
 
 
 def _hold_back() -> None:
+    """Blocks SIGTERM in this thread before a fork; after the fork, parent and child restore the signal mask."""
     _before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 

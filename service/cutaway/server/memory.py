@@ -120,8 +120,11 @@ _kept_modules = 0
 
 
 def keep_modules() -> None:
-    """Keeps full collections of garbage from walking over all objects that there are now, while every thread waits: a
-    tenth of a second for those of PyTorch. For processes that only serve: what is garbage later may stay."""
+    """Excludes all present objects from later garbage collections.
+
+    A collection stops every thread: for a tenth of a second with PyTorch's objects. Only for processes that serve,
+    because an excluded object in a reference cycle is never freed.
+    """
     global _kept_modules
     gc.collect()
     gc.freeze()
@@ -129,7 +132,7 @@ def keep_modules() -> None:
 
 
 def keep_late_modules() -> None:
-    """Does it again if many modules have been imported since, such as scikit-learn for a first KernelShap."""
+    """Calls `keep_modules` again if many modules were imported since, such as scikit-learn for a first KernelShap."""
     if 0 < _kept_modules < len(sys.modules) - _FEW_MODULES:
         keep_modules()
 
@@ -265,6 +268,7 @@ class RequestMemory:
             self._limit(self.own)
 
     def _limit(self, allowed: int) -> None:
+        """Limits this process to its memory without requests plus ``allowed`` bytes; has no effect before `enforce`."""
         if self._loaded:
             import resource
 
@@ -303,7 +307,10 @@ def starting_threads() -> Iterator[None]:
 
 @contextmanager
 def _unlimited(*, for_ever: bool = False) -> Iterator[None]:
-    """Lets this process allocate what it needs while the block runs; ``for_ever``: in addition to what it may."""
+    """Lifts the memory limit of this process while the block runs.
+
+    ``for_ever``: the limit is afterwards higher by the bytes that the block has allocated.
+    """
     if sys.platform != "linux":
         yield
         return

@@ -22,7 +22,11 @@ class Silence:
         self._used_s = _processor_s(pid)
 
     def late_s(self, silent_s: float) -> float:
-        """Returns for how much of ``silent_s`` the process could have gone on, and should."""
+        """Returns how many of the last ``silent_s`` seconds without a heartbeat are the fault of the process.
+
+        Time before the deadline of its calls does not count. While the process is ready to run or waits for the disk,
+        only the processor time that it has used counts. Of a stopped process (SIGSTOP), all time counts.
+        """
         states = _states(self._pid)
         if psutil.STATUS_STOPPED in states:
             return silent_s

@@ -164,6 +164,10 @@ _WRONG_BYTES = (
 
 @contextmanager
 def _reporting(name: str) -> Iterator[None]:
+    """Raises errors of the block that a damaged archive causes as ``ARCHIVE_CORRUPT``, with ``name`` in the message.
+
+    Other errors of the system, such as a full disk, pass unchanged.
+    """
     try:
         yield
     except _WRONG_BYTES as failure:
@@ -176,6 +180,7 @@ def _reporting(name: str) -> Iterator[None]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Opens the archive at ``path`` for the block, and refuses unsafe members; damage becomes ``ARCHIVE_CORRUPT``."""
     if not path.is_file():
         raise error(Reason.MODEL_NOT_FOUND, f"{path}: there is no such file")
     with _reporting(path.name), zipfile.ZipFile(path) as archive:
@@ -215,10 +220,11 @@ _PIECE = 1 << 20
 
 
 def _aligned(archive: zipfile.ZipFile, member: zipfile.ZipInfo, directory: Path) -> bool:
-    """Unpacks safetensors in another order, in which tensors of whole cache lines begin at multiples of `ALIGNMENT`.
+    """Unpacks safetensors so that each tensor of whole cache lines begins at a multiple of `ALIGNMENT` in the file.
 
-    Workers map the file, and PyTorch's kernels round otherwise at other addresses. Returns whether it was done: what is
-    no safetensors file is left to whoever reads it.
+    Workers map the file, and the rounding of PyTorch's kernels depends on the alignment. Returns False, and writes
+    nothing, for a member that is no complete safetensors file, or lies in a folder. The caller then unpacks such a
+    member unchanged.
     """
     with archive.open(member) as source:
         length = int.from_bytes(source.read(8), "little")
@@ -249,6 +255,7 @@ def _aligned(archive: zipfile.ZipFile, member: zipfile.ZipInfo, directory: Path)
 
 
 def _verify(archive: zipfile.ZipFile, digests: Mapping[str, str]) -> ArchiveManifest:
+    """Returns the manifest, after checks that both manifests, the adapter's file, settings and weights agree."""
     _check_present(archive, TORCHSERVE_MANIFEST, MANIFEST)
     served = _json(TORCHSERVE_MANIFEST, archive.read(TORCHSERVE_MANIFEST)).get("model")
     manifest = _parse_manifest(archive.read(MANIFEST))
@@ -284,7 +291,10 @@ _LEAST = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1, "maxBatchDelay": 0, 
 
 
 def _config(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """Returns TorchServe's settings of a model, which TorchServe waits for ever to have read if they are wrong."""
+    """Returns the TorchServe settings in the archive; raises `_Damage` for a wrong number in them.
+
+    TorchServe itself reports no error for such a number, but waits for ever.
+    """
     if MODEL_CONFIG not in archive.namelist():
         return {}
     config = parse_yaml(archive.read(MODEL_CONFIG).decode(), MODEL_CONFIG)

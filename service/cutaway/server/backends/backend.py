@@ -144,8 +144,10 @@ class Turns:
                 turn.set_aside(turn.waiting[number])
 
     def lost(self) -> None:
-        """Fails all turns after the worker has died. The cause is one that was set aside, or the first of the others:
-        the rest had not begun."""
+        """Fails all turns after the worker has died: with ``WORKER_DIED``, or `NotBegun` for turns that had not begun.
+
+        The turns that were set aside may have begun, and so may the first of the other turns.
+        """
         turns, self._turns = self._turns, []
         first = next((turn for turn in turns if turn.occupying), None)
         for turn in turns:
@@ -274,6 +276,10 @@ class Backend:
                 raise
 
     async def _call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> _Answer:
+        """Sends a request through the model's batcher, and returns the reply with its worker.
+
+        If the current task is cancelled, cancels the call on every worker of the model.
+        """
         message = worker_pb2.WorkerCall(
             number=next(self._numbers),
             deadline=time.time() + timeout_s,
@@ -302,7 +308,7 @@ class Backend:
         return self.batchers[name]
 
     async def _send(self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[_Answer]) -> None:
-        """Sends a batch to the worker that has the fewest; of several, to the one that has waited longest."""
+        """Sends a batch to the first worker by `_preference`, for the batcher; returns when all calls are answered."""
         worker = min(self._workers.of(name), key=_preference, default=None)
         if worker is None:  # it ended at this moment
             raise NotBegun
@@ -329,4 +335,5 @@ class Backend:
 
 
 def _preference(worker: WorkerLink) -> tuple[bool, int, int, float]:
+    """Returns a sort key: first workers on time, then by fewest turns, then by the longest time without a new turn."""
     return worker.late_s > 0, worker.turns.occupying, len(worker.turns), worker.turns.last_added

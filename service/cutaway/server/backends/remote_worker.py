@@ -89,8 +89,10 @@ class RemoteWorker(asyncio.BufferedProtocol):
 
     @property
     def late_s(self) -> float:
-        """The seconds without progress since all its calls should have been done; of a worker that is only starved,
-        those in which it had a processor."""
+        """The seconds without progress since the latest deadline of the worker's calls; 0 for a worker on time.
+
+        Of a silent process that waits for a processor, only the processor time that the process has used counts.
+        """
         silent_s = _now() - self._heard
         if silent_s < _SILENT_S:
             return self._late_s
@@ -190,6 +192,7 @@ class RemoteWorker(asyncio.BufferedProtocol):
         self._transport.abort()
 
     async def _close_when_idle(self) -> None:
+        """Closes the connection as soon as the worker has no calls left; starts when the worker has asked to leave."""
         while True:
             await asyncio.sleep(_POLL_S)
             if not self.is_busy:
@@ -198,6 +201,7 @@ class RemoteWorker(asyncio.BufferedProtocol):
 
 
 def _break_off(connection: socket.socket) -> None:
+    """Ends a connection for a streamed reply at the deadline; `RemoteWorker.pieces` then stops waiting for data."""
     with suppress(OSError):  # not connected yet
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -275,6 +279,7 @@ class WorkerPool:
         self._directory.cleanup()
 
     async def _find(self) -> None:
+        """Looks for new worker sockets in the directory, and connects to each; runs until `close` cancels the task."""
         while True:
             with suppress(OSError):  # no file descriptor is left: tried again
                 for path in self.path.iterdir():
@@ -283,6 +288,8 @@ class WorkerPool:
             await asyncio.sleep(_POLL_S)
 
     async def _connect(self, path: Path) -> None:
+        """Connects to the worker that listens at ``path``; deletes the socket of a process that has ended."""
+
         def changed() -> None:
             if not worker.is_open:
                 self._found.pop(path, None)

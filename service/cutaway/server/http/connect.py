@@ -93,6 +93,7 @@ class _Method:
             return await self._as_sent(reply or b"", ctx, call)
 
     async def _stream(self, body: bytes, ctx: _Context) -> AsyncIterator[bytes]:
+        """Runs the method in a task, and yields messages as fast as the caller reads; cancels the task at the end."""
         messages: asyncio.Queue[bytes] = asyncio.Queue(1)
         async with _translated(self._servicer, ctx, messages.put) as call:
             data = await self._binary(body, ctx, call)
@@ -105,7 +106,11 @@ class _Method:
                 await asyncio.wait([running])
 
     async def _binary(self, body: bytes, ctx: _Context, call: TranslatedCall) -> bytes:
-        """Returns a request as its message; the name of the model is in it."""
+        """Returns a request as serialised protobuf, converted if it came as JSON.
+
+        An ``Inspect`` call from a caller who may call no model is refused before that conversion: only the converted
+        request names its model.
+        """
         if not _is_json(ctx):
             return body
         if self._name.startswith("Inspect"):

@@ -174,6 +174,7 @@ class RequestBody:
         return message
 
     async def _next(self, patience_s: float = math.inf) -> Message:
+        """Receives the next ASGI message; raises ``DEADLINE_EXCEEDED`` if the body is late, or after ``patience_s``."""
         left = self._until - asyncio.get_running_loop().time()
         try:
             message = await within(max(0.0, min(left, patience_s)), self._receive())
@@ -241,6 +242,7 @@ async def unless_gone(request: Request, call: Awaitable[T]) -> T:
 
 
 async def _gone(request: Request) -> None:
+    """Returns when the caller has ended the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

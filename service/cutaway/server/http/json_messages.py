@@ -84,7 +84,7 @@ _ADVICE = "send it as application/proto, or as NPY"
 
 
 def _outside_of_texts(text: bytes) -> bytes:
-    """Returns a JSON text without what is in its texts; of each, one quotation mark is left."""
+    """Returns a JSON text without the content of its strings; one quotation mark stays for each, for counting."""
     plain = np.frombuffer(text.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
     inside = np.cumsum(plain == ord('"'), dtype=np.uint8)  # odd inside of a text
     inside &= 1

@@ -413,7 +413,7 @@ class Rest:
         return await self._answered(request, await asked, partial(_written, form.write), form.media_type, call)
 
     async def _inspect(self, request: Request, model: str, body: RequestBody, call: TranslatedCall) -> Response:
-        """Answers a request of the contract, in its form."""
+        """Answers ``:inspect``: the body is an InspectRequest in JSON or protobuf. ``Accept`` chooses the reply."""
         media_type = _media_type_in(request.headers)
         accepted = chosen(request.headers, (BINARY, JSON) if media_type == BINARY else (JSON, BINARY))
         read = partial(_contract_request, model, media_type)
@@ -438,7 +438,7 @@ class Rest:
         return Response(content, media_type=media_type)
 
     async def _program(self, request: Request, model: str, body: RequestBody, call: TranslatedCall) -> Response:
-        """Returns a request as a program, without a call of the model."""
+        """Returns the source code of a client program that would send this request; the model is not called."""
         address = request.query_params.get("address", str(request.base_url))
         has_token = "authorization" in request.headers
         language = request.query_params.get("language", "python")

@@ -288,10 +288,10 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def _feed(self, data: bytes) -> None:
-        """Parses bytes of requests.
+        """Parses received bytes; requests to upgrade to another protocol are parsed as ordinary requests.
 
-        httptools takes all that follows the head of an ``Upgrade`` for another protocol. Another parser goes on there,
-        once it is told how long the body is.
+        httptools stops after the head of such a request. A new parser then reads the body; an artificial head with the
+        same framing headers tells this parser the length.
         """
         while data:
             try:
@@ -380,7 +380,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _watch_reader(self, left: int) -> None:
-        """Ends the connection if there are still ``left`` bytes to read when the time is over."""
+        """Aborts the connection if the caller reads none of the ``left`` bytes for `idle_timeout_s`, now or later."""
 
         def look() -> None:
             now = self.transport.get_write_buffer_size()
@@ -394,13 +394,13 @@ class HttpConnection(HttpToolsProtocol):
         self._unread = self.loop.call_later(self.idle_timeout_s, look)
 
     def _limit_pause(self, seconds: float | None) -> None:
-        """Limits the time between a reply and the next request. uvicorn's own limit ends at any byte."""
+        """Restarts the timer that ends a connection after a reply, or stops it. uvicorn's timer stops at any byte."""
         if self._between is not None:
             self._between.cancel()
         self._between = None if seconds is None else self.loop.call_later(seconds, self._leave)
 
     def _leave(self) -> None:
-        """Ends the connection once the rest of a reply is read."""
+        """Closes the connection when the pause timer ends; the caller may still read the rest of the last reply."""
         self.transport.close()
         if left := self.transport.get_write_buffer_size():
             self._watch_reader(left)
@@ -409,6 +409,7 @@ class HttpConnection(HttpToolsProtocol):
         return self.loop.call_later(self.receive_timeout_s, self.transport.abort)
 
     def _forget(self) -> None:
+        """Stops the timer for the head of a request."""
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None

@@ -97,6 +97,7 @@ class LocalWorker:
         await asyncio.to_thread(self._worker.threads.close, grace_s)
 
     def _soon(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Calls ``function`` in the event loop's thread; the model's threads report replies in this way."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(function, *arguments)
 

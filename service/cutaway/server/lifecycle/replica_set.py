@@ -223,6 +223,7 @@ class ReplicaSet:
         await asyncio.gather(*self._supervision, return_exceptions=True)
 
     async def _end_hanging_workers(self) -> None:
+        """Ends workers that are late by more than `Settings.hang_s`, and rotates the logs; runs until cancelled."""
         for poll in itertools.count():
             await asyncio.sleep(_POLL_S)
             if poll % _POLLS_PER_ROTATION == 0:
@@ -233,6 +234,7 @@ class ReplicaSet:
                     self._end(worker)
 
     def _end(self, worker: RemoteWorker) -> None:
+        """Ends a worker that hangs: asks its engine to replace the process, and closes the gateway's connection."""
         for engine in self._engines:
             if engine.has_worker(worker.pid):
                 log.warning(f"a worker of {worker.name.model} {worker.name.version} hangs; starting a new one")

@@ -78,7 +78,7 @@ class Routes:
         return pool in self._pools.values()
 
     def tell(self) -> None:
-        """Has calls that wait sent to workers that have come."""
+        """Reports changed workers: batchers send waiting calls, and the supervisor checks which models serve."""
         self.updated.set()
         self.changed()
 
@@ -160,8 +160,11 @@ class Supervisor:
                 raise failures[0]
 
     async def _until_usable(self, loading: asyncio.Future[None]) -> None:
-        """Waits until all models have settled. Once some have answered, the others get half as long again, and their
-        calls wait for them after that: a model that never loads keeps nobody waiting."""
+        """Waits at the start until every model has answered or failed; raises an error if none has answered.
+
+        Does not wait for ever for slow models: once some have answered, the others get half as long again, and at least
+        `_PATIENCE_S`. After that, calls of the slow models wait for them.
+        """
         loop = asyncio.get_running_loop()
         begun = latest = loop.time()
         answered = 0
@@ -207,6 +210,7 @@ class Supervisor:
             reloading.result()
 
     def _serves(self, worker: RemoteWorker) -> bool:
+        """Returns whether health checks count a worker as serving: late by less than half of `Settings.hang_s`."""
         return worker.late_s < self._settings.hang_s / 2
 
     async def _reload_on_change(self) -> None:
@@ -268,8 +272,10 @@ class Supervisor:
         return {name: each for name, each in chosen.items() if each is not None}
 
     async def _try(self, target: dict[ModelName, Unpacked]) -> None:
-        """Starts the replica sets that ``target`` lacks; the sets become the current ones if nothing has to be replaced
-        in them.
+        """Starts the replica sets that ``target`` lacks, and makes all sets over ``target`` the current ones.
+
+        If a model fails that has a predecessor, the current sets stay; `_reload` goes on with a target that has the
+        predecessor.
 
         Raises:
             CutawayError: an engine does not start, or a model that serves does not load once more.
@@ -298,6 +304,7 @@ class Supervisor:
         await asyncio.gather(*(each.start(partial(self._settled, each)) for each in sets))
 
     def _raise_if_lost(self, new: ReplicaSet) -> None:
+        """Raises an error if an archive that is served does not load in the new set; `_reload_on_change` retries."""
         for name, why in new.failed.items():
             if new.models[name] is self._good.get(name):
                 what = f"{name.model} {name.version}, which is served, does not load once more: {why}"
@@ -336,6 +343,7 @@ class Supervisor:
     def _set_over(
         self, part: dict[ModelName, Unpacked], shares: Shares, target: Mapping[ModelName, Unpacked]
     ) -> ReplicaSet:
+        """Returns the existing replica set with exactly these archives and shares, none failed; else a new set."""
         for each in self._sets:
             if each.shares is shares and each.models == part == each.sound and not each.retired:
                 return each
@@ -345,8 +353,11 @@ class Supervisor:
         return new
 
     def _first(self, part: Mapping[ModelName, Unpacked], target: Mapping[ModelName, Unpacked]) -> int:
-        """Returns the number of a new set's first worker, by which workers take GPUs: that of the set that it replaces
-        with as many workers, or else the first from which so many are free."""
+        """Returns the number of a new set's first worker; workers take GPUs by their numbers.
+
+        A set that replaces a like one (same models, as many workers) takes over its numbers. Other sets get the first
+        free range of numbers.
+        """
         models, workers = {name.model for name in part}, sum(each.workers for each in part.values())
         taken: set[int] = set()
         for each in reversed(self._sets):

@@ -161,7 +161,7 @@ async def _answer(methods: OpenInference, name: str, method: Method, data: bytes
 
 
 async def _stream(methods: OpenInference, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-    """Answers one request after the other; an error is that of its request."""
+    """Answers the requests of a stream in order. A known error is the reply to its request; others end the stream."""
     kind = messages.ModelStreamInferResponse
     async for data in requests:
         call = _call(context)

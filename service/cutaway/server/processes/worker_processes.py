@@ -69,6 +69,7 @@ class Fork(Leader):
 
 
 def _fork(pid: int) -> Fork:
+    """Returns an object for the keeper that runs as ``pid``; kills the keeper's process group if that fails."""
     try:
         return Fork(pid)
     except BaseException:  # no file descriptor is left to look with

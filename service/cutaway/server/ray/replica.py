@@ -63,6 +63,7 @@ class ReplicaPort:
         threading.Thread(target=lambda: asyncio.run(self._listen()), name="cutaway-port", daemon=True).start()
 
     async def _listen(self) -> None:
+        """Listens, and announces the address while nobody is connected; calls ``abandoned`` if the keeper is gone."""
         address = await self.tls.listen(self.host, self._accept)
         reached = time.monotonic()
         while True:

@@ -213,7 +213,7 @@ class Servicer:
         await self._watch.wrap(name, lambda _, context: abort(failure, context))(b"", context)
 
     def _with_status(self, method: Method) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
-        """Returns ``method`` with every error as a gRPC status."""
+        """Returns ``method`` for the current caller, with counted request bytes, and every error as a gRPC status."""
 
         async def guarded(data: bytes, context: Context) -> bytes | None:
             try:
@@ -324,12 +324,13 @@ class Servicer:
             raise error(Reason.REQUEST_TOO_LARGE, f"the request has {len(data)} bytes, {limit} are allowed")
 
     def _timeout(self, context: Context) -> float:
+        """Returns the seconds left for a call: its deadline, or the default, and at most `Settings.max_deadline_s`."""
         left: float | None = context.time_remaining()  # None without a deadline, unlike in the stubs
         return min(self.settings.default_deadline_s if left is None else left, self.settings.max_deadline_s)
 
     @contextmanager
     def _naming_limit(self, context: Context) -> Iterator[None]:
-        """Says of a call that the server has ended, before its own deadline, how long it may take."""
+        """Adds the server's time limit to the message of a ``DEADLINE_EXCEEDED`` if this limit ended the call."""
         timeout_s = self._timeout(context)
         left: float | None = context.time_remaining()
         try:
@@ -362,8 +363,11 @@ def _without_modules(data: bytes) -> bytes:
 
 
 def _response(reply: Reply, start: float) -> bytes:
-    """Returns the serialised InspectResponse that a worker replied, or a part of it: the last one has timings, with the
-    time that the call waited."""
+    """Returns the serialised InspectResponse of a worker's reply, or of one part of a streamed reply.
+
+    Keeps the values beside the response for observers. Timings, which only the last part has, get the time in the
+    queue.
+    """
     beside = reply.beside  # of this, observers take what they want
     if beside.HasField("timings"):
         beside.timings.queue_ms = (time.perf_counter() - start) * 1000 - beside.worker_ms

@@ -76,6 +76,7 @@ class Translator:
         raise error(Reason.DEADLINE_EXCEEDED, f"the message was not converted within {timeout_s:g} s")
 
     async def _in_thread(self, function: Callable[[bytes], T], left: list[bytes], timeout_s: float, alone: bool) -> T:
+        """Waits for a fair slot, then converts the message in a thread; ``left`` is empty once that begins."""
         async with (self._turns if alone else self._slots).slot(timeout_s):
             run = copy_context().run
             return await asyncio.get_running_loop().run_in_executor(
@@ -84,5 +85,6 @@ class Translator:
 
 
 async def _is_done(task: asyncio.Task[Any], timeout_s: float) -> bool:
+    """Waits for ``task``, at most ``timeout_s`` seconds and without cancelling it; returns whether it has ended."""
     done, _ = await asyncio.wait([task], timeout=timeout_s)
     return bool(done)

@@ -266,8 +266,10 @@ def check_memory(request: InspectRequest, least: int, allowed: int) -> None:
 
 
 def check_counts(request: InspectRequest, failed: int, settings: Settings) -> None:
-    """Raises ``LIMIT_EXCEEDED``, with the field, if the request has more rows, captures or attributions than the
-    settings allow; ``failed`` attributions it had besides."""
+    """Raises ``LIMIT_EXCEEDED``, with the field, if a request has more rows, captures or attributions than allowed.
+
+    ``failed`` is the number of further attributions, which could not be decoded.
+    """
     for field, what, count, limit in _counts(request, failed, settings):
         _check_count(field, what, count, limit)
 

@@ -123,6 +123,7 @@ class Calls:
         self._cancelled |= self._under_way
 
     def _put(self, run: Callable[[], None], messages: Sequence[worker_pb2.WorkerCall], **kind: bool) -> None:
+        """Puts ``run`` as a job into the model's threads, for the callers and the latest deadline of ``messages``."""
         cancellations = [self._call(message).cancellation for message in messages]
         job = Job(
             run,
@@ -139,6 +140,7 @@ class Calls:
         return Call.of_message(message, partial(self._cancelled.__contains__, number), partial(self._begun, number))
 
     def _all_set_aside(self, messages: Sequence[worker_pb2.WorkerCall]) -> None:
+        """Reports those of the calls that have no reply yet as set aside: they keep no other turn from running."""
         for message in messages:
             if message.number in self._under_way:
                 self._set_aside(message.number)
@@ -149,6 +151,7 @@ class Calls:
                 self._run_part(part, alone)
 
     def _run_part(self, part: Sequence[worker_pb2.WorkerCall], alone: bool) -> None:
+        """Runs a part of a turn: short calls together, long calls as jobs of their own unless ``alone``."""
         numbers = [message.number for message in part]
         waiting = set(numbers)
 

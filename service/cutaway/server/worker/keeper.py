@@ -102,7 +102,7 @@ def _print_record(process: ForkProcess) -> None:
 
 
 def _end_orphans() -> None:
-    """Kills what a worker has forked that has ended: processes of this group with a parent elsewhere."""
+    """Kills processes that ended workers have left: those of this process group with a parent in another group."""
     group = os.getpgid(0)
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError, PermissionError):
@@ -159,7 +159,11 @@ def _run(slot: WorkerSlot, delay_s: float, loaded: mmap.mmap) -> None:
 
 
 def _become_keeper(order: KeeperOrder, replied: int) -> NoReturn:
-    """Makes this fork a keeper, tells its process id, and writes to the pipe ``replied`` then."""
+    """Turns this fork into the keeper of ``order``; never returns.
+
+    Its process id goes to standard output as the reply to the order. A byte in the pipe ``replied`` then tells `main`
+    that the reply was written.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     reply = os.dup(sys.stdout.fileno())

@@ -147,6 +147,7 @@ class ModelThreads(Turns):
         start(threading.Thread(target=self._fill, args=(run,), name=f"cutaway-{self._name}-idle", daemon=True))
 
     def _fill(self, run: Callable[[Callable[[], bool]], float | None]) -> None:
+        """Enters a job for idle time whenever no other job came for a while; runs in its own thread until `close`."""
         seen, pause_s, has_more = 0, _QUIET_S, True
         while not self._is_closed.wait(pause_s):
             pause_s = _QUIET_S
@@ -268,6 +269,10 @@ class ModelThreads(Turns):
     # What follows is called with the lock.
 
     def _enter(self, job: Job) -> None:
+        """Adds a job to those that wait, and starts the next one if none runs.
+
+        A caller who comes back after a pause is at most `CREDIT_S` behind the caller who has used least.
+        """
         self._charge()
         others = [self._used[caller] for other in (*self._begun, *self._waiting) for caller in other.callers]
         if not others:
@@ -299,6 +304,10 @@ class ModelThreads(Turns):
             self._used_by_kind[caller, job.is_long] += seconds / len(job.callers)
 
     def _candidates(self) -> Iterator[Job]:
+        """Yields the waiting jobs that may run now: those that have begun, and new ones if there is room.
+
+        A job that enters `alone` may run once no other job has begun.
+        """
         held = Counter(caller for job in self._begun for caller in job.callers)
         has_room = len(self._begun) < MOST_BEGUN and not self._alone
         for job in self._waiting:
@@ -353,6 +362,7 @@ class ModelThreads(Turns):
         mailbox.put(job)
 
     def _new_thread(self) -> _Mailbox:
+        """Starts a thread that stays for later jobs too; returns the queue from which the thread takes jobs."""
         mailbox: _Mailbox = SimpleQueue()
         ready = threading.Event()
         name = f"cutaway-{self._name}"

@@ -240,7 +240,10 @@ class IdleProofs:
         return True
 
     def _next_question(self) -> tuple[int, Question] | None:
-        """Returns the next question that was not asked in another process; the first always: it warms the process."""
+        """Returns the next test that has not passed yet, here or in another process; None if none is left.
+
+        The first test always runs, since it prepares the process for later requests.
+        """
         if self._questions is None:
             example = self._example()
             self._questions = enumerate(rehearsals(self._model, example) if example else ())
@@ -265,8 +268,10 @@ class IdleProofs:
 
     @contextmanager
     def _begun(self, number: int) -> Iterator[bool]:
-        """Leaves a mark while the block runs, and yields whether it was there: then it ended an earlier worker of this
-        server, and must not end all that come after."""
+        """Marks test ``number`` as begun while the block runs; yields True if an earlier worker left the mark.
+
+        The test then ended that worker's process, and is not run again: otherwise it would end every new worker.
+        """
         sockets = os.environ.get(WORKERS)
         if not sockets:
             yield False

@@ -80,6 +80,7 @@ class FrameSender:
         return True
 
     def _send_waiting(self) -> None:
+        """Sends the waiting parts until none is left; runs in a thread after the connection's buffer was full."""
         with self._lock:
             parts = self._next()
         while parts:
@@ -193,6 +194,7 @@ class WorkerServer:
             yield from reader.read(size)
 
     def _serve_calls(self, sender: FrameSender, frames: Iterator[Frame]) -> None:
+        """Runs the turns and cancellations of one gateway; cancels its other calls when the connection ends."""
         calls = Calls(
             self._worker,
             lambda number, reply: sender.send(*frame_of(reply, FrameKind.REPLY, number)),
@@ -229,8 +231,10 @@ class WorkerServer:
 
 
 def _needed(job: Callable[[], T]) -> T:
-    """Returns what ``job`` returns. Where it fails, its process is of no use any more and ends, so that another one
-    takes its place."""
+    """Returns the result of ``job``; if ``job`` fails, ends this process, so that another worker takes its place.
+
+    An OSError is raised instead: it means only that the other end has closed the connection.
+    """
     try:
         return job()
     except OSError:  # the other end has closed the connection

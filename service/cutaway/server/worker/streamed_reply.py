@@ -67,7 +67,7 @@ class StreamedReply:
         return cancellation._replace(hung_up=lambda: self._failure is not None or cancellation.hung_up())
 
     def so_far(self, result: InspectResult) -> None:
-        """Sends what ``result`` has and no part before it."""
+        """Sends the parts of ``result`` that were not sent before; the engine calls this when the result has grown."""
         if self._failure is None:
             try:
                 self._send(result)

@@ -189,8 +189,11 @@ class Worker:
             log.warning("%s: its example cannot be run: %s", self.name.model, failure)
 
     def is_sound(self, *, ran_out: bool = False) -> bool:
-        """Returns whether the model still passes its example, if it ran out of memory, for a call since this was asked
-        last or otherwise: libraries may then be broken; False if its GPU is lost."""
+        """Returns False if the GPU is lost, or if the model no longer passes its example after a lack of memory.
+
+        The example runs only if memory has run out since the last call of this function, or with ``ran_out``. A lack of
+        memory may leave libraries broken.
+        """
         ran_out, self._ran_out = ran_out or self._ran_out, False
         try:
             if ran_out and self._passed_example:
@@ -266,10 +269,13 @@ class Worker:
             self._answer_decoded(short, reply, start)
 
     def _run_long(self, items: dict[int, _Decoded], reply: Callable[[int, Parts], None], start: float) -> None:
+        """Runs calls that `run` has passed to ``later`` because they take many passes."""
         with self._running([item.call for item in items.values()]):
             self._answer_decoded(items, reply, start)
 
     def _answer_decoded(self, items: dict[int, _Decoded], reply: Callable[[int, Parts], None], start: float) -> None:
+        """Runs decoded calls together where possible, and passes each reply on as soon as its result is there."""
+
         def tell(position: int, outcome: Outcome) -> None:  # when a reply is out, nothing of its call is left
             self._ran_out |= _ran_out(outcome)
             reply(position, self._reply(_catch(self._encode, items.pop(position), outcome), start))
@@ -335,6 +341,7 @@ class Worker:
 
     @contextmanager
     def _running(self, calls: Collection[Call]) -> Iterator[None]:
+        """Surrounds passes for ``calls``: they end early if no caller waits; the model's spans belong to a call."""
         with self._cancelled_passes.watching(), attached(call.traceparent for call in calls):
             yield
 
@@ -377,6 +384,7 @@ class Worker:
         return decoded._replace(plan=plan, streamed=streamed)
 
     def _inspect(self, call: Call) -> _Decoded:
+        """Decodes and plans an ``inspect`` call; `_answer_decoded` runs the plan later."""
         start = time.perf_counter()
         read = wire_requests.decode_in_place(call.payload, max_unpacked_bytes=self._settings.max_message_bytes)
         return _Decoded(*self._plan(read.request, call.cancellation, read.failed), call, _since(start))
@@ -468,7 +476,7 @@ def _ran_out(outcome: object) -> bool:
 
 
 def _need(plan: RequestPlan) -> Hashable:
-    """Returns the key of what requests like ``plan`` need."""
+    """Returns the key under which a worker remembers how many bytes requests like ``plan`` need."""
     methods = tuple(type(attribution.request) for attribution in plan.attributions)
     return "needs", plan.rows, methods, kind_of_request(plan)
 
