@@ -231,8 +231,8 @@ class _Comparison:
         return first.cpu(), (self._one_more() if later is None else later.detach()).cpu()
 
     def _one_more(self) -> Tensor:
-        """Runs one more forward pass at the input, which no request counts, and returns what the target is read
-        from."""
+        """Runs another forward pass at the input, which the reply's number of passes leaves out. Returns the output of
+        the target."""
         model, draws = self.problem.model, model_properties.random_forward(self.problem)
         with model.unrecorded() if draws else model.passes.uncounted(), torch.no_grad():
             return self.problem.read(self.problem.inputs).detach()

@@ -356,7 +356,11 @@ class HookSite:
     def _with_gradient_hook(
         self, call: RecordedCall, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool
     ) -> Tensor:
-        """Returns ``tensor``, or a copy of it, with a hook that edits and records its gradient."""
+        """Returns ``tensor`` with a hook that edits and records its gradient, if the request asks for that.
+
+        A copy gets the hook, where one on the tensor itself would also see gradients of other uses. ``bare``: the
+        model continues with this very object, so that no copy may take its place.
+        """
         spec = self.specs.get(side.gradient)
         edits = self._matching_edits(call, side.gradient, path, tensor, floating=True)
         captured = spec is not None and spec.matches(call.number, path)

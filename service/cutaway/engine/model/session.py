@@ -142,8 +142,8 @@ def ran_out_of_memory(failure: BaseException) -> bool:
 
 @contextmanager
 def timed(timings: Timings, stage: str) -> Iterator[None]:
-    """Adds the wall-clock time of the block, in milliseconds, to the field ``stage`` of ``timings``, without the time
-    in which others ran."""
+    """Adds the milliseconds of the block to the field ``stage`` of ``timings``. Time in which other requests had the
+    model does not count."""
     start = own_seconds()
     try:
         yield

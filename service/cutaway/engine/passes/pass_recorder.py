@@ -450,7 +450,7 @@ class PassRecorder:
                 gradients(self._problem.target.scalars(output), edges)
 
     def release(self) -> None:
-        """Ends the pass that is running, if any, and releases its graph."""
+        """Releases the autograd graph of the last pass, and hands over the pass that was running, if any."""
         self.recording.release()
         ended, self._running = self._running, None
         if ended is not None:

@@ -91,7 +91,7 @@ class _Lookup(NamedTuple):
 
 
 def _lookups(model: InspectedModel, inputs: Inputs, embeddings: Sequence[str]) -> list[_Lookup]:
-    """Returns what embeddings do in a pass, in the order of modules and calls."""
+    """Runs a pass, and returns the ids and the vectors of each call of the embeddings, by module and then by call."""
     sites = {name: watching(Point.INPUT, Point.OUTPUT) for name in embeddings}
     with observing(model.tree, sites) as seen, seen.forward():
         model.run(inputs)

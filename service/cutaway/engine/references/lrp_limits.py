@@ -176,11 +176,12 @@ def _chained(problem: AttributionProblem, graph: LayerGraph) -> Iterator[Finding
 
 
 def _pass_through(problem: AttributionProblem, graph: LayerGraph) -> Iterator[Finding]:
+    """Reports an explained layer that returns its input tensor itself, as ``nn.Identity`` does."""
     if problem.layer in (layer.name for layer in graph.pass_through):
         yield Finding(
             Cause.OVERRIDE_LOST,
             f"{problem.layer!r} returns the very tensor that it takes, and Captum multiplies the relevance there by "
-            "it: explain the layer before",
+            "that tensor: explain the layer before",
         )
 
 

@@ -222,7 +222,8 @@ LARGE_FIT = 2**16
 
 @contextmanager
 def apart(model: InspectedModel, size: int) -> Iterator[None]:
-    """Lets other requests run during a block that fits ``size`` numbers, if they are many, else before it."""
+    """Surrounds a computation on a matrix of ``size`` numbers, which does not run the model. Other requests run during
+    a large one, and may run before a small one."""
     if size > LARGE_FIT:
         with model.apart():
             yield

@@ -194,10 +194,10 @@ def from_numpy(array: Array) -> torch.Tensor:
 
 
 def tensor_like(array: Array, like: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of ``array`` with the data type of ``like``, on its device; floating numbers are rounded.
+    """Returns a copy of ``array`` with the data type and on the device of ``like``; floating numbers are rounded.
 
     Raises:
-        InvalidArgument: ``INPUT_DTYPE`` or ``INVALID_VALUE``, if the data type cannot hold a number.
+        InvalidArgument: ``INPUT_DTYPE`` or ``INVALID_VALUE``, if the data type cannot hold one of the numbers.
     """
     name = str(like.dtype).removeprefix("torch.")
     known = converted(array, name) if name in DTYPES else array

@@ -121,9 +121,9 @@ class GrpcServer:
 
 
 class _Pools:
-    """A chain of descriptor pools: one is searched after the other, and Python's own pool last.
+    """A chain of protobuf descriptor pools, for gRPC's reflection: each method searches one after the other.
 
-    Python's own pool may have messages of other packages with the same names.
+    Python's own pool is the last: it may have messages of other packages with the same names.
     """
 
     def __init__(self, pools: Iterable[DescriptorPool]) -> None:
