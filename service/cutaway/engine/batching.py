@@ -287,12 +287,12 @@ def _independent(group: Group) -> Group:
     known: dict[Hashable, bool] = {}
     with first.model.session(arguments=first.request.arguments):
         for plan in group.values():
-            if _hooked(plan) not in known:
-                known[_hooked(plan)] = _rows_independent(plan)
-    return {number: plan for number, plan in group.items() if known[_hooked(plan)]}
+            if _independence_key(plan) not in known:
+                known[_independence_key(plan)] = _rows_independent(plan)
+    return {number: plan for number, plan in group.items() if known[_independence_key(plan)]}
 
 
-def _hooked(plan: RequestPlan) -> Hashable:
+def _independence_key(plan: RequestPlan) -> Hashable:
     """Returns what decides where rows must be independent; requests that capture the same have one object for it."""
     layers = tuple(name for attribution in plan.attributions for name in attribution.layers)
     return id(plan.sites), layers, *_differentiated(plan)

@@ -31,7 +31,7 @@ from cutaway.contract.requests.captures import FloatingType as FloatingType
 from cutaway.contract.requests.captures import PointName as PointName
 from cutaway.contract.requests.captures import Reduction as Reduction
 from cutaway.contract.requests.edits import *
-from cutaway.contract.requests.fields import explain_wrong_arguments
+from cutaway.contract.requests.fields import advise_on_wrong_arguments
 from cutaway.contract.requests.inspect_request import *
 from cutaway.contract.requests.inspect_request import INPUT_FIELDS as INPUT_FIELDS
 from cutaway.contract.requests.inspect_request import JOB_FIELDS as JOB_FIELDS
@@ -45,4 +45,4 @@ from cutaway.contract.requests.targets import *
 
 for _kind in list(vars().values()):
     if is_dataclass(_kind):
-        explain_wrong_arguments(_kind)
+        advise_on_wrong_arguments(_kind)

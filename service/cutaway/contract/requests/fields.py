@@ -1,6 +1,6 @@
 """Checks of fields, and names as people write them: like spellings, the nearest name, Captum's parameters.
 
-The constructors of this package, which `explain_wrong_arguments` changes, take their help from here. So does
+The constructors of this package, which `advise_on_wrong_arguments` changes, take their help from here. So does
 `cutaway.contract.request_reader`, which reads mappings, YAML and the command line.
 """
 
@@ -160,7 +160,7 @@ def field_advice(name: str, known: Iterable[str]) -> str:
     return _ADVICE.get(name) or suggestion(name, known)
 
 
-def explain_wrong_arguments(kind: Any) -> None:
+def advise_on_wrong_arguments(kind: Any) -> None:
     """Gives the `TypeError` of a dataclass for an unknown keyword argument the advice of `field_advice`.
 
     The constructor is replaced after the class is made: type checkers, editors and `inspect.signature` see the own one.

@@ -361,7 +361,7 @@ class ReplyAssembler:
             return []
         if not piece.HasField("trailer"):
             raise _damaged("a piece of it is empty")
-        self._compare_checksums(piece.trailer)
+        self._finish(piece.trailer)
         return []
 
     def result(self) -> InspectResult:
@@ -430,7 +430,7 @@ class ReplyAssembler:
             self.so_far = self._result
         return list(zip(self._names[first : len(self._checksums)], self._arrays[first:]))
 
-    def _compare_checksums(self, trailer: inspection_service_pb2.StreamTrailer) -> None:
+    def _finish(self, trailer: inspection_service_pb2.StreamTrailer) -> None:
         """Ends the reply. Raises ``INTERNAL`` if a tensor is incomplete or differs from its checksum."""
         if self._result is None or len(self._checksums) < len(self._arrays):
             raise _damaged(f"it ends at tensor {len(self._checksums)} of {len(self._arrays)}")

@@ -54,7 +54,7 @@ REDUCTIONS: OneOf[Reduction] = OneOf(
 )
 
 
-def refuse_several_names(value: Any, *names: str) -> None:
+def require_one_name(value: Any, *names: str) -> None:
     """Raises `InvalidArgument` unless exactly one of the attributes ``names`` of ``value`` is not empty."""
     count = sum(bool(getattr(value, name)) for name in names)
     if count != 1:
@@ -93,7 +93,7 @@ _FIELDS = spread(
 
 
 def _write(capture: Capture, message: capture_pb2.CaptureRequest) -> None:
-    refuse_several_names(capture, "module", "op", "parameter")
+    require_one_name(capture, "module", "op", "parameter")
     _FIELDS.write(capture, message)
     if capture.parameter and capture.points == (Point.OUTPUT,):  # Python's default; a parameter has no points
         del message.points[:]
@@ -158,7 +158,7 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
 
 
 def _write_edit(edit: Edit, message: edit_pb2.Edit) -> None:
-    refuse_several_names(edit, "module", "op")
+    require_one_name(edit, "module", "op")
     EDIT_KINDS.codec.write(edit, message)
 
 

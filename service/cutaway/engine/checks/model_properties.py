@@ -97,7 +97,7 @@ def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None
     """
     if problem.edits_gradients:
         return None  # an edit of a gradient is meant to make it another one
-    first = _suspicion_here if _is_little_here(problem) else None
+    first = _suspicion_here if _is_cheap_here(problem) else None
     suspicion = _cached(whole or problem, _suspicion, *differentiated(problem), first=first)
     if not suspicion:
         return None
@@ -107,7 +107,7 @@ def wrong_backward(problem: AttributionProblem, whole: AttributionProblem | None
     return cached_per_problem(_wrong_backward)(problem)
 
 
-def _is_little_here(problem: AttributionProblem) -> bool:
+def _is_cheap_here(problem: AttributionProblem) -> bool:
     """Returns whether a test at the caller's own inputs takes little time beside the attribution. That is a path of
     many steps; if one pass runs all steps, only for a model of few modules."""
     request = problem.request

@@ -325,7 +325,7 @@ def _values_and_summary(problem: AttributionProblem, main: MainPass) -> _Summari
                 recorder.release()  # which adds the last pass
                 return values, summary, None
             except Exception as fault:
-                if _is_told(fault, problem):
+                if _ends_computation(fault, problem):
                     raise
                 failure = fault  # of our hooks, if Captum succeeds without them
             finally:
@@ -338,12 +338,12 @@ def _values_and_summary(problem: AttributionProblem, main: MainPass) -> _Summari
         with timed(main.timings, "check_ms"):
             return values, summarized(problem, method, parts), None
     except Exception as fault:
-        if _is_told(fault, problem):
+        if _ends_computation(fault, problem):
             raise
         return values, None, fault
 
 
-def _is_told(failure: Exception, problem: AttributionProblem) -> bool:
+def _ends_computation(failure: Exception, problem: AttributionProblem) -> bool:
     """Returns whether ``failure`` must end the computation, and not a check alone. Then the deadline expired, joined
     requests must run apart, or a run with smaller passes or more memory follows."""
     if not ran_out_of_memory(failure):
@@ -372,7 +372,7 @@ def _checked_result(
                 verdicts = run_checks(problem, method, values, summary, sums, main.outputs, check)
                 errors = method.standard_errors(problem)
         except Exception as fault:
-            if _is_told(fault, problem):
+            if _ends_computation(fault, problem):
                 raise
             failure = fault
     if failure is not None:

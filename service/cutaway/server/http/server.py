@@ -341,7 +341,7 @@ class HttpConnection(HttpToolsProtocol):
         lines = [(self.parser.get_method(), self.url), *self.headers]
         if len("HTTP/1.1\r\n") + sum(len(one) + len(other) + len(": \r\n") for one, other in lines) > MAX_HEAD_BYTES:
             raise ValueError(_LARGE_HEAD)
-        self._forget()
+        self._stop_head_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -373,7 +373,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends all timers: the connection has ended."""
-        self._forget()
+        self._stop_head_timer()
         self._limit_pause(None)
         if self._unread is not None:
             self._unread.cancel()
@@ -408,7 +408,7 @@ class HttpConnection(HttpToolsProtocol):
     def _abort_later(self) -> asyncio.TimerHandle:
         return self.loop.call_later(self.receive_timeout_s, self.transport.abort)
 
-    def _forget(self) -> None:
+    def _stop_head_timer(self) -> None:
         """Stops the timer for the head of a request."""
         if self._overdue is not None:
             self._overdue.cancel()

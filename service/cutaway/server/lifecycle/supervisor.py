@@ -73,7 +73,7 @@ class Routes:
             pool.changed = self.tell
         self.tell()
 
-    def lead_to(self, pool: WorkerPool) -> bool:
+    def leads_to(self, pool: WorkerPool) -> bool:
         """Returns whether any model's calls go to ``pool``."""
         return pool in self._pools.values()
 
@@ -443,7 +443,7 @@ class Supervisor:
     def _retire_unused(self) -> None:
         """Ends the replica sets that no calls go to; calls that run there may finish."""
         for each in self._sets:
-            if each not in self._current and not self._routes.lead_to(each.pool) and not each.retired:
+            if each not in self._current and not self._routes.leads_to(each.pool) and not each.retired:
                 each.retired = True
                 grace_s = max(self._settings.grace_s, each.pool.busy_for_s)
                 retiring = asyncio.ensure_future(self._stop(each, grace_s))

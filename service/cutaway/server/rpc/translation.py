@@ -64,7 +64,7 @@ class Translator:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         try:
-            if await _is_done(task, timeout_s):
+            if await _done_within(task, timeout_s):
                 return task.result()
         except asyncio.TimeoutError:
             pass
@@ -84,7 +84,7 @@ class Translator:
             )
 
 
-async def _is_done(task: asyncio.Task[Any], timeout_s: float) -> bool:
+async def _done_within(task: asyncio.Task[Any], timeout_s: float) -> bool:
     """Waits for ``task``, at most ``timeout_s`` seconds and without cancelling it; returns whether it has ended."""
     done, _ = await asyncio.wait([task], timeout=timeout_s)
     return bool(done)
