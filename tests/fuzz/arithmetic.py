@@ -51,6 +51,12 @@ def chosen_indices(slices: Sequence[ca.Slice], sizes: Sequence[int]) -> list[lis
         size = sizes[axis]
         for bound in (each.start, each.stop):
             refuse_unless(bound is None or -size <= bound <= size, Reason.SLICE_RANGE)
+        if each.indices:
+            refuse_unless((each.start, each.stop, each.step) == (None, None, None), Reason.SLICE_RANGE)
+            refuse_unless(all(-size <= index < size for index in each.indices), Reason.SLICE_RANGE)
+            remaining[axis] = [remaining[axis][index] for index in each.indices]
+            refuse_unless(len({*remaining[axis]}) == len(each.indices), Reason.SLICE_RANGE)
+            continue
         remaining[axis] = remaining[axis][each.start : each.stop : each.step]
         refuse_unless(bool(remaining[axis]), Reason.SLICE_RANGE)
     return remaining

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cutaway as ca
-from cutaway.contract.requests import Edit, Slice
+from cutaway.contract.requests import Edit
+from tests.fuzz.arithmetic import chosen_indices
 from tests.fuzz.surveying import POINTS, Asker
 
 
@@ -29,7 +30,7 @@ def edit(asker: Asker) -> Edit:
     rows = some_rows(asker) if batched and asker.sometimes() else ()
     shape = (len(rows), *tensor.shape[1:]) if rows else tuple(tensor.shape)
     slices = asker.slices(shape)
-    part = tuple(len(range(size)[_range(slices, axis, len(shape))]) for axis, size in enumerate(shape))
+    part = tuple(map(len, chosen_indices(slices, shape)))
     where: dict[str, Any] = {"module": "", "op": place} if ":" in place else {"module": asker.name(place)}
     change = verb(asker, tensor, part, batched)
     alone = len(asker.survey.calls[place][call][point.endswith("input")]) == 1
@@ -68,7 +69,3 @@ def verb(asker: Asker, tensor: Tensor, part: Sequence[int], batched: bool) -> Ed
         order = asker.draw(st.permutations(range(asker.survey.graph.batch)))
         return ca.Mix("x", weight=asker.pick([0.0, 0.25, 0.7, 1.0]), permutation=tuple(order))
     return ca.Zero("x") if kind == "zero" else ca.Replace("x", tensor=asker.array(asker.broadcast(part), tensor.dtype))
-
-
-def _range(slices: Sequence[Slice], axis: int, rank: int) -> slice:
-    return next((slice(each.start, each.stop, each.step) for each in slices if each.axis % rank == axis), slice(None))

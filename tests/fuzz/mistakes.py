@@ -76,7 +76,9 @@ CAPTURES: tuple[Wrong, ...] = (
     {"parameter": "weightless"}, {"parameter": "zz*"}, {"call": 99}, {"path": "[7]"}, {"path": ".x"},
     {"slices": (ca.Slice(9),)}, {"slices": (ca.Slice(0, 0, 99),)}, {"slices": (ca.Slice(0, 1, 1),)},
     {"slices": (ca.Slice(0), ca.Slice(0))}, {"slices": (ca.Slice(-1, 0, 1), ca.Slice(-1, 0, 1))},
-    {"slices": (ca.Slice(0, -99),)}, {"reduce": ca.Mean((0,))}, {"reduce": ca.Max((9,))}, {"reduce": ca.Norm((-1, -1))},
+    {"slices": (ca.Slice(0, -99),)}, {"slices": (ca.Slice(0, indices=(0, 99)),)},
+    {"slices": (ca.Slice(0, indices=(0, 0)),)}, {"slices": (ca.Slice(0, 0, indices=(0,)),)},
+    {"reduce": ca.Mean((0,))}, {"reduce": ca.Max((9,))}, {"reduce": ca.Norm((-1, -1))},
     {"reduce": ca.Mean((-1,))}, {"reduce": ca.TopElements(99)}, {"reduce": ca.TopElements(1, 0)},
     {"reduce": ca.TopElements(1)},
 )  # fmt: skip

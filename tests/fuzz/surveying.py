@@ -97,8 +97,12 @@ class Asker:
         size = shape[axis]
         start = self.draw(st.integers(0, size - 1))
         stop = self.draw(st.integers(start + 1, size))
+        axis = axis - len(shape) if self.draw(st.booleans()) else axis
+        if self.sometimes():
+            places = self.draw(st.permutations(range(size)))[: stop - start]
+            return Slice(axis, indices=tuple(place - size * self.draw(st.booleans()) for place in places))
         return Slice(
-            axis - len(shape) if self.draw(st.booleans()) else axis,
+            axis,
             self.pick([start, start - size, *[None] * (start == 0)]),
             self.pick([stop, None if stop == size else stop - size]),
             self.pick([None, None, 1, 2]),
