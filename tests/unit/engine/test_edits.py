@@ -33,6 +33,7 @@ from tests.oracles.edits import (
     place,
 )
 from tests.oracles.hooks import Change
+from tests.support import worker_calls
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +229,32 @@ def test_compare_returns_both(client: ca.Client) -> None:
     assert not alone.unedited
     assert not alone.unedited_classes
     assert both.provenance.forwards == alone.provenance.forwards + 1
+
+
+class Elsewhere(nn.Module):
+    """Makes its new tensors on another device by default, as adapters do for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.device("meta"):
+            output: Tensor = self.b(self.a(x))
+            return output
+
+
+def test_a_models_default_device_is_not_that_of_rows_and_places() -> None:
+    """They are numbers of the request."""
+    served, x = worker_calls.worker(Elsewhere()), torch.ones(3, 4)
+    slices = (ca.Slice(1, indices=(3, 0)),)
+    result = worker_calls.ask(
+        served,
+        {"x": x},
+        edits=[ca.Zero("a", rows=(2, 0), slices=slices)],
+        captures=[ca.Capture("a"), ca.Capture("b", at="input", slices=(*slices, ca.Slice(0, indices=(1, 2))))],
+    )
+    whole = result.captures["a"].output
+    assert not whole[np.ix_([0, 2], [0, 3])].any()
+    assert whole[1].all()
+    assert np.array_equal(result.captures["b"].input, whole[np.ix_([1, 2], [3, 0])])

@@ -1,4 +1,4 @@
-"""What a capture takes: which tensors, which part of each, and how that is reduced."""
+"""Cuts and reduces captured tensors: which tensors a capture takes, which part of each, and its reduction."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def crossed(index: Sequence[slice | Tensor], shape: torch.Size) -> tuple[slice |
     tensors."""
     if sum(isinstance(part, Tensor) for part in index) < 2:
         return tuple(index)
-    places = [torch.arange(size)[part].cpu() for size, part in zip(shape, index)]
+    places = [torch.arange(size, device="cpu")[part] for size, part in zip(shape, index)]
     return tuple(own.reshape(-1, *[1] * (len(places) - axis - 1)) for axis, own in enumerate(places))
 
 
@@ -159,7 +159,7 @@ def _places(part: Slice, axis: int, size: int) -> Tensor:
             raise error(Reason.SLICE_RANGE, what, f"indices[{number}]")
     if len(set(places)) < len(places):
         raise error(Reason.SLICE_RANGE, f"a place of axis {axis} comes twice", "indices")
-    return torch.tensor(places)
+    return torch.tensor(places, device="cpu")
 
 
 def _resolved_slice(part: Slice, axis: int, size: int) -> slice:

@@ -118,7 +118,7 @@ def _index(edit: Edit, value: Tensor, row_axis: int | None) -> tuple[slice | Ten
     with at("slices"):
         index += slice_index(edit.slices, torch.Size(shape))
     if edit.rows and row_axis is not None:
-        index[row_axis] = torch.tensor(edit.rows)[index[row_axis]]
+        index[row_axis] = torch.tensor(edit.rows, device="cpu")[index[row_axis]]
     return crossed(index, value.shape)
 
 
