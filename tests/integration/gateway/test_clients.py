@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import grpc.aio
 import numpy as np
 import pytest
 from torch import nn
 
 import cutaway as ca
+from cutaway.client.request_builder import build_request
+from cutaway.client.transport import SERVICE, GatewayTransport
 from cutaway.gateway import serve
 from tests.support.relay import Relay
 
@@ -102,6 +106,32 @@ def test_a_connection_that_is_lost_is_noticed(address: str, what: str) -> None:
                 assert not await both()
                 if what == "swallow":
                     assert lost
+
+    asyncio.run(ask())
+
+
+@pytest.mark.slow
+def test_a_swallowed_connection_is_noticed_before_a_patient_channel_notices(address: str) -> None:
+    """Another channel, which waits 40 s for the answer to a ping, still waits when the client's call has failed. By
+    default, gRPC waits a minute, whatever its keepalive timeout says."""
+    relay = Relay(address)
+    patient = (("grpc.keepalive_time_ms", 30_000), ("grpc.http2.ping_timeout_ms", 40_000))
+    payload = GatewayTransport().inspect(build_request("net", X)).payload
+
+    async def ask() -> None:
+        async with (
+            ca.AsyncClient(relay.address, timeout=600) as client,
+            grpc.aio.insecure_channel(relay.address, patient) as channel,
+        ):
+            other: Any = channel.unary_unary(f"/{SERVICE}/Inspect")
+            await asyncio.gather(client.inspect("net", X), other(payload))
+            relay.swallow()
+            ours = asyncio.ensure_future(client.inspect("net", X))
+            theirs = other(payload, timeout=600)
+            with pytest.raises(ca.Unavailable):
+                await ours
+            assert not theirs.done()
+            theirs.cancel()
 
     asyncio.run(ask())
 
