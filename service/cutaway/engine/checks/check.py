@@ -16,6 +16,7 @@ from torch import Tensor
 from cutaway.contract import requests
 from cutaway.contract.requests import CheckMode, CheckRequest
 from cutaway.contract.results import Cause, Check, RowCheck, Verdict
+from cutaway.contract.values import cached_property
 from cutaway.engine.checks import completeness, model_properties
 from cutaway.engine.checks.fault_location import no_gradient
 from cutaway.engine.checks.pass_summary import GradientEffects, Mismatch, PassSummary, summarized
@@ -27,7 +28,6 @@ from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, RowRange, Values
 from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation, Reference
 from cutaway.engine.planning.attribution_setup import moves_integers
-from cutaway.engine.runtime.cached_properties import cached_property
 from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
 
 _LOG = logging.getLogger(__name__)

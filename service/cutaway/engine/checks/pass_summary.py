@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cutaway.contract import requests
 from cutaway.contract.requests import POINTS, Point
+from cutaway.contract.values import cached_property
 from cutaway.engine.hooks.recording import copy_to_host
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.session import is_out_of_memory
@@ -21,7 +22,6 @@ from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare,
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
 from cutaway.engine.references.observation import target_values
 from cutaway.engine.runtime import numerics
-from cutaway.engine.runtime.cached_properties import cached_property
 from cutaway.engine.runtime.numerics import Path
 
 _MANY = 8

@@ -24,13 +24,13 @@ from cutaway.engine.execution.collect import (
     arrays,
     collect_main_pass,
     qualifying_rows,
+    token_attribution,
     whole_result,
     with_attributions,
 )
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
-from cutaway.engine.execution.tokens import token_attribution
 from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.observe import observing

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import captum
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cutaway.contract import results
 from cutaway.contract.errors import Reason, error
@@ -18,11 +19,15 @@ from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import dependence_warnings
 from cutaway.engine.execution import missing
+from cutaway.engine.execution.layer_axes import summed_channels
 from cutaway.engine.execution.main_pass import MainPass, predicted_classes
 from cutaway.engine.execution.unread_inputs import unread_warnings
-from cutaway.engine.hooks.capture_spec import CaptureSpec
-from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.hooks.capture_spec import CaptureSpec, watching
+from cutaway.engine.hooks.hook_site import Batch
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import RecordedCall, StopForward
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
 from cutaway.engine.planning.attribution_setup import left_out
 from cutaway.engine.runtime.numerics import to_numpy
 
@@ -225,3 +230,43 @@ def provenance(model: InspectedModel) -> results.Provenance:
         forwards=model.passes.forwards,
         backwards=model.passes.backwards,
     )
+
+
+# The attributions of tokens: those of an embedding of token ids, summed over its width.
+
+
+def token_attribution(
+    problem: AttributionProblem, values: Values, batch: Batch, call: RecordedCall | None = None
+) -> results.TokenAttribution | None:
+    """Returns the sums ``[batch, tokens]`` if ``values`` are of an embedding of token ids; else None.
+
+    Args:
+        problem: the attribution.
+        values: its values, ``[batch, tokens, features]``, or of Grad-CAM ``[batch, 1, tokens]``.
+        batch: the rows, and where they are.
+        call: the embedding's first call; by default from a forward pass.
+    """
+    module = problem.model.tree.modules[problem.layer] if problem.layer else None
+    if problem.further_layers or not isinstance(module, nn.Embedding):
+        return None
+    value, call = values.get(problem.layer), call or _first_call(problem)
+    taken = [] if call is None else list(call.at(Point.INPUT).values())
+    if value is None or call is None or len(taken) != 1 or taken[0].is_floating_point():
+        return None
+    (path,), (ids,) = call.at(Point.INPUT), taken
+    if channels := summed_channels(problem, batch):
+        value = value.movedim(1, channels[""])
+    axis = batch.axes.of(problem.layer, (Point.INPUT, path, 0), ids.shape, batch.rows)
+    if axis is None or value.shape[:-1] != (ids := ids.movedim(axis, 0)).shape:
+        return None
+    source = next((name for name, tensor in problem.inputs.items() if torch.equal(tensor.cpu(), ids)), "")
+    return results.TokenAttribution(source, to_numpy(ids), to_numpy(value.sum(dim=-1)))
+
+
+def _first_call(problem: AttributionProblem) -> RecordedCall | None:
+    """Returns the embedding's first call; forward stops behind it."""
+    with torch.no_grad(), observing(problem.model.tree, {problem.layer: watching(Point.INPUT)}) as recording:
+        recording.pending = {(problem.layer, Point.INPUT)}
+        with suppress(StopForward), recording.forward():
+            problem.model.run(problem.inputs)
+    return next(iter(recording.calls[problem.layer]), None)

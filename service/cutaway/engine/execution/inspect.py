@@ -28,6 +28,7 @@ from cutaway.engine.execution.collect import (
     collect_main_pass,
     placed_rows,
     qualifying_rows,
+    token_attribution,
     whole_result,
     with_attributions,
 )
@@ -39,7 +40,6 @@ from cutaway.engine.execution.fitting import (
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, with_known_axes
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
-from cutaway.engine.execution.tokens import token_attribution
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import axes_first, observing

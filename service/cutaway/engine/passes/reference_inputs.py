@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from cutaway.contract.requests import Point, Quadrature
 from cutaway.contract.tensors import Array
+from cutaway.contract.values import cached_property
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, RowRange, Values
-from cutaway.engine.runtime.cached_properties import cached_property
 from cutaway.engine.runtime.numerics import SUM, cosine, largest_magnitude, leaves
 
 
