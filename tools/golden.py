@@ -140,9 +140,12 @@ def _fill_several(message: Message, field: FieldDescriptor, variant: int, depth:
 
 
 def _direct(field: FieldDescriptor) -> int:
-    """Returns how many kinds the message in a field has of its own."""
+    """Returns how many kinds the message in a field has of its own, or values of an enum."""
     below: Any = field.message_type
-    return max((len(oneof.fields) for oneof in _oneofs(below)), default=0) if below is not None else 0
+    if below is None:
+        return 0
+    enums = (len(each.enum_type.values) for each in below.fields if each.enum_type is not None)
+    return max((*(len(oneof.fields) for oneof in _oneofs(below)), *enums), default=0)
 
 
 def _scalar(field: FieldDescriptor, variant: int) -> Any:

@@ -7,6 +7,7 @@ import sys
 
 from cutaway.client.client import AsyncClient as AsyncClient
 from cutaway.client.client import Client as Client
+from cutaway.client.transport import GeneratedToken as GeneratedToken
 from cutaway.client.trust import Tls as Tls
 from cutaway.contract import errors as errors
 from cutaway.contract import requests as requests
@@ -34,7 +35,10 @@ from cutaway.contract.results import AttributionResult as AttributionResult
 from cutaway.contract.results import CapturedCall as CapturedCall
 from cutaway.contract.results import Cause as Cause
 from cutaway.contract.results import Check as Check
+from cutaway.contract.results import EditReceipt as EditReceipt
 from cutaway.contract.results import Estimate as Estimate
+from cutaway.contract.results import FinishReason as FinishReason
+from cutaway.contract.results import GeneratedStep as GeneratedStep
 from cutaway.contract.results import InspectResult as InspectResult
 from cutaway.contract.results import MetricResult as MetricResult
 from cutaway.contract.results import ModelDetail as ModelDetail

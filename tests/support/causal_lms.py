@@ -38,6 +38,14 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
     "mamba": {**SIZES, "state_size": 4},
 }
 
+BLOCKS: Mapping[str, str] = dict.fromkeys(ARCHITECTURES, "model.layers") | {
+    **dict.fromkeys(("gpt2", "bloom", "falcon"), "transformer.h"),
+    "opt": "model.decoder.layers",
+    "gpt_neox": "gpt_neox.layers",
+    "mamba": "backbone.layers",
+}
+"""The list of the blocks."""
+
 
 def saved(directory: Path, architecture: str = "gpt2", **more: Any) -> Path:
     """Saves a small model with random weights, and its tokenizer."""

@@ -71,6 +71,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "RawInputs": {"examples": None},
     "ClassIndex": {"indices": 0},
     "Contrast": {"target": None, "other": None},
+    "Generate": {"max_new_tokens": 3},
+    "AddVector": {"vector": None},
     "MultiIndex": {"indices": None},
     "TopK": {"k": 2},
     "CrossEntropyLoss": {"labels": 0},

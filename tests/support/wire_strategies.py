@@ -117,6 +117,7 @@ spelled_points = points | st.sampled_from([point.value for point in Point])
 positive = st.floats(min_value=0, exclude_min=True)
 finite = st.floats(min_value=0, allow_infinity=False)
 probabilities = st.floats(0, 1)
+shares = st.floats(0, 1, exclude_min=True)
 data_types = st.sampled_from(["", *DTYPES])
 shapes = tuples_of(st.integers(-1, 2**40))
 
@@ -150,6 +151,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "reply_bytes": st.integers(0, UNSIGNED_64),
     "reply_data_type": st.sampled_from(["", *FLOATING]),
     "shape": shapes,
+    "position": st.none() | SIGNED_32,
+    "steps": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "step": st.none() | st.integers(1, 2**63 - 1),
     "weight": probabilities,
     **dict.fromkeys(["convergence_delta", "value_at_input", "value_at_baseline"], vectors(numbers, np.float64)),
@@ -164,6 +167,14 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "InspectRequest.arguments": st.dictionaries(
         names, st.none() | st.booleans() | SIGNED_64 | numbers | texts, max_size=1
     ),
+    "EditReceipt.tensors": UNSIGNED_32,
+    "Generate.alternatives": UNSIGNED_32,
+    "Generate.max_new_tokens": COUNT_32,
+    "Generate.min_p": st.none() | shares,
+    "Generate.repetition_penalty": st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    "Generate.temperature": finite,
+    "Generate.top_k": UNSIGNED_32,
+    "Generate.top_p": st.none() | shares,
     "InspectRequest.model": names,
     "InspectResult.example_axes": st.dictionaries(texts, st.none() | UNSIGNED_32, max_size=3),
     "InspectRequest.seed": st.none() | st.integers(0, 2**63 - 1),
@@ -237,7 +248,9 @@ def captured(**where: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 captures = st.one_of(
     captured(module=names),
     captured(op=names),
-    captured(parameter=names, at=st.just("output"), call=st.none(), path=st.just("")),
+    captured(
+        parameter=names, at=st.just("output"), call=st.none(), path=st.just(""), steps=st.just(()), position=st.none()
+    ),
 )
 
 
@@ -258,6 +271,7 @@ edits = st.one_of(
     edited(requests.Clamp, minimum=st.none(), maximum=quantities),
     bounds.flatmap(lambda both: edited(requests.Clamp, minimum=st.just(both[0]), maximum=st.just(both[1]))),
     edited(requests.Mix),
+    edited(requests.AddVector, vector=tensors(), scale=quantities),
 )
 attributions = st.one_of([made(kind) for kind in METHODS.kinds.values()])
 TYPES |= {Capture: captures, Edit: edits, requests.Attribution: attributions}

@@ -258,7 +258,7 @@ TENSOR_HOOKS_HOMES = {
     "cutaway.engine.checks.function_checks",
     "cutaway.engine.hooks.hook_site",
     "cutaway.engine.passes.pass_recorder",
-    "cutaway.engine.model.inspected_model",
+    "cutaway.engine.model.session",
 }
 
 

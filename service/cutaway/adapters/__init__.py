@@ -36,7 +36,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Raw
 from cutaway.contract.results import AttributionResult, InputSpec, InspectResult, TokenAttribution
 from cutaway.engine.model.input_validation import check_feature_names, specs_from_signature, takes_any_name
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, failures_of
+from cutaway.engine.model.inspected_model import Generation, Inputs, InspectedModel, failures_of
 from cutaway.engine.model.session import Cancellation
 
 
@@ -92,6 +92,10 @@ class Adapter:
         """Runs the model on its inputs, and on the arguments of the request that are no tensors, by name; returns a
         tensor, or tensors in a dict, tuple or dataclass; must be differentiable."""
         return model(**inputs)
+
+    def generation(self, model: nn.Module) -> Generation | None:
+        """Returns how ``model`` writes tokens behind its inputs; None for one that does not."""
+        return None
 
     def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
         """Returns the text of each token id; empty for a model without tokens."""
@@ -291,6 +295,7 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
         inputs,
         labels,
         takes_any_name=not adapter.inputs and takes_any_name(module),
+        generate=adapter.generation(module),
     )
 
 

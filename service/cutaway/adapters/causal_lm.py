@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.adapters import TextAdapter
+from cutaway.adapters.generation import left_padded, refuse_long, score, shortfalls, write
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.results import InputSpec
-from cutaway.engine.model.inspected_model import Inputs
+from cutaway.contract.requests import Generate
+from cutaway.contract.results import FinishReason, GeneratedStep, InputSpec
+from cutaway.engine.model.inspected_model import Generation, Inputs
 
 _CHAT = "application/json"
 _WORD_START = "\u2581"
@@ -119,6 +122,10 @@ class CausalLMAdapter(TextAdapter):
         """Returns a short sentence."""
         return self.collate([super().example() or {}])
 
+    def generation(self, model: nn.Module) -> Generation:
+        """Returns how the model writes tokens: as transformers' ``generate``, with its cache."""
+        return _Generation(self, model)
+
     def forward(self, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Returns ``next`` [batch, vocabulary], and ``logits`` [batch, tokens, vocabulary] where they are asked for."""
         given = {name: value for name, value in inputs.items() if name != "logits"}
@@ -134,6 +141,31 @@ class CausalLMAdapter(TextAdapter):
             ends = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
             last = logits[torch.arange(len(mask), device=mask.device), ends]
         return {"next": last, **({"logits": logits} if is_whole else {})}
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """See `cutaway.engine.model.inspected_model.Generation`."""
+
+    adapter: CausalLMAdapter
+    model: nn.Module
+
+    def aligned(self, inputs: Inputs) -> Inputs:
+        return left_padded(inputs)
+
+    def write(
+        self, inputs: Inputs, chosen: Generate, seeds: Sequence[int], tell: Callable[[GeneratedStep], object]
+    ) -> Sequence[FinishReason]:
+        refuse_long(inputs, chosen, self.adapter.max_tokens)
+        return write(self.model, self.adapter.tokenizer, inputs, chosen, seeds, tell)
+
+    def shortfalls(
+        self, inputs: Inputs, tokens: Tensor, logits: Tensor, chosen: Generate, seeds: Sequence[int]
+    ) -> Tensor:
+        return shortfalls(inputs, tokens, logits, chosen, seeds)
+
+    def score(self, inputs: Inputs, tokens: Tensor) -> Tensor:
+        return score(self.model, inputs, tokens, inspect.signature(self.model.forward).parameters)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from cutaway.client.request_builder import (
     CheckLike,
     EditLike,
     ExplainIfLike,
+    GenerateLike,
     Inputs,
     TargetLike,
     build_request,
@@ -234,6 +235,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         reply_data_type: str = "",
         compression: str = "",
         dry_run: bool = False,
+        generate: GenerateLike | None = None,
         stream: bool | None = None,
         progress: bool | OnProgress = False,
         timeout: float | None = None,
@@ -263,13 +265,14 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
                 values inside the model are requested and all captures name their ``call``.
             max_reply_bytes: the largest reply to accept; 0 is the server's limit. Whatever a server sends, the client
                 allocates at most 4 GiB for the tensors of a reply, or this if it is more.
-            seed: of the methods that draw random numbers, 0 to 2**63 - 1; None draws a seed, which the provenance
-                contains.
+            seed: of what draws random numbers, 0 to 2**63 - 1; None draws a seed, which the provenance contains. Row
+                ``r`` of a generation draws its tokens from the seed plus ``r``.
             reply_data_type: the type of floating tensors in the reply: ``float16``, ``bfloat16``, ``float32``,
                 ``float64``, or ``""`` for the type as computed. A capture's own ``data_type`` takes precedence.
             compression: ``zstd`` compresses the tensors of the reply and needs the extra ``cutaway[zstd]``; ``""``
                 does not compress.
             dry_run: True returns only the ``estimate`` of the reply, its size and shapes; costs one forward pass.
+            generate: writes tokens behind the inputs, for causal language models: `Generate`.
             stream: True receives the reply in pieces, which large ones need; False in one message; None chooses. The
                 result is the same.
             progress: True shows a bar on a terminal or in a notebook, if the attributions take more than a second; a
@@ -302,12 +305,13 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         reply_data_type: str = "",
         compression: str = "",
         dry_run: bool = False,
+        generate: GenerateLike | None = None,
         timeout: float | None = None,
     ) -> Streamed:
         """Does what `inspect` does, with the same arguments, and returns the reply as it arrives: tensor by tensor, or
-        part by part, predictions first.
+        part by part, predictions first; with ``generate`` token by token.
 
-        The request is sent, and its errors are raised, when the first tensor is read.
+        The request is sent, and its errors are raised, when the first of them is read.
         """
         return self.ask_stream(_request(locals()), timeout=timeout)
 

@@ -149,6 +149,7 @@ CaptureLike: TypeAlias = requests.Capture | str | Words
 EditLike: TypeAlias = requests.Edit | str | Words
 CheckLike: TypeAlias = str | requests.CheckMode | requests.CheckRequest | Words
 ExplainIfLike: TypeAlias = requests.ExplainIf | Words
+GenerateLike: TypeAlias = requests.Generate | int | Words
 
 
 def build_request(model: str, inputs: Inputs, **fields: Any) -> requests.InspectRequest:

@@ -6,15 +6,21 @@ import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cutaway.contract import torchserve_messages as torchserve
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
-from cutaway.contract.requests import InspectRequest
-from cutaway.contract.results import InspectResult, ModelDetail, ModelName, Progress, UnservedArchive
+from cutaway.contract.requests import InspectRequest, Point
+from cutaway.contract.results import (
+    InspectResult,
+    ModelDetail,
+    ModelName,
+    Progress,
+    UnservedArchive,
+)
 from cutaway.contract.tensors import Array
 from cutaway.contract.torchserve_messages import decoding
 from cutaway.contract.wire import grpc_status
@@ -202,6 +208,43 @@ def _decode_unserved(data: bytes) -> list[UnservedArchive]:
         return [wire_models.decode_unserved(item) for item in page.unserved]
 
 
+@dataclass(frozen=True)
+class GeneratedToken:
+    """One token of one row, as it is written.
+
+    Attributes:
+        row: the row.
+        step: the step, from 0.
+        id: the token's id.
+        text: the text that it adds; ``""`` where a character is not complete.
+        log_probability: the logarithm of its probability, by the softmax of the model's logits.
+        captures: the output of the first call of each captured module in this step, of this row.
+    """
+
+    row: int
+    step: int
+    id: int
+    text: str
+    log_probability: float
+    captures: Mapping[str, Array] = field(default_factory=dict)
+
+
+def _tokens_of_steps(result: InspectResult, before: InspectResult | None) -> Iterator[GeneratedToken]:
+    """Yields the tokens that ``result`` has and ``before``, the result at an earlier time, has not."""
+    known = before or InspectResult({})
+    captured: dict[str, Array] = {}
+    for name, capture in result.captures.items():
+        new = capture.calls[len(known.captures[name].calls) if name in known.captures else 0 :]
+        outputs = new[0].leaves.get(Point.OUTPUT, {}) if new else {}
+        if outputs and (array := next(iter(outputs.values()))).ndim:
+            captured[name] = array
+    for number, step in enumerate(result.generated[len(known.generated) :], len(known.generated)):
+        for row, (token, text, value) in enumerate(zip(step.tokens, step.texts, step.log_probabilities)):
+            if token >= 0:
+                own = {name: array[row] for name, array in captured.items()}
+                yield GeneratedToken(row, number, token, text, value, own)
+
+
 Messages = TypeVar("Messages")
 
 
@@ -270,6 +313,16 @@ class _BaseReplyStream(Generic[Messages]):
         self._shown, self._may_retry = self._assembler.so_far, False
         return Inspection.of(self._shown, self._request)
 
+    def _next_tokens(self) -> list[GeneratedToken]:
+        """Returns the tokens of a generation that have come since the last time."""
+        before, now = self._shown, self._assembler.so_far
+        if now is None or now is before:
+            return []
+        self._shown = now
+        tokens = [*_tokens_of_steps(now, before)]
+        self._may_retry &= not tokens
+        return tokens
+
     def _prepare_retry(self, failure: CutawayError) -> float:
         """Prepares to send the request again; returns the seconds to wait before that.
 
@@ -293,14 +346,28 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
     """A reply that arrives tensor by tensor.
 
     Iterate over it for ``(name, array)``, such as ``("capture:conv1@output", ...)``, as soon as a tensor is complete.
-    Predictions, captures and gradients come first, then each attribution when it is done. `parts` returns results
-    instead of tensors. `result` returns the whole reply. Leaving the ``with`` block cancels the call.
+    Predictions, captures and gradients come first, then each attribution when it is done. With ``generate``, iterate
+    over it for each `GeneratedToken` as it is written. `parts` returns results instead of tensors. `result` returns the
+    whole reply. Leaving the ``with`` block cancels the call.
 
     The arrays are those of the result, and read-only. Checksums are compared at the end: `result` and the iterations
     raise ``INTERNAL`` if one differs. The server may cancel the call if nothing is read for ten seconds.
     """
 
-    def __iter__(self) -> Iterator[tuple[str, Array]]:
+    def __iter__(self) -> Iterator[Any]:
+        return self.tokens() if self._request.generate else self._tensors()
+
+    def tokens(self) -> Iterator[GeneratedToken]:
+        """Yields the tokens of a generation as they are written.
+
+        Raises:
+            CutawayError: as `result`; what was yielded before is right.
+        """
+        for _ in self._arriving():
+            yield from self._next_tokens()
+        self._assembler.result()
+
+    def _tensors(self) -> Iterator[tuple[str, Array]]:
         for tensors in self._arriving():
             for name, array in tensors:
                 self._may_retry = False
@@ -356,7 +423,17 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
 class AsyncReplyStream(_BaseReplyStream[AsyncGenerator[bytes, None]]):
     """`ReplyStream` for asyncio."""
 
-    async def __aiter__(self) -> AsyncIterator[tuple[str, Array]]:
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self.tokens() if self._request.generate else self._tensors()
+
+    async def tokens(self) -> AsyncIterator[GeneratedToken]:
+        """Does what `ReplyStream.tokens` does."""
+        async for _ in self._arriving():
+            for token in self._next_tokens():
+                yield token
+        self._assembler.result()
+
+    async def _tensors(self) -> AsyncIterator[tuple[str, Array]]:
         async for tensors in self._arriving():
             for name, array in tensors:
                 self._may_retry = False

@@ -109,7 +109,11 @@ class Settings(BaseSettings):
     max_rows: int = Field(default=10_000_000, gt=0, description="The most rows of one request.")
     max_captures: int = Field(default=4096, gt=0, description="The most captures that one request lists.")
     max_attributions: int = Field(default=256, gt=0, description="The most attributions of one request.")
-    max_steps: int = Field(default=10_000, gt=0, description="The most steps, or samples, of one attribution.")
+    max_steps: int = Field(
+        default=10_000,
+        gt=0,
+        description="The most steps, or samples, of one attribution, and the most tokens of a generation.",
+    )
     max_passes: int = Field(
         default=10_000_000, gt=0, description="The most passes of one row for a request's attributions and checks."
     )

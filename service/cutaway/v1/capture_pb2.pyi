@@ -70,6 +70,8 @@ class CaptureRequest(_message.Message):
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module by its name in named_modules(), `.` for the model itself, or a glob: `*` stands for any text within
     one part of a dotted name, `**` for any text across parts, `?` for one character.
@@ -89,6 +91,10 @@ class CaptureRequest(_message.Message):
     """Only this call, from 0. Default: every call."""
     path: _builtins.str
     """Only the tensor at this path, such as `[0]` or `.logits`. Default: every tensor."""
+    position: _builtins.int
+    """Only this token of each row, along axis 1, which the result does not have. It is counted from the first token of the
+    row's own text, without padding; a negative one from its last. Default: all tokens.
+    """
     @_builtins.property
     def points(self) -> _containers.RepeatedScalarFieldContainer[Global___HookPoint.ValueType]:
         """The points, each at most once. Default: OUTPUT."""
@@ -100,6 +106,10 @@ class CaptureRequest(_message.Message):
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___AxisSlice]:
         """A part of each tensor, cut before any reduction. Default: the whole."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Only these steps of a generation, from 0. Default: all. The calls of the reply are those of these steps."""
 
     def __init__(
         self,
@@ -113,17 +123,23 @@ class CaptureRequest(_message.Message):
         data_type: _tensor_pb2.DataType.ValueType = ...,
         call: _builtins.int | None = ...,
         path: _builtins.str = ...,
+        steps: _abc.Iterable[_builtins.int] | None = ...,
+        position: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "module", b"module", "op", b"op", "parameter", b"parameter", "reduction", b"reduction", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "call", b"call", "module", b"module", "op", b"op", "parameter", b"parameter", "position", b"position", "reduction", b"reduction", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "data_type", b"data_type", "module", b"module", "op", b"op", "parameter", b"parameter", "path", b"path", "points", b"points", "reduction", b"reduction", "slices", b"slices", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "call", b"call", "data_type", b"data_type", "module", b"module", "op", b"op", "parameter", b"parameter", "path", b"path", "points", b"points", "position", b"position", "reduction", b"reduction", "slices", b"slices", "steps", b"steps", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
     _WhichOneofReturnType_where: _TypeAlias = _typing.Literal["module", "parameter", "op"]  # noqa: Y015
     _WhichOneofArgType_where: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__call) -> _WhichOneofReturnType__call | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_where) -> _WhichOneofReturnType_where | None: ...
 

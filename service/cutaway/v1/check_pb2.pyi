@@ -130,6 +130,10 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     """The check ended in an error, or could not test a function of the model: it says nothing of the values."""
     CAUSE_DISCONTINUOUS: _Cause.ValueType  # 20
     """The target jumps on the path, or rises steeply: more steps leave the attributions as far from its change."""
+    CAUSE_STALE_CACHE: _Cause.ValueType  # 21
+    """What a model keeps of earlier tokens is not what one pass over them computes."""
+    CAUSE_EDIT_NOT_APPLIED: _Cause.ValueType  # 22
+    """The tokens of a generation are those of the model without its edits, in all steps or behind the prompt."""
 
 class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
     """The likely cause of a verdict other than AGREES: programs branch on it, people read the reason."""
@@ -176,6 +180,10 @@ CAUSE_CHECK_FAILED: Cause.ValueType  # 19
 """The check ended in an error, or could not test a function of the model: it says nothing of the values."""
 CAUSE_DISCONTINUOUS: Cause.ValueType  # 20
 """The target jumps on the path, or rises steeply: more steps leave the attributions as far from its change."""
+CAUSE_STALE_CACHE: Cause.ValueType  # 21
+"""What a model keeps of earlier tokens is not what one pass over them computes."""
+CAUSE_EDIT_NOT_APPLIED: Cause.ValueType  # 22
+"""The tokens of a generation are those of the model without its edits, in all steps or behind the prompt."""
 Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final

@@ -9,6 +9,7 @@ from cutaway.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +20,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _VectorNorm:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VectorNormEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VectorNorm.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VECTOR_NORM_UNSPECIFIED: _VectorNorm.ValueType  # 0
+    """Not set: OWN."""
+    VECTOR_NORM_OWN: _VectorNorm.ValueType  # 1
+    """As it is."""
+    VECTOR_NORM_MATCH: _VectorNorm.ValueType  # 2
+    """That of the value at each position."""
+
+class VectorNorm(_VectorNorm, metaclass=_VectorNormEnumTypeWrapper):
+    """The length of a vector that is added."""
+
+VECTOR_NORM_UNSPECIFIED: VectorNorm.ValueType  # 0
+"""Not set: OWN."""
+VECTOR_NORM_OWN: VectorNorm.ValueType  # 1
+"""As it is."""
+VECTOR_NORM_MATCH: VectorNorm.ValueType  # 2
+"""That of the value at each position."""
+Global___VectorNorm: _TypeAlias = VectorNorm  # noqa: Y015
 
 @_typing.final
 class Edit(_message.Message):
@@ -38,10 +63,13 @@ class Edit(_message.Message):
     ZERO_FIELD_NUMBER: _builtins.int
     CLAMP_FIELD_NUMBER: _builtins.int
     MIX_FIELD_NUMBER: _builtins.int
+    ADD_VECTOR_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module by its name in named_modules(), or `.` for the model itself."""
     op: _builtins.str
@@ -53,6 +81,10 @@ class Edit(_message.Message):
     path: _builtins.str
     """Only the tensor at this path, such as `[0]` or `.logits`. Default: every floating tensor at the point, or
     every tensor where none floats.
+    """
+    position: _builtins.int
+    """Only this token of each row, along axis 1. It is counted from the first token of the row's own text, without padding;
+    a negative one from its last. Default: all tokens.
     """
     @_builtins.property
     def scale(self) -> Global___Scale:
@@ -79,12 +111,20 @@ class Edit(_message.Message):
         """Mixed with other rows (manifold mixup)."""
 
     @_builtins.property
+    def add_vector(self) -> Global___AddVector:
+        """A direction added at each position."""
+
+    @_builtins.property
     def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only these rows of the batch, each at most once. Default: all."""
 
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[_capture_pb2.AxisSlice]:
         """Only this part of each tensor, after `rows`. Default: the whole."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Only in these steps of a generation, from 0. Default: all."""
 
     def __init__(
         self,
@@ -98,23 +138,30 @@ class Edit(_message.Message):
         zero: Global___Zero | None = ...,
         clamp: Global___Clamp | None = ...,
         mix: Global___Mix | None = ...,
+        add_vector: Global___AddVector | None = ...,
         call: _builtins.int | None = ...,
         rows: _abc.Iterable[_builtins.int] | None = ...,
         slices: _abc.Iterable[_capture_pb2.AxisSlice] | None = ...,
         path: _builtins.str = ...,
+        steps: _abc.Iterable[_builtins.int] | None = ...,
+        position: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "call", b"call", "clamp", b"clamp", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "replace", b"replace", "scale", b"scale", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "position", b"position", "replace", b"replace", "scale", b"scale", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "call", b"call", "clamp", b"clamp", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["scale", "add", "replace", "zero", "clamp", "mix"]  # noqa: Y015
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["scale", "add", "replace", "zero", "clamp", "mix", "add_vector"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     _WhichOneofReturnType_where: _TypeAlias = _typing.Literal["module", "op"]  # noqa: Y015
     _WhichOneofArgType_where: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__call) -> _WhichOneofReturnType__call | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
     @_typing.overload
@@ -272,3 +319,37 @@ class Mix(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Mix: _TypeAlias = Mix  # noqa: Y015
+
+@_typing.final
+class AddVector(_message.Message):
+    """value + scale * vector, at each position; the vector is along the last axis."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VECTOR_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
+    scale: _builtins.float
+    """The scale. Default: 1."""
+    norm: Global___VectorNorm.ValueType
+    """The length that the vector gets first. Default: OWN."""
+    @_builtins.property
+    def vector(self) -> _tensor_pb2.Tensor:
+        """The vector, of the size of the last axis; required."""
+
+    def __init__(
+        self,
+        *,
+        vector: _tensor_pb2.Tensor | None = ...,
+        scale: _builtins.float | None = ...,
+        norm: Global___VectorNorm.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "scale", b"scale", "vector", b"vector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "norm", b"norm", "scale", b"scale", "vector", b"vector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__scale: _TypeAlias = _typing.Literal["scale"]  # noqa: Y015
+    _WhichOneofArgType__scale: _TypeAlias = _typing.Literal["_scale", b"_scale"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale) -> _WhichOneofReturnType__scale | None: ...
+
+Global___AddVector: _TypeAlias = AddVector  # noqa: Y015

@@ -27,6 +27,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _FinishReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
+    """Not set: never sent."""
+    FINISH_REASON_LENGTH: _FinishReason.ValueType  # 1
+    """It has the most tokens that were allowed."""
+    FINISH_REASON_END: _FinishReason.ValueType  # 2
+    """The model wrote a token that ends a text."""
+    FINISH_REASON_STOP: _FinishReason.ValueType  # 3
+    """It has a text or a token of the request at which it stops."""
+
+class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
+    """Why a row ended."""
+
+FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
+"""Not set: never sent."""
+FINISH_REASON_LENGTH: FinishReason.ValueType  # 1
+"""It has the most tokens that were allowed."""
+FINISH_REASON_END: FinishReason.ValueType  # 2
+"""The model wrote a token that ends a text."""
+FINISH_REASON_STOP: FinishReason.ValueType  # 3
+"""It has a text or a token of the request at which it stops."""
+Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
+
 class _WarningCode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -51,6 +79,8 @@ class _WarningCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningCo
     """The model takes any name, and does not read what was sent under this one."""
     WARNING_CODE_INPUT_NOT_EXPLAINED: _WarningCode.ValueType  # 8
     """An attribution leaves an input out, which the method cannot move by itself: see `inputs_left_out`."""
+    WARNING_CODE_STEP_NOT_REACHED: _WarningCode.ValueType  # 9
+    """The texts of a generation ended before a step whose captures were requested."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """The subject of a warning."""
@@ -73,6 +103,8 @@ WARNING_CODE_INPUT_NOT_READ: WarningCode.ValueType  # 7
 """The model takes any name, and does not read what was sent under this one."""
 WARNING_CODE_INPUT_NOT_EXPLAINED: WarningCode.ValueType  # 8
 """An attribution leaves an input out, which the method cannot move by itself: see `inputs_left_out`."""
+WARNING_CODE_STEP_NOT_REACHED: WarningCode.ValueType  # 9
+"""The texts of a generation ended before a step whose captures were requested."""
 Global___WarningCode: _TypeAlias = WarningCode  # noqa: Y015
 
 @_typing.final
@@ -120,6 +152,7 @@ class InspectRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     ATTRIBUTION_ERRORS_IN_PLACE_FIELD_NUMBER: _builtins.int
+    GENERATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required. Default version: the highest that is served."""
     compare: _builtins.bool
@@ -172,6 +205,10 @@ class InspectRequest(_message.Message):
     def arguments(self) -> _containers.MessageMap[_builtins.str, _input_pb2.Argument]:
         """Arguments of forward that are no tensors, by name. They are the same for all examples, and in every pass."""
 
+    @_builtins.property
+    def generate(self) -> Global___Generate:
+        """Write tokens behind the input, for causal language models. Default: one pass."""
+
     def __init__(
         self,
         *,
@@ -189,16 +226,88 @@ class InspectRequest(_message.Message):
         options: Global___Options | None = ...,
         arguments: _abc.Mapping[_builtins.str, _input_pb2.Argument] | None = ...,
         attribution_errors_in_place: _builtins.bool = ...,
+        generate: Global___Generate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "explain_if", b"explain_if", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "edits", b"edits", "explain_if", b"explain_if", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["tensors", "raw"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___InspectRequest: _TypeAlias = InspectRequest  # noqa: Y015
+
+@_typing.final
+class Generate(_message.Message):
+    """The continuation of texts: one token of each row a step. The first step is the pass of the prompt. Each further step
+    is a pass of one token of each row, on what the model keeps of the tokens before.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    STOP_TOKENS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    max_new_tokens: _builtins.int
+    """The most tokens of a row, at least 1; required."""
+    temperature: _builtins.float
+    """The logits are divided by it before a token is drawn. Default: 0, which takes the likeliest token."""
+    top_k: _builtins.int
+    """Draw from this many of the likeliest tokens. Default: all."""
+    top_p: _builtins.float
+    """Draw from the fewest likeliest tokens whose probabilities have at least this sum. Default: all."""
+    min_p: _builtins.float
+    """Draw from tokens of at least this share of the largest probability. Default: all."""
+    repetition_penalty: _builtins.float
+    """The logits of tokens of the text so far are divided by it if they are positive, and multiplied if not. Default: 1."""
+    alternatives: _builtins.int
+    """Return this many of the likeliest tokens of each step. Default: 0."""
+    @_builtins.property
+    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A row ends behind any of these texts."""
+
+    @_builtins.property
+    def stop_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """A row ends behind any of these tokens, besides those that end a text of this model."""
+
+    def __init__(
+        self,
+        *,
+        max_new_tokens: _builtins.int = ...,
+        temperature: _builtins.float = ...,
+        top_k: _builtins.int = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        stop: _abc.Iterable[_builtins.str] | None = ...,
+        stop_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        alternatives: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "alternatives", b"alternatives", "max_new_tokens", b"max_new_tokens", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "stop", b"stop", "stop_tokens", b"stop_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___Generate: _TypeAlias = Generate  # noqa: Y015
 
 @_typing.final
 class InputGradientRequest(_message.Message):
@@ -333,6 +442,11 @@ class InspectResponse(_message.Message):
     EXPLAINED_ROWS_FIELD_NUMBER: _builtins.int
     FEATURE_NAMES_FIELD_NUMBER: _builtins.int
     EXAMPLE_AXES_FIELD_NUMBER: _builtins.int
+    GENERATED_FIELD_NUMBER: _builtins.int
+    FINISH_REASONS_FIELD_NUMBER: _builtins.int
+    UNEDITED_TEXTS_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """The predictions."""
@@ -389,6 +503,28 @@ class InspectResponse(_message.Message):
     def example_axes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExampleAxis]:
         """The tensors of this reply whose examples are not along axis 0. All others have them there."""
 
+    @_builtins.property
+    def generated(self) -> _containers.RepeatedCompositeFieldContainer[Global___GeneratedStep]:
+        """The steps, with `generate`."""
+
+    @_builtins.property
+    def finish_reasons(self) -> _containers.RepeatedScalarFieldContainer[Global___FinishReason.ValueType]:
+        """The end of each row, with `generate`."""
+
+    @_builtins.property
+    def unedited_texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The text of each row that the unedited model writes, with `generate` and `compare`."""
+
+    @_builtins.property
+    def replay(self) -> _check_pb2.Check:
+        """The replay, with `generate`: one pass over whole texts, without what the model keeps of earlier tokens, and with the
+        same edits. It must give the log-probabilities and captures of the steps.
+        """
+
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___EditReceipt]:
+        """What each edit did, in the order of the request."""
+
     def __init__(
         self,
         *,
@@ -405,14 +541,103 @@ class InspectResponse(_message.Message):
         explained_rows: _abc.Iterable[_builtins.bool] | None = ...,
         feature_names: _abc.Iterable[Global___FeatureNames] | None = ...,
         example_axes: _abc.Iterable[Global___ExampleAxis] | None = ...,
+        generated: _abc.Iterable[Global___GeneratedStep] | None = ...,
+        finish_reasons: _abc.Iterable[Global___FinishReason.ValueType] | None = ...,
+        unedited_texts: _abc.Iterable[_builtins.str] | None = ...,
+        replay: _check_pb2.Check | None = ...,
+        receipts: _abc.Iterable[Global___EditReceipt] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InspectResponse: _TypeAlias = InspectResponse  # noqa: Y015
+
+@_typing.final
+class GeneratedStep(_message.Message):
+    """The tokens of one step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The token of each row; -1 for a row that ended before."""
+
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The text that each adds to its row. Empty where a character is not complete; the last part of it has its text."""
+
+    @_builtins.property
+    def log_probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The logarithm of each token's probability, by the softmax of the model's logits; 0 for a row that ended before."""
+
+    @_builtins.property
+    def alternatives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The likeliest tokens, `alternatives` of each row, row by row; the likeliest first."""
+
+    @_builtins.property
+    def alternative_log_probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The logarithms of their probabilities."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        log_probabilities: _abc.Iterable[_builtins.float] | None = ...,
+        alternatives: _abc.Iterable[_builtins.int] | None = ...,
+        alternative_log_probabilities: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_log_probabilities", b"alternative_log_probabilities", "alternatives", b"alternatives", "log_probabilities", b"log_probabilities", "texts", b"texts", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GeneratedStep: _TypeAlias = GeneratedStep  # noqa: Y015
+
+@_typing.final
+class EditReceipt(_message.Message):
+    """What an edit did."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSORS_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    tensors: _builtins.int
+    """The number of tensors that it was applied to."""
+    changed: _builtins.bool
+    """Whether it changed a value."""
+    norm: _builtins.float
+    """The 2-norm of what it changed, over all tensors."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The steps in which it was applied, with `generate`."""
+
+    def __init__(
+        self,
+        *,
+        tensors: _builtins.int = ...,
+        changed: _builtins.bool = ...,
+        norm: _builtins.float = ...,
+        steps: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "norm", b"norm", "steps", b"steps", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EditReceipt: _TypeAlias = EditReceipt  # noqa: Y015
 
 @_typing.final
 class ExampleAxis(_message.Message):

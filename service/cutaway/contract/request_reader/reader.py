@@ -64,8 +64,8 @@ def mapping(value: Any) -> Mapping[Any, Any]:
 
 
 def is_list(value: Any) -> bool:
-    """Returns whether ``value`` is a list, a tuple or an array, and not a single value."""
-    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
+    """Returns whether ``value`` is a list, a tuple, a range or an array, and not a single value."""
+    return isinstance(value, (list, tuple, range)) or getattr(value, "ndim", 0) > 0
 
 
 def sequence(value: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.requests.fields import Count, given
+from cutaway.contract.requests.fields import Count, distinct, given
 from cutaway.contract.values import StrEnum
 
 __all__ = ["Capture", "Max", "Mean", "Norm", "Point", "Slice", "TopElements"]
@@ -117,6 +117,9 @@ class Capture:
         slices: a part of each tensor, cut before any reduction.
         reduce: how each tensor is reduced; ``None`` sends it unchanged.
         data_type: what floating tensors are sent as, such as ``float16``; ``""`` is as computed.
+        steps: only these steps of a generation, from 0; empty is all.
+        position: only this token of each row, along axis 1, which the result does not have; from the first token of the
+            row's own text, without padding, a negative one from its last; ``None`` is all tokens.
     """
 
     module: str = ""
@@ -129,6 +132,8 @@ class Capture:
     slices: tuple[Slice, ...] = ()
     reduce: Reduction | None = None
     data_type: FloatingType = ""
+    steps: Annotated[tuple[int, ...], distinct] = ()
+    position: int | None = None
 
     @cached_property
     def points(self) -> tuple[Point, ...]:

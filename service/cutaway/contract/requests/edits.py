@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
 from cutaway.contract.requests.captures import Point, PointName, Slice, as_point
 from cutaway.contract.requests.fields import Number, bounded, distinct
 from cutaway.contract.tensors import ArrayLike
+from cutaway.contract.values import StrEnum
 
-__all__ = ["Add", "Clamp", "Edit", "Mix", "Replace", "Scale", "Zero"]
+__all__ = ["Add", "AddVector", "Clamp", "Edit", "Mix", "Replace", "Scale", "VectorNorm", "Zero"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Edit:
         slices: only this part of each tensor.
         path: only the tensor at this path (``[0]``, ``.logits``); ``""`` is every floating tensor at the point, or
             every tensor where none floats.
+        steps: only in these steps of a generation, from 0; empty is all.
+        position: only this token of each row, along axis 1; from the first token of the row's own text, without
+            padding, a negative one from its last; ``None`` is all tokens.
     """
 
     module: str = ""
@@ -35,6 +39,8 @@ class Edit:
     rows: Annotated[tuple[int, ...], distinct] = ()
     slices: tuple[Slice, ...] = ()
     path: str = ""
+    steps: Annotated[tuple[int, ...], distinct] = ()
+    position: int | None = None
 
     @property
     def point(self) -> Point:
@@ -54,6 +60,31 @@ class Add(Edit):
     """``value + addend``, a number or a tensor that broadcasts against the part that is edited."""
 
     addend: float | ArrayLike
+
+
+class VectorNorm(StrEnum):
+    """The length of a vector that is added."""
+
+    OWN = "own"
+    """As it is."""
+    MATCH = "match"
+    """That of the value at each position: a scale of 1 adds as much as is there."""
+
+
+@dataclass(frozen=True)
+class AddVector(Edit):
+    """``value + scale * vector`` at each position: steering along a direction.
+
+    Args:
+        vector: of the size of the value's last axis; required.
+        scale: how much of it; a negative one moves away.
+        norm: the length that the vector gets before it is scaled.
+    """
+
+    at: PointName | Point = field(default="output", kw_only=True)
+    vector: ArrayLike | None = None
+    scale: Number = field(default=1.0, kw_only=True)
+    norm: VectorNorm = field(default=VectorNorm.OWN, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ from typing import Annotated, Any, TypeAlias
 from cutaway.contract.requests.attributions import Attribution
 from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
-from cutaway.contract.requests.fields import Probability, bounded
+from cutaway.contract.requests.fields import Count, Finite, Positive, Probability, bounded
 from cutaway.contract.requests.targets import PredictedClass, Target
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum, changed
 
-__all__ = ["Argument", "CheckMode", "CheckRequest", "ExplainIf", "InspectRequest", "Raw"]
+__all__ = ["Argument", "CheckMode", "CheckRequest", "ExplainIf", "Generate", "InspectRequest", "Raw"]
 
 
 # The condition for explaining an example.
@@ -102,6 +102,45 @@ class Raw:
     media_type: str = ""
 
 
+_Share: TypeAlias = Annotated[float, bounded(lambda value: 0 < value <= 1, "a share is above 0 and at most 1")]
+
+
+@dataclass(frozen=True)
+class Generate:
+    """The continuation of texts by a causal language model: one token of each row a step.
+
+    The first step is the pass of the prompt. Each further step is a pass of one token of each row, on what the model
+    keeps of the tokens before.
+
+    Args:
+        max_new_tokens: the most tokens of a row.
+        temperature: the logits are divided by it before a token is drawn; 0 takes the likeliest token.
+        top_k: draw from this many of the likeliest tokens; 0 is all.
+        top_p: draw from the fewest likeliest tokens whose probabilities have at least this sum; ``None`` is all.
+        min_p: draw from tokens of at least this share of the largest probability; ``None`` is all.
+        repetition_penalty: the logits of tokens of the text so far are divided by it if they are positive, and
+            multiplied if not; ``None`` is 1.
+        stop: a row ends behind any of these texts.
+        stop_tokens: a row ends behind any of these token ids, besides those that end a text of this model.
+        alternatives: return this many of the likeliest tokens of each step.
+    """
+
+    max_new_tokens: Count
+    temperature: Finite = 0.0
+    top_k: int = 0
+    top_p: _Share | None = None
+    min_p: _Share | None = None
+    repetition_penalty: Positive | None = None
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    alternatives: int = 0
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn."""
+        return self.temperature > 0
+
+
 @dataclass(frozen=True)
 class InspectRequest:
     """One request to one model.
@@ -126,12 +165,13 @@ class InspectRequest:
         omit_predictions: leave the predictions out; if only values inside the model are requested, and each capture
             names its ``call``, forward stops after the last of them.
         max_reply_bytes: the largest reply to accept, in bytes; 0 is the server's limit.
-        seed: of the methods that draw random numbers, 0 to 2**63 - 1: the same seed gives the same result; ``None``
-            draws a seed, which the provenance contains.
+        seed: of what draws random numbers, 0 to 2**63 - 1: the same seed gives the same result; ``None`` draws a seed,
+            which the provenance contains. Row ``r`` of a generation draws its tokens from the seed plus ``r``.
         reply_data_type: the type in which floating tensors of the reply are sent, such as ``float16``, except for
             captures that name their own; ``""`` is as computed.
         compression: of the tensors of the reply, ``zstd``; ``""`` is none.
         dry_run: run only one forward pass, and return an estimate of the reply.
+        generate: write tokens behind the input, for causal language models; ``None`` is one pass.
     """
 
     model: str
@@ -154,6 +194,7 @@ class InspectRequest:
     reply_data_type: FloatingType = field(default="", metadata=_ONE_REPLY)
     compression: Compression = field(default="", metadata=_ONE_REPLY)
     dry_run: bool = field(default=False, metadata=_ONE_REPLY)
+    generate: Generate | None = field(default=None, metadata=_ONE_REPLY)
 
     def with_input(
         self,

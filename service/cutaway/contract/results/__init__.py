@@ -32,7 +32,10 @@ __all__ = [
     "Cause",
     "Check",
     "ClassPrediction",
+    "EditReceipt",
     "Estimate",
+    "FinishReason",
+    "GeneratedStep",
     "InputSpec",
     "InspectResult",
     "MetricResult",
@@ -150,6 +153,7 @@ class WarningCode(StrEnum):
     NOT_EXPLAINED = "NOT_EXPLAINED"
     INPUT_NOT_READ = "INPUT_NOT_READ"
     INPUT_NOT_EXPLAINED = "INPUT_NOT_EXPLAINED"
+    STEP_NOT_REACHED = "STEP_NOT_REACHED"
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,54 @@ class Progress:
     passes: int
     seconds_left: float
     attribution: int
+
+
+class FinishReason(StrEnum):
+    """Why a row of a generation ended."""
+
+    LENGTH = "length"
+    """It has the most tokens that were allowed."""
+    END = "end"
+    """The model wrote a token that ends a text."""
+    STOP = "stop"
+    """It has a text or a token of the request at which it stops."""
+
+
+@dataclass(frozen=True)
+class GeneratedStep:
+    """The tokens of one step of a generation, by row.
+
+    Attributes:
+        tokens: the token; -1 for a row that ended before.
+        texts: the text that it adds to its row; ``""`` where a character is not complete.
+        log_probabilities: the logarithm of its probability, by the softmax of the model's logits; 0 for a row that
+            ended before.
+        alternatives: the likeliest tokens, as many of each row as were requested, row by row, the likeliest first.
+        alternative_log_probabilities: the logarithms of their probabilities.
+    """
+
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    log_probabilities: tuple[float, ...]
+    alternatives: tuple[int, ...] = ()
+    alternative_log_probabilities: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class EditReceipt:
+    """What an edit did.
+
+    Attributes:
+        tensors: the number of tensors that it was applied to.
+        changed: whether it changed a value.
+        norm: the 2-norm of what it changed, over all tensors.
+        steps: the steps of a generation in which it was applied.
+    """
+
+    tensors: int = 0
+    changed: bool = False
+    norm: float = 0.0
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -281,6 +333,16 @@ class InspectResult:
     estimate: Estimate | None = None
     feature_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     example_axes: Mapping[str, int | None] = field(default_factory=dict)
+    generated: tuple[GeneratedStep, ...] = ()
+    finish_reasons: tuple[FinishReason, ...] = ()
+    unedited_texts: tuple[str, ...] = ()
+    replay: Check | None = None
+    receipts: tuple[EditReceipt, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text of each row that the model wrote; empty without a generation."""
+        return tuple("".join(pieces) for pieces in zip(*(step.texts for step in self.generated)))
 
     def __repr__(self) -> str:
         return summarise(self)

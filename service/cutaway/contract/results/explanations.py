@@ -70,6 +70,10 @@ class Cause(StrEnum):
     """The draws of a surrogate do not determine its coefficients: other fits are as good."""
     CHECK_FAILED = "CHECK_FAILED"
     """The check ended in an error, or could not test a function of the model: it says nothing of the values."""
+    STALE_CACHE = "STALE_CACHE"
+    """What a model keeps of earlier tokens is not what one pass over them computes."""
+    EDIT_NOT_APPLIED = "EDIT_NOT_APPLIED"
+    """The tokens of a generation are those of the model without its edits, in all steps or behind the prompt."""
     DISCONTINUOUS = "DISCONTINUOUS"
     """The target jumps on the path, or rises steeply: more steps leave the attributions as far from its change."""
 

@@ -75,6 +75,7 @@ def summarise(result: InspectResult) -> str:
     captured = [f"{_call(place)} {_leaf(place.point, place.path, array)}" for place, array in captures(result)]
     explained = result.explained_rows
     blocks = [
+        _block("texts", _texts(result), 4, len(result.texts)),
         _block("predictions", _arrays(result.predictions), 2, len(result.predictions)),
         _block("classes", _classes(result.classes), 4, len(result.classes)),
         _block("unedited", _arrays(result.unedited), 2, len(result.unedited)),
@@ -89,6 +90,13 @@ def summarise(result: InspectResult) -> str:
                int(explained is not None)),
     ]  # fmt: skip
     return _page(_heading(result), blocks)
+
+
+def _texts(result: InspectResult) -> Iterator[str]:
+    """Yields the text of each row of a generation, why it ended, and the verdict of its replay."""
+    for row, (text, reason) in enumerate(zip(result.texts, result.finish_reasons)):
+        verdict = "" if result.replay is None else f"  replay {result.replay.of_row(row).verdict.value}"
+        yield f"{harmless(text, 70)!r}  {reason.value}{verdict}"
 
 
 def describe_call(call: CapturedCall) -> str:

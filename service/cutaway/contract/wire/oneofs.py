@@ -10,6 +10,7 @@ import numpy as np
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import (
     Add,
+    AddVector,
     Capture,
     Clamp,
     ClassIndex,
@@ -103,7 +104,7 @@ def _read(message: capture_pb2.CaptureRequest) -> Capture:
     refuse_no_name(message, "name a module, an operator or a parameter")
     if message.HasField("parameter"):
         for field, _ in message.ListFields():
-            if field.name in ("points", "call", "path"):
+            if field.name in ("points", "call", "path", "steps", "position"):
                 raise error(Reason.INVALID_VALUE, f"a parameter has no {field.name}; leave it out", field.name)
     return Capture(**_FIELDS.read(message))
 
@@ -141,11 +142,16 @@ def _check_clamp(edit: Clamp) -> None:
         raise error(Reason.INVALID_VALUE, f"the minimum {edit.minimum} is above the maximum {edit.maximum}")
 
 
+def _check_vector(edit: AddVector) -> None:
+    if edit.vector is None:
+        raise error(Reason.INVALID_VALUE, "send the vector to add", "vector")
+
+
 EDIT_KINDS: OneOf[Edit] = OneOf(
     Edit,
     edit_pb2.Edit,
     "kind",
-    "say what to do: scale, add, replace, zero, clamp or mix",
+    "say what to do: scale, add, replace, zero, clamp, mix or add_vector",
     rules={
         "point": FieldRule("at", POINTS),
         "slices": FieldRule(codec=SLICES),
@@ -153,7 +159,7 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
         "lambda": FieldRule("weight"),
     },
     special={Add: Spread(_write_add, _read_add)},
-    checks={Clamp: _check_clamp},
+    checks={Clamp: _check_clamp, AddVector: _check_vector},
 )
 
 

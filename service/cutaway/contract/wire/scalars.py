@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import CheckMode, Combination, LossReduction, Point, Quadrature
+from cutaway.contract.requests import CheckMode, Combination, LossReduction, Point, Quadrature, VectorNorm
 from cutaway.contract.requests.fields import at_least_one
-from cutaway.contract.results import ArchiveState, Cause, Verdict, WarningCode
+from cutaway.contract.results import ArchiveState, Cause, FinishReason, Verdict, WarningCode
 from cutaway.contract.tensors import COMPRESSIONS as COMPRESSION_NAMES
 from cutaway.contract.tensors import (
     DTYPES,
@@ -27,7 +27,16 @@ from cutaway.contract.tensors import (
     from_bytes,
 )
 from cutaway.contract.values import brief
-from cutaway.v1 import attribution_pb2, capture_pb2, check_pb2, inspection_pb2, model_pb2, target_pb2, tensor_pb2
+from cutaway.v1 import (
+    attribution_pb2,
+    capture_pb2,
+    check_pb2,
+    edit_pb2,
+    inspection_pb2,
+    model_pb2,
+    target_pb2,
+    tensor_pb2,
+)
 
 
 class Scalar(NamedTuple):
@@ -230,6 +239,8 @@ ENUMS: dict[str, Scalar] = {
     "HookPoint": POINTS,
     "CheckMode": _enum(check_pb2.CheckMode, "CHECK_MODE", CheckMode, CheckMode.SAME_PASS),
     "Verdict": VERDICTS,
+    "FinishReason": _enum(inspection_pb2.FinishReason, "FINISH_REASON", FinishReason),
+    "VectorNorm": _enum(edit_pb2.VectorNorm, "VECTOR_NORM", VectorNorm, VectorNorm.OWN),
     "Cause": Scalar(  # None is 0
         lambda cause: 0 if cause is None else _CAUSES.encode(cause),
         lambda number: _CAUSES.decode(number) if number else None,

@@ -16,7 +16,7 @@ from torch import Tensor
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
-from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec
+from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec, TextRanges
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.methods.paths import max_steps, steps_to_try
 from cutaway.engine.model.inspected_model import arguments_kind
@@ -43,14 +43,16 @@ def expanded_zeros(shape: Sequence[int], like: Tensor, data_type: str = "") -> T
 class GradientShape(CaptureSpec):
     """A capture of a gradient, applied to its activation, which has the same shape."""
 
-    def apply(self, tensor: Tensor, result_field: str, row_axis: int | None) -> CapturedValues:
+    def apply(
+        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: TextRanges | None = None
+    ) -> CapturedValues:
         """Returns the part captured of the gradient at ``tensor`` as meta tensors.
 
         Integers have no gradient: ``tensor`` itself is returned.
         """
         if not has_gradient(tensor):
             return CapturedValues(tensor.to("meta"), row_axis=row_axis)
-        part = CaptureSpec(**{**vars(self), "data_type": ""}).apply(tensor.to("meta"), result_field, row_axis)
+        part = CaptureSpec(**{**vars(self), "data_type": ""}).apply(tensor.to("meta"), result_field, row_axis, texts)
         typed = self.data_type and part.values.is_floating_point()
         return part._replace(values=part.values.to(getattr(torch, self.data_type))) if typed else part
 

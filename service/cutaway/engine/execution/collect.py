@@ -161,6 +161,9 @@ def whole_result(result: results.InspectResult, main: MainPass) -> results.Inspe
     plan, model = main.plan, main.plan.model
     return changed(
         result,
+        receipts=tuple(
+            main.recording.receipts.get(number, results.EditReceipt()) for number, _ in enumerate(plan.request.edits)
+        ),
         warnings=(
             *result.warnings,
             *missing.edit_warnings(plan, main.recording),
@@ -178,10 +181,11 @@ def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
 
 
 def _capture(calls: Sequence[RecordedCall], specs: Mapping[Point, CaptureSpec]) -> results.ModuleCapture:
-    return results.ModuleCapture(tuple(_captured_call(call, specs) for call in missing.captured_calls(calls, specs)))
+    return results.ModuleCapture(tuple(captured_call(call, specs) for call in missing.captured_calls(calls, specs)))
 
 
-def _captured_call(call: RecordedCall, specs: Mapping[Point, CaptureSpec]) -> results.CapturedCall:
+def captured_call(call: RecordedCall, specs: Mapping[Point, CaptureSpec]) -> results.CapturedCall:
+    """Returns what was recorded of a call, at the points of ``specs``."""
     values: dict[Point, dict[str, Array]] = {}
     positions: dict[Point, dict[str, Array]] = {}
     for point in POINTS:

@@ -37,6 +37,7 @@ from cutaway.engine.execution.fitting import (
     in_passes_that_fit,
     with_smaller_passes,
 )
+from cutaway.engine.execution.generation import generate
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, with_known_axes
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
@@ -71,7 +72,7 @@ def run_attributions(main: MainPass) -> Iterator[tuple[results.AttributionResult
     """Computes and checks the attributions of one request, or of several that were joined, on the edited model.
 
     Args:
-        main: the main pass; the effects of edits are added to its recording.
+        main: the main pass; whether edits changed something only now is added to its receipts.
 
     Yields:
         As `each_attribution`; with the checks of each joined request, one behind the other.
@@ -79,7 +80,7 @@ def run_attributions(main: MainPass) -> Iterator[tuple[results.AttributionResult
     Raises:
         CutawayError: with the attribution, or the edit, at fault.
     """
-    plan, effects = main.plan, main.recording.edit_effects
+    plan, receipts = main.plan, main.recording.receipts
     rows = qualifying_rows(main) if plan.attributions else None
 
     def compute(index: int) -> Iterator[results.AttributionResult]:
@@ -101,7 +102,9 @@ def run_attributions(main: MainPass) -> Iterator[tuple[results.AttributionResult
         plan.model.passes_inside(edited.forward),
     ):
         yield from each_attribution(main, compute)
-    effects.update({number: changed or effects.get(number, False) for number, changed in edited.edit_effects.items()})
+    for number, receipt in edited.receipts.items():
+        known = receipts.get(number, results.EditReceipt())
+        receipts[number] = replace(known, changed=known.changed or receipt.changed)
 
 
 def each_attribution(
@@ -429,6 +432,8 @@ def run_plan(plan: RequestPlan, tell: Tell | None = None) -> results.InspectResu
     plan.model.passes.reset()
     with plan.model.session(plan.cancellation, plan.request.arguments), plan.model.drawing_from(plan.seed):
         plan = with_unread_inputs(plan)
+        if plan.request.generate:
+            return generate(plan, tell)
         unedited = _run_unedited(plan) if plan.request.compare else {}
         return finish(main_pass_that_fits(plan), unedited, tell)  # hook, forward, backward
 

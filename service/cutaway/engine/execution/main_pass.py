@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import InspectRequest, Neuron, Point, TopK
+from cutaway.contract.requests import Capture, InspectRequest, Neuron, Point, TopK
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
-from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, text_ranges
 from cutaway.engine.hooks.channel_axes import find_channels
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
@@ -42,15 +42,22 @@ from cutaway.engine.runtime.numerics import WITHOUT_COPIES, close
 def may_share(request: InspectRequest) -> bool:
     """Returns whether the main pass of ``request`` may serve other requests too.
 
-    Edits make it a pass of another model. Gradients of parameters are sums over the batch. A top-k target takes several
-    backward passes. A neuron is read inside the model. The operators of a glob are known only afterwards.
+    Edits make it a pass of another model, and a generation has many passes. Gradients of parameters are sums over the
+    batch. A top-k target takes several backward passes. A neuron is read inside the model. The operators of a glob are
+    known only afterwards. Positions depend on the padding of the request's own rows.
     """
     return not (
         request.dry_run
+        or request.generate
         or request.edits
         or isinstance(request.target, (TopK, Neuron))
-        or any(capture.parameter or (capture.op and is_glob(capture.op)) for capture in request.captures)
+        or any(map(_is_of_its_request, request.captures))
     )
+
+
+def _is_of_its_request(capture: Capture) -> bool:
+    has_glob = bool(capture.op) and is_glob(capture.op)
+    return bool(capture.parameter) or has_glob or capture.position is not None
 
 
 def joint_plan(plans: Sequence[RequestPlan]) -> RequestPlan:
@@ -98,10 +105,10 @@ def _call_of(
     call: RecordedCall, specs: Mapping[Point, CaptureSpec], recorded: Mapping[Point, CaptureSpec], rows: RowRange
 ) -> RecordedCall:
     """Returns what ``specs`` select in the ``rows`` of ``call``, of which the joint pass ``recorded`` other parts."""
-    own = RecordedCall(call.number)
+    own = RecordedCall(call.number, call.step)
     own.dtypes, own.without_array = call.dtypes, call.without_array
     for point, path, part in call.entries():
-        if point in specs and specs[point].matches(call.number, path):
+        if point in specs and specs[point].matches(call, path):
             axis = None if part is None else part.row_axis
             part = None if part is None else part.map(partial(rows.of, axis=axis))
             if part is not None and specs[point] != recorded[point]:
@@ -165,7 +172,8 @@ def predicted_classes(plan: RequestPlan, outputs: Outputs) -> tuple[ClassPredict
     There is none for a model without classes.
     """
     model = plan.model
-    names = explained_outputs(model, outputs, plan.rows) if outputs and model.labels else ()
+    has_classes = outputs and model.labels and not plan.request.generate
+    names = explained_outputs(model, outputs, plan.rows) if has_classes else ()
     logits = outputs[names[0]] if len(names) == 1 else None
     if logits is None or logits.ndim != 2:
         return ()
@@ -227,7 +235,9 @@ def batch_of(plan: RequestPlan, joined: Sequence[RequestPlan] = ()) -> Batch:
     axes = row_axes(plan.model, plan.inputs, sites)
     for layer, named in filter(None, (one.channels for one in attributions)):
         find_channels(plan.model, plan.inputs, axes, layer, named)
-    return Batch(plan.rows, axes)
+    positions = [one.position for one in plan.request.captures] + [one.position for one in plan.request.edits]
+    mask = plan.inputs.get(MASK) if set(positions) - {None} else None
+    return Batch(plan.rows, axes, None if mask is None or mask.ndim != 2 else text_ranges(mask))
 
 
 def _own_outputs(outputs: Outputs, batch: Batch, own: RowRange) -> Outputs:

@@ -47,8 +47,8 @@ def _no_operator(address: str, recording: Recording, field: str) -> CutawayError
 
 def captured_calls(calls: Sequence[RecordedCall], specs: Mapping[Point, CaptureSpec]) -> list[RecordedCall]:
     """Returns the calls of one module or operator that ``specs`` capture; all specs of one place name the same call."""
-    number = next(iter(specs.values())).call
-    return [call for call in calls if number in (None, call.number)]
+    spec = next(iter(specs.values()))
+    return [call for call in calls if spec.takes(call)]
 
 
 def refuse_captures(sites: CaptureSites, recording: Recording, tree: ModuleTree) -> None:
@@ -60,7 +60,7 @@ def refuse_captures(sites: CaptureSites, recording: Recording, tree: ModuleTree)
     for name, specs in sites.items():
         calls = captured_calls(recording.calls[name], specs)
         for point, spec in specs.items():
-            taken = (path for call in calls for path in call.captured(point) if spec.matches(call.number, path))
+            taken = (path for call in calls for path in call.captured(point) if spec.matches(call, path))
             if spec.exact and next(taken, None) is None:
                 with at(spec.field):
                     _refuse_call(name, spec.call, recording.calls[name])
@@ -80,8 +80,9 @@ def refuse_edits(plan: RequestPlan, recording: Recording, tree: ModuleTree) -> N
 
 
 def _refuse_call(name: str, number: int | None, calls: Sequence[RecordedCall]) -> None:
-    if number is not None and number >= len(calls):
-        times = "never" if not calls else "once" if len(calls) == 1 else f"{len(calls)} times"
+    numbers = {call.number for call in calls}
+    if number is not None and number not in numbers and None not in numbers:
+        times = "never" if not calls else "once" if len(numbers) == 1 else f"{len(numbers)} times"
         raise error(Reason.CALL_NOT_FOUND, f"there is no call {number} of {name!r}: it was called {times}", "call")
 
 
@@ -132,7 +133,7 @@ _NO_ARRAY = "is nested or inside torch.vmap, and no array has its values: name a
 def _without_array(call: RecordedCall, point: Point, spec: CaptureSpec) -> list[str]:
     """Returns the paths of tensors at ``point`` that no array can hold; of a gradient, those of its values."""
     value = VALUE_POINTS[point]
-    return [path for other, path in call.without_array if other is value and spec.matches(call.number, path)]
+    return [path for other, path in call.without_array if other is value and spec.matches(call, path)]
 
 
 def _why_not_called(name: str, tree: ModuleTree) -> str:
@@ -150,9 +151,10 @@ def edit_warnings(plan: RequestPlan, recording: Recording) -> Iterator[Warning]:
     """Yields a warning for each edit that changed nothing: its experiment shows nothing."""
     for name, edits in plan.edits.items():
         for number, edit in edits:
-            if recording.edit_effects.get(number):
+            receipt = recording.receipts.get(number)
+            if receipt is not None and receipt.changed:
                 continue
-            if number in recording.edit_effects:
+            if receipt is not None:
                 why = f"the {edit.point.value} of {name!r} already was what the edit makes of it"
             elif not recording.calls[name] and recording.stopped_early:
                 why = f"forward stopped before {name!r}, behind the last capture"

@@ -201,7 +201,7 @@ def _joined_main_pass(plan: RequestPlan, parts: Sequence[MainPass]) -> MainPass:
 
 
 def _joined_call(calls: Sequence[RecordedCall]) -> RecordedCall:
-    first, own = calls[0], RecordedCall(calls[0].number)
+    first, own = calls[0], RecordedCall(calls[0].number, calls[0].step)
     own.dtypes, own.without_array = first.dtypes, first.without_array
     entries = [list(call.entries()) for call in calls]
     _require_same([[(point, path) for point, path, _ in several] for several in entries])

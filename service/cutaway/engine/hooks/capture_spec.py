@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,12 +33,21 @@ class CapturedValues(NamedTuple):
         return CapturedValues(change(self.values), positions, self.row_axis)
 
 
+class Call(Protocol):
+    """What `CaptureSpec.matches` reads of a call: its number in the pass, and the pass's number in a generation."""
+
+    number: int | None
+    step: int
+
+
 @dataclass(frozen=True)
 class CaptureSpec:
     """A selection of the tensors at one point of a module or operator; by default all tensors of all calls.
 
     Attributes:
         call: only the call with this number; ``None`` for every call.
+        steps: only these steps of a generation; empty for all.
+        position: only this token of each row; ``None`` for all.
         path: only the tensor at this path; ``""`` for every tensor.
         slices: the part of each tensor that is captured.
         reduce: the reduction of that part.
@@ -56,22 +65,37 @@ class CaptureSpec:
     field: str = dataclasses.field(default="", compare=False)
     type_field: str = dataclasses.field(default="", compare=False)
     exact: bool = dataclasses.field(default=False, compare=False)
+    steps: tuple[int, ...] = ()
+    position: int | None = None
 
-    def matches(self, call: int | None, path: Path) -> bool:
-        """Returns whether to capture the tensor at ``path`` of call number ``call``, ``None`` if that is unknown."""
-        return self.call in (None, call) and self.path in ("", path)
+    def takes(self, call: Call) -> bool:
+        """Returns whether to capture tensors of ``call``."""
+        return self.call in (None, call.number) and (not self.steps or call.step in self.steps)
 
-    def apply(self, tensor: Tensor, result_field: str, row_axis: int | None) -> CapturedValues:
+    def matches(self, call: Call, path: Path) -> bool:
+        """Returns whether to capture the tensor at ``path`` of ``call``."""
+        return self.path in ("", path) and self.takes(call)
+
+    def apply(
+        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: TextRanges | None = None
+    ) -> CapturedValues:
         """Slices, reduces and casts ``tensor``, which the result holds in ``result_field``.
 
-        ``row_axis``: the axis that has the rows of the batch, which must not be reduced; None for none.
+        Args:
+            tensor: what the hook saw.
+            result_field: its name in the result.
+            row_axis: the axis that has the rows of the batch, which must not be reduced; None for none.
+            texts: the tokens of each row that are no padding; None where all are.
 
         Raises:
             InvalidArgument: ``SLICE_RANGE``, ``AXIS_RANGE`` or ``INVALID_VALUE``.
         """
-        if not (self.slices or self.reduce or self.data_type):
+        if not (self.slices or self.reduce or self.data_type or self.position is not None):
             return CapturedValues(tensor, row_axis=row_axis)
         with at(self.field):
+            if self.position is not None:
+                with at("position"):
+                    tensor = tensor[token_index(self.position, tensor.shape, row_axis, texts)]
             with at("slices"):
                 index = slice_index(self.slices, tensor.shape)
                 sliced = tensor[crossed(index, tensor.shape)] if index else tensor
@@ -88,9 +112,11 @@ class CaptureSpec:
 class ShapeSpec(CaptureSpec):
     """A capture that is applied, so that its errors show, but keeps the shape only."""
 
-    def apply(self, tensor: Tensor, result_field: str, row_axis: int | None) -> CapturedValues:
+    def apply(
+        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: TextRanges | None = None
+    ) -> CapturedValues:
         """Returns the captured part as meta tensors."""
-        return super().apply(tensor, result_field, row_axis).map(lambda part: part.to("meta"))
+        return super().apply(tensor, result_field, row_axis, texts).map(lambda part: part.to("meta"))
 
 
 def _cast(tensor: Tensor, data_type: str, result_field: str) -> Tensor:
@@ -117,11 +143,56 @@ def merge_specs(place: str, merged: dict[Point, CaptureSpec], specs: Mapping[Poi
     """
     for point, spec in specs.items():
         known = merged.get(point, spec)
-        if known != spec or any(other.call != spec.call for other in merged.values()):
-            remedy = "other slices, reductions or calls need a request of their own"
+        calls = {(other.call, other.steps) for other in merged.values()}
+        if known != spec or calls - {(spec.call, spec.steps)}:
+            remedy = "other slices, positions, reductions, steps or calls need a request of their own"
             text = f"{place!r} is captured twice, and in different ways: {remedy}"
             raise error(Reason.INVALID_VALUE, text, spec.field)
         merged[point] = spec if spec.exact and not known.exact else known
+
+
+TextRanges: TypeAlias = Sequence[tuple[int, int]]
+"""For each row, the number of its first token that is no padding, and one past the last."""
+
+
+MASK = "attention_mask"
+"""The input of transformers' models that is 0 where a text is padded."""
+
+
+def text_ranges(mask: Tensor) -> TextRanges:
+    """Returns the tokens of each row for which a mask [batch, tokens] is not 0, from the first to the last."""
+    found = []
+    for row in mask.to("cpu"):
+        places = row.nonzero()
+        found.append((int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0))
+    return found
+
+
+def token_index(
+    position: int, shape: torch.Size, row_axis: int | None, texts: TextRanges | None
+) -> tuple[Tensor, Tensor]:
+    """Returns the index of token ``position`` of each row, in a tensor of ``shape``.
+
+    Args:
+        position: from the first token of the row's own text; a negative one from its last.
+        shape: [batch, tokens, ...].
+        row_axis: the axis that has the rows; only 0 is possible.
+        texts: the tokens of each row that are no padding; None where all are.
+
+    Raises:
+        InvalidArgument: ``AXIS_RANGE`` or ``SLICE_RANGE``.
+    """
+    if row_axis != 0 or len(shape) < 2:
+        raise error(Reason.AXIS_RANGE, f"the shape {list(shape)} has no rows on axis 0 with tokens on axis 1")
+    rows, size = shape[0], shape[1]
+    is_last = size == 1 and position == -1  # logits of the last token alone
+    ranges = [(0, size)] * rows if texts is None or is_last else texts
+    places = [(stop if position < 0 else start) + position for start, stop in ranges]
+    for row, ((start, stop), place) in enumerate(zip(ranges, places)):
+        if not start <= place < stop <= size:
+            what = f"row {row} has {stop - start} tokens, and axis 1 has size {size}: there is no token {position}"
+            raise error(Reason.SLICE_RANGE, what)
+    return torch.arange(rows, device="cpu"), torch.tensor(places, device="cpu")
 
 
 def slice_index(slices: Iterable[Slice], shape: torch.Size) -> list[slice | Tensor]:

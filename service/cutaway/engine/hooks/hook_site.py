@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -11,10 +12,24 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import Add, Clamp, Edit, Mix, Point, Replace, Scale, Zero, field_name
+from cutaway.contract.requests import (
+    Add,
+    AddVector,
+    Clamp,
+    Edit,
+    Mix,
+    Point,
+    Replace,
+    Scale,
+    VectorNorm,
+    Zero,
+    field_name,
+)
+from cutaway.contract.results import EditReceipt
 from cutaway.contract.results.arrays import Place
 from cutaway.contract.tensors import as_array
-from cutaway.engine.hooks.capture_spec import CaptureSpec, crossed, slice_index
+from cutaway.contract.values import changed
+from cutaway.engine.hooks.capture_spec import CaptureSpec, TextRanges, crossed, slice_index, token_index
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array, in_layout_of
 from cutaway.engine.runtime.numerics import Path, equal, tensor_like
@@ -35,6 +50,21 @@ class Override(Edit):
 def _add(edit: Add, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
     part = select(value)
     return part + (edit.addend if isinstance(edit.addend, (int, float)) else _edit_tensor(edit.addend, part))
+
+
+def _add_vector(edit: AddVector, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
+    part = select(value)
+    with at("vector"):
+        if part.ndim == 0 or as_array(edit.vector).shape != part.shape[-1:]:
+            size = list(as_array(edit.vector).shape)
+            what = f"the vector has shape {size}, and the last axis of {list(part.shape)} is another; of a module with"
+            what += " several outputs, name the one: path='[0]'"
+            raise error(Reason.EDIT_SHAPE, what)
+    vector = tensor_like(as_array(edit.vector), part)
+    if edit.norm is VectorNorm.MATCH:
+        own = torch.linalg.vector_norm(vector)
+        vector = vector * (torch.linalg.vector_norm(part, dim=-1, keepdim=True) / own) if own else vector
+    return part + edit.scale * vector
 
 
 def _mix(edit: Mix, value: Tensor, select: SelectPart, row_axis: int | None) -> Tensor:
@@ -69,6 +99,7 @@ _EDIT_FUNCTIONS: dict[type[Edit], Callable[[Any, Tensor, SelectPart, int | None]
     Clamp: lambda edit, value, select, _: select(value).clamp(edit.minimum, edit.maximum),
     Override: lambda edit, value, select, _: edit.change(select(value)),
     Mix: _mix,
+    AddVector: _add_vector,
 }
 """Each returns the new values of the selected part."""
 
@@ -76,17 +107,24 @@ _ANY_TYPE = (Replace, Zero)
 """Edits that apply to integers and booleans too."""
 
 
-def apply_edit(edit: Edit, value: Tensor, row_axis: int | None) -> Tensor:
+def apply_edit(edit: Edit, value: Tensor, row_axis: int | None, texts: TextRanges | None = None) -> Tensor:
     """Returns an edited copy of ``value``, an activation or a gradient; elements outside the edit stay bit for bit.
 
     Args:
         edit: the edit.
         value: any shape.
         row_axis: the axis that has the rows of the batch, for edits that name rows; None for none.
+        texts: the tokens of each row that are no padding, for edits of one position; None where all are.
 
     Raises:
         InvalidArgument: the edit does not fit ``value``.
     """
+    if edit.position is not None:
+        with at("position"):
+            tokens = token_index(edit.position, value.shape, row_axis, texts)
+        whole = value.clone()
+        whole[tokens] = apply_edit(changed(edit, position=None), value[tokens], 0)
+        return whole
     if not value.is_floating_point() and (value.is_quantized or not isinstance(edit, _ANY_TYPE)):
         raise error(Reason.EDIT_DTYPE, f"{type(edit).__name__} needs floating numbers; the value is {value.dtype}")
     if value.layout is not torch.strided:
@@ -189,10 +227,12 @@ def _with_rows(axis: int | None, shape: Sequence[int], rows: int) -> int | None:
 
 
 class Batch(NamedTuple):
-    """The number of rows of a request, and where they are in tensors inside the model."""
+    """The number of rows of a request, where they are in tensors inside the model, and, for captures and edits of one
+    position, the tokens of each row that are no padding."""
 
     rows: int
     axes: RowAxes
+    texts: TextRanges | None = None
 
 
 class Side(NamedTuple):
@@ -299,7 +339,7 @@ class HookSite:
             is_bare = any(tensor is other for other in bare)
             edits = self._matching_edits(call, side.value, path, tensor, floating)
             axis = self._row_axis(call, side.value, path, tensor) if edits else None
-            new = self._edited(edits, tensor.clone() if is_bare else tensor, axis) if edits else tensor
+            new = self._edited(edits, call, tensor.clone() if is_bare else tensor, axis) if edits else tensor
             if edits and is_bare:
                 new = tensor.copy_(new)
             self._record(call, side.value, path, new)
@@ -326,32 +366,51 @@ class HookSite:
             when = "is called several times, and again during the backward pass (activation checkpointing)"
             text = f"{self.name!r} {when}, where the number of the call that the edit names is unknown"
             raise error(Reason.EDIT_INAPPLICABLE, text, f"edits[{of_one_call[0]}].call")
-        return [(number, edit) for number, edit in edits if edit.call in (None, call.number)]
+        return [
+            (number, edit)
+            for number, edit in edits
+            if edit.call in (None, call.number) and (not edit.steps or call.step in edit.steps)
+        ]
+
+    def _texts(self, call: RecordedCall) -> TextRanges | None:
+        """Returns the tokens of each row that are no padding; later steps of a generation have one token of each."""
+        return None if self.batch is None or call.step else self.batch.texts
 
     def _row_axis(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> int | None:
         """Returns the axis of a tensor, or of its gradient, that has the rows of the request, or None."""
         if self.batch is None:
             return None
-        rows, axes = self.batch
+        rows, axes, _ = self.batch
         return axes.of(self.name, (VALUE_POINTS[point], path, call.number), tensor.shape, rows)
 
-    def _edited(self, edits: Sequence[NumberedEdit], tensor: Tensor, row_axis: int | None) -> Tensor:
-        """Applies ``edits`` in order, and records which of them changed a value."""
-        effects = self.recording.edit_effects
+    def _edited(
+        self, edits: Sequence[NumberedEdit], call: RecordedCall, tensor: Tensor, row_axis: int | None
+    ) -> Tensor:
+        """Applies ``edits`` in order, and records what each of them did."""
         for number, edit in edits:
             before = tensor
             with at(f"edits[{number}]"):
-                tensor = apply_edit(edit, before, row_axis)
-            effects[number] = effects.get(number, False) or not equal(dense(tensor.detach()), dense(before.detach()))
+                tensor = apply_edit(edit, before, row_axis, self._texts(call))
+            self._sign(number, call, dense(before.detach()), dense(tensor.detach()))
         return tensor
+
+    def _sign(self, number: int, call: RecordedCall, before: Tensor, after: Tensor) -> None:
+        """Adds to the receipt of edit ``number`` that it made ``after`` out of ``before``."""
+        known, is_changed = self.recording.receipts.get(number, EditReceipt()), not equal(after, before)
+        moved = 0.0
+        if is_changed and after.is_floating_point():
+            with torch._C.DisableTorchFunction():  # modes would take it for the model's
+                moved = float(torch.linalg.vector_norm(after - before, dtype=torch.float64))
+        steps, norm = tuple(sorted({*known.steps, call.step})), math.hypot(known.norm, moved)
+        self.recording.receipts[number] = EditReceipt(known.tensors + 1, known.changed or is_changed, norm, steps)
 
     def _record(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> None:
         spec = self.specs.get(point)
-        if spec is not None and spec.matches(call.number, path):
+        if spec is not None and spec.matches(call, path):
             axis = self._row_axis(call, point, path, tensor)
             # A place in words, for the one error that names it, takes as long as the copy of a small tensor.
             named = f"capture:{Place(self.name, point, path)}" if spec.data_type else ""
-            call.record(point, path, spec.apply(dense(tensor.detach()), named, axis))
+            call.record(point, path, spec.apply(dense(tensor.detach()), named, axis, self._texts(call)))
 
     def _with_gradient_hook(
         self, call: RecordedCall, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool
@@ -363,7 +422,7 @@ class HookSite:
         """
         spec = self.specs.get(side.gradient)
         edits = self._matching_edits(call, side.gradient, path, tensor, floating=True)
-        captured = spec is not None and spec.matches(call.number, path)
+        captured = spec is not None and spec.matches(call, path)
         can_have_gradient = torch.is_grad_enabled() and (tensor.is_floating_point() or tensor.is_complex())
         if not (edits or captured) or not can_have_gradient:
             return tensor
@@ -392,7 +451,7 @@ class HookSite:
                 return None
             with self.recording.hook_scope():
                 axis = self._row_axis(call, point, path, gradient) if edits else None
-                new = self._edited(edits, gradient, axis)
+                new = self._edited(edits, call, gradient, axis)
                 self._record(call, point, path, new)
             return None if new is gradient else new
 

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Point
+from cutaway.contract.results import EditReceipt
 from cutaway.engine.hooks.capture_spec import CapturedValues
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.runtime.layouts import dense
@@ -74,15 +75,17 @@ class RecordedCall:
     """The tensors of one call of a module, or of one run of an operator.
 
     Attributes:
-        number: the number of the call, from 0; ``None`` if unknown.
+        number: the number of the call in its pass, from 0; ``None`` if unknown.
+        step: the step of a generation.
         dtypes: by INPUT and OUTPUT, the data type of every tensor, captured or not.
         without_array: the points of values, and the paths, of tensors that no array can hold.
     """
 
-    __slots__ = ("_captured", "_pending_copies", "dtypes", "number", "without_array")
+    __slots__ = ("_captured", "_pending_copies", "dtypes", "number", "step", "without_array")
 
-    def __init__(self, number: int | None = 0) -> None:
+    def __init__(self, number: int | None = 0, step: int = 0) -> None:
         self.number = number
+        self.step = step
         self.dtypes: dict[Point, dict[Path, torch.dtype]] = {}
         self.without_array: tuple[tuple[Point, Path], ...] = ()
         # A gradient is None until a backward pass brings it, but keeps its place among the module's tensors.
@@ -168,26 +171,28 @@ class Recording:
         gradient_roots: the places of captured gradients in the graph. Pass them to ``torch.autograd.grad`` as inputs,
             so that the backward pass reaches them.
         operators: the addresses of all operators that ran, in order, if operators are observed.
-        edit_effects: by number of an edit that was applied, whether it changed a value.
+        receipts: by number of an edit that was applied, what it did.
         unreached_inputs: the explained inputs that a target does not depend on.
         on_leaves: the hooks on leaves, which do not end with the graph.
         kept_output: the first output tensor, in the graph, of the module whose output is kept.
         pending: the captures after which forward may stop; ``None`` lets it run to its end.
         in_forward: whether a forward pass is running.
         numbers: by module name or operator address, how often it was called in this pass.
+        step: the step of a generation.
     """
 
     def __init__(self) -> None:
         self.calls: dict[str, list[RecordedCall]] = {}
         self.gradient_roots: list[GradientEdge] = []
         self.operators: dict[str, None] = {}
-        self.edit_effects: dict[int, bool] = {}
+        self.receipts: dict[int, EditReceipt] = {}
         self.unreached_inputs: dict[str, None] = {}
         self.on_leaves: list[RemovableHandle] = []
         self.kept_output: Tensor | None = None
         self.pending: set[tuple[str, Point]] | None = None
         self.in_forward = False
         self.numbers: dict[str, int] = {}
+        self.step = 0
         self._replaced: list[tuple[Tensor, Tensor, int, int]] = []
         self._faults: list[CutawayError] = []
 
@@ -220,10 +225,15 @@ class Recording:
         """Begins the record of a call of ``name``."""
         if in_backward():
             return RecordedCall(0 if self.numbers.get(name) == 1 else None)
-        call = RecordedCall(self.numbers.get(name, 0))
+        call = RecordedCall(self.numbers.get(name, 0), self.step)
         self.numbers[name] = self.numbers.get(name, 0) + 1
         self.calls.setdefault(name, []).append(call)
         return call
+
+    def next_step(self) -> None:
+        """Begins the next step of a generation: its calls are numbered from 0."""
+        self.step += 1
+        self.numbers = {}
 
     def mark_replaced(self, tensor: Tensor, copy: Tensor) -> None:
         """Notes that ``copy`` replaced ``tensor``, to which the model may hold another reference."""

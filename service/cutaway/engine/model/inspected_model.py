@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +15,14 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.nn.parameter import is_lazy
 
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.requests import Argument
-from cutaway.contract.results import InputSpec
+from cutaway.contract.requests import Argument, Generate
+from cutaway.contract.results import FinishReason, GeneratedStep, InputSpec
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.model.proofs import Proofs
 from cutaway.engine.model.session import (
     NEVER_CANCELLED,
     Cancellation,
+    PassCounter,
     ProcessSetting,
     StateGuard,
     Turns,
@@ -89,58 +89,35 @@ T = TypeVar("T")
 Inputs = dict[str, Tensor]
 """Tensors by forward-argument name, in the order in which the model declares them; axis 0 is the batch."""
 
+
+class Generation(Protocol):
+    """A way to write tokens behind texts, and to score them in one pass."""
+
+    def aligned(self, inputs: Inputs) -> Inputs:
+        """Returns ``inputs`` with the last token of each row in the last place, for `write` and `score`."""
+
+    def write(
+        self, inputs: Inputs, chosen: Generate, seeds: Sequence[int], tell: Callable[[GeneratedStep], object]
+    ) -> Sequence[FinishReason]:
+        """Writes tokens; ``seeds`` are those of the rows, and ``tell`` is called after each step.
+
+        Returns:
+            Why each row ended.
+        """
+
+    def shortfalls(
+        self, inputs: Inputs, tokens: Tensor, logits: Tensor, chosen: Generate, seeds: Sequence[int]
+    ) -> Tensor:
+        """Returns by how much each token's logit is below that of the one that would be chosen from ``logits``, which
+        `score` returned; [batch, steps], 0 where it is the one."""
+
+    def score(self, inputs: Inputs, tokens: Tensor) -> Tensor:
+        """Returns the logits of ``tokens`` [batch, steps], which are [batch, steps, vocabulary], from one pass over the
+        texts with them and without a cache. A token of -1 stands for any."""
+
+
 Outputs = dict[str, Tensor]
 """Tensors that a model returned, by name: ``logits``, or the path of a nested one, ``hidden_states[0]``."""
-
-
-@dataclass
-class PassCounter:
-    """A counter of forward and backward passes.
-
-    Hooks on the model's outputs count backward passes, so that Captum's are counted too.
-
-    Attributes:
-        forwards: the number of forward passes.
-        watcher: called after each forward pass with its inputs.
-    """
-
-    forwards: int = 0
-    watcher: Callable[[Inputs], object] | None = None
-    _backwards: set[int] = field(default_factory=set)
-
-    @property
-    def backwards(self) -> int:
-        """The number of backward passes that began at an output of the model."""
-        return len(self._backwards)
-
-    def reset(self) -> None:
-        """Sets the counters to zero."""
-        self.forwards = 0
-        self._backwards = set()
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Counts nothing while the block runs."""
-        counted = (self.forwards, set(self._backwards))
-        try:
-            yield
-        finally:
-            self.forwards, self._backwards = counted
-
-    @contextmanager
-    def watched_by(self, watcher: Callable[[Inputs], object]) -> Iterator[None]:
-        """Calls ``watcher`` after each forward pass of the block, with its inputs."""
-        self.watcher = watcher
-        try:
-            yield
-        finally:
-            self.watcher = None
-
-    def count_backwards(self, outputs: Outputs) -> None:
-        """Counts the backward passes that will begin at ``outputs``."""
-        for output in outputs.values():
-            if output.requires_grad and not output.is_leaf:  # a leaf may be a parameter, and would keep the hook
-                output.register_hook(lambda _: self._backwards.add(torch._C._current_graph_task_id()))
 
 
 class InspectedModel:
@@ -151,6 +128,7 @@ class InspectedModel:
         call: runs the model on named inputs, and on the arguments of the request that are no tensors.
         inputs: its inputs in order; empty if unknown: then inputs are not validated.
         takes_any_name: whether its forward takes others too, in ``**kwargs``.
+        generate: how it writes tokens behind its inputs; None if it does not.
         labels: the names of its classes; empty for a model without classes.
         tree: its modules by name.
         guard: protects its state.
@@ -175,10 +153,11 @@ class InspectedModel:
         labels: Sequence[str] = (),
         *,
         takes_any_name: bool = False,
+        generate: Generation | None = None,
     ) -> None:
         require_inspectable(module)
         self.module, self.call, self.inputs, self.labels = module, call, inputs, labels
-        self.takes_any_name = takes_any_name
+        self.takes_any_name, self.generate = takes_any_name, generate
         self.tree, self.guard, self.passes = ModuleTree(module), StateGuard(module), PassCounter()
         state = [*module.parameters(), *module.buffers()]
         self.device = state[0].device if state else torch.device("cpu")
@@ -199,8 +178,12 @@ class InspectedModel:
         self._seed: int | None = None
         self._is_beside_draws = False
 
-    def run(self, inputs: Inputs) -> Outputs:
+    def run(self, inputs: Inputs, call: Callable[[dict[str, Any]], Any] | None = None) -> Outputs:
         """Runs a forward pass on copies of ``inputs``, which the model may change in place.
+
+        Args:
+            inputs: the inputs.
+            call: runs the model in another way than its own `call`, such as in several passes.
 
         Raises:
             InvalidArgument: ``MODEL_FAILED``: the model raised, with its message.
@@ -223,7 +206,9 @@ class InspectedModel:
             NO_FASTPATH.applied(),
             numbers,
         ):
-            returned = self.call({**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments})
+            returned = (call or self.call)(
+                {**{name: tensor.clone() for name, tensor in inputs.items()}, **self._arguments}
+            )
         outputs = {name: _array(name, output) for name, output in _named(returned).items()}
         self.passes.count_backwards(outputs)
         if self.passes.watcher is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -149,6 +150,56 @@ def timed(timings: Timings, stage: str) -> Iterator[None]:
         yield
     finally:
         setattr(timings, stage, getattr(timings, stage) + (own_seconds() - start) * 1000)
+
+
+@dataclass
+class PassCounter:
+    """A counter of forward and backward passes.
+
+    Hooks on the model's outputs count backward passes, so that Captum's are counted too.
+
+    Attributes:
+        forwards: the number of forward passes.
+        watcher: called after each forward pass with its inputs.
+    """
+
+    forwards: int = 0
+    watcher: Callable[[dict[str, Tensor]], object] | None = None
+    _backwards: set[int] = field(default_factory=set)
+
+    @property
+    def backwards(self) -> int:
+        """The number of backward passes that began at an output of the model."""
+        return len(self._backwards)
+
+    def reset(self) -> None:
+        """Sets the counters to zero."""
+        self.forwards = 0
+        self._backwards = set()
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Counts nothing while the block runs."""
+        counted = (self.forwards, set(self._backwards))
+        try:
+            yield
+        finally:
+            self.forwards, self._backwards = counted
+
+    @contextmanager
+    def watched_by(self, watcher: Callable[[dict[str, Tensor]], object]) -> Iterator[None]:
+        """Calls ``watcher`` after each forward pass of the block, with its inputs."""
+        self.watcher = watcher
+        try:
+            yield
+        finally:
+            self.watcher = None
+
+    def count_backwards(self, outputs: Mapping[str, Tensor]) -> None:
+        """Counts the backward passes that will begin at ``outputs``."""
+        for output in outputs.values():
+            if output.requires_grad and not output.is_leaf:  # a leaf may be a parameter, and would keep the hook
+                output.register_hook(lambda _: self._backwards.add(torch._C._current_graph_task_id()))
 
 
 # Settings of the whole process, which blocks in several threads may change at once.

@@ -58,6 +58,8 @@ def resolve_sites(tree: ModuleTree, request: requests.InspectRequest) -> Capture
 def _spec(request: requests.InspectRequest, capture: requests.Capture, field: str) -> CaptureSpec:
     return CaptureSpec(
         call=capture.call,
+        steps=capture.steps,
+        position=capture.position,
         path=capture.path,
         slices=tuple(capture.slices),
         reduce=capture.reduce,
@@ -131,6 +133,43 @@ def resolve_edits(tree: ModuleTree, request: requests.InspectRequest, batch: int
             validate_edit(edit, batch)
             edits.setdefault(_edited_place(tree, edit), []).append((number, edit))
     return edits
+
+
+def _refuse_generation(model: InspectedModel, request: requests.InspectRequest) -> None:
+    """Refuses what a generation cannot have, and steps without one.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, with the field at fault.
+    """
+    asked: dict[str, tuple[tuple[int, ...], bool]] = {}
+    for number, capture in enumerate(request.captures):
+        is_gradient = bool(capture.parameter) or any(point.is_gradient for point in capture.points)
+        asked[f"captures[{number}]"] = (capture.steps, is_gradient)
+    for number, edit in enumerate(request.edits):
+        asked[f"edits[{number}]"] = (edit.steps, edit.point.is_gradient)
+    if request.generate is None:
+        for field, (steps, _) in asked.items():
+            if steps:
+                raise error(Reason.INVALID_VALUE, "steps are those of a generation: send generate", f"{field}.steps")
+        return
+    if model.generate is None:
+        raise error(Reason.METHOD_INAPPLICABLE, "this model writes no tokens", "generate")
+    one_pass = "is of one pass, and a generation has many: send the whole text without generate"
+    for name in ("input_gradients", "attributions", "explain_if", "dry_run", "target"):
+        if getattr(request, name) not in _NOT_ASKED:
+            raise error(Reason.INVALID_VALUE, f"it {one_pass}", name)
+    for field, (_, is_gradient) in asked.items():
+        if is_gradient:
+            raise error(Reason.INVALID_VALUE, f"a gradient {one_pass}", field)
+    chosen = request.generate
+    if not chosen.draws and (chosen.top_k or chosen.top_p or chosen.min_p):
+        raise error(
+            Reason.INVALID_VALUE, "tokens are drawn with a temperature above 0: set one", "generate.temperature"
+        )
+
+
+_NOT_ASKED: tuple[object, ...] = (None, (), False, requests.PredictedClass())
+"""The values of fields that ask for nothing."""
 
 
 def _edited_place(tree: ModuleTree, edit: requests.Edit) -> str:
@@ -294,6 +333,7 @@ def plan_request(
     """
     # Tensors that were made in inference mode cannot be differentiated.
     inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
+    _refuse_generation(model, request)
     with at("target"):
         target = by_index(model, request.target)
     if target is not request.target:
@@ -304,6 +344,7 @@ def plan_request(
     with at("input_gradients"):
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
     draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)
+    draws |= request.generate is not None and request.generate.draws
     seed = new_seed() if draws and request.seed is None else request.seed
     allowed, failed = _allowed(request, failed, check)
     attributions = {}

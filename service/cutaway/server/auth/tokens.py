@@ -126,6 +126,7 @@ REQUIRED_SCOPES: Mapping[str, Scope] = {
     "explain_if": Scope.INSPECT,
     "edits": Scope.EDIT,
     "compare": Scope.EDIT,
+    "generate": Scope.PREDICT,
 }
 """The scopes that the fields of `cutaway.v1.InspectRequest` need. A neuron as the target needs `Scope.INSPECT` too."""
 

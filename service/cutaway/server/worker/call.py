@@ -293,6 +293,8 @@ def _counts(request: InspectRequest, failed: int, settings: Settings) -> Iterato
     yield "raw", "examples", len(request.raw), settings.max_rows
     yield "captures", "captures", len(request.captures), settings.max_captures
     yield "attributions", "attributions", len(request.attributions) + failed, settings.max_attributions
+    if request.generate is not None:
+        yield "generate.max_new_tokens", "steps", request.generate.max_new_tokens, settings.max_steps
 
 
 def within_passes(plan: RequestPlan, costs: Iterable[tuple[str, int]], limit: int) -> tuple[RequestPlan, int]:

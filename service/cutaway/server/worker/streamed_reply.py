@@ -104,7 +104,7 @@ class StreamedReply:
     def _send(self, result: InspectResult, decode_ms: float | None = None) -> None:
         """Sends the next part; the last one if there is a ``decode_ms``."""
         part, is_last = rest(result, self._sent), decode_ms is not None
-        if self._number and not (part.attributions or is_last):  # the request runs again
+        if self._number and not (part.attributions or part.generated or is_last):  # the request runs again
             return
         with timed(self._timings, "encode_ms"):
             complete = self.complete(part)

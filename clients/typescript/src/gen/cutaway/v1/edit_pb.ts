@@ -2,8 +2,8 @@
 // @generated from file cutaway/v1/edit.proto (package cutaway.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
-import { fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
+import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
 import type { AxisSlice, HookPoint } from "./capture_pb.js";
 import { file_cutaway_v1_capture } from "./capture_pb.js";
 import type { Tensor } from "./tensor_pb.js";
@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/edit.proto.
  */
 export const file_cutaway_v1_edit: GenFile = /*@__PURE__*/
-  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEijgMKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEhEKBGNhbGwYCiABKA1IAogBARIMCgRyb3dzGAsgAygNEiUKBnNsaWNlcxgMIAMoCzIVLmN1dGF3YXkudjEuQXhpc1NsaWNlEgwKBHBhdGgYDSABKAlCBwoFd2hlcmVCBgoEa2luZEIHCgVfY2FsbCIXCgVTY2FsZRIOCgZmYWN0b3IYASABKAEiRwoDQWRkEhAKBnNjYWxhchgBIAEoAUgAEiQKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySABCCAoGYWRkZW5kIi0KB1JlcGxhY2USIgoGdGVuc29yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3IiBgoEWmVybyJLCgVDbGFtcBIUCgdtaW5pbXVtGAEgASgBSACIAQESFAoHbWF4aW11bRgCIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIioKA01peBIOCgZsYW1iZGEYASABKAESEwoLcGVybXV0YXRpb24YAiADKA1iBnByb3RvMw", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
+  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEi7gMKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEhEKBGNhbGwYCiABKA1IAogBARIMCgRyb3dzGAsgAygNEiUKBnNsaWNlcxgMIAMoCzIVLmN1dGF3YXkudjEuQXhpc1NsaWNlEgwKBHBhdGgYDSABKAkSDQoFc3RlcHMYDyADKA0SFQoIcG9zaXRpb24YECABKAVIA4gBAUIHCgV3aGVyZUIGCgRraW5kQgcKBV9jYWxsQgsKCV9wb3NpdGlvbiIXCgVTY2FsZRIOCgZmYWN0b3IYASABKAEiRwoDQWRkEhAKBnNjYWxhchgBIAEoAUgAEiQKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySABCCAoGYWRkZW5kIi0KB1JlcGxhY2USIgoGdGVuc29yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3IiBgoEWmVybyJLCgVDbGFtcBIUCgdtaW5pbXVtGAEgASgBSACIAQESFAoHbWF4aW11bRgCIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIioKA01peBIOCgZsYW1iZGEYASABKAESEwoLcGVybXV0YXRpb24YAiADKA0icwoJQWRkVmVjdG9yEiIKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEhIKBXNjYWxlGAIgASgBSACIAQESJAoEbm9ybRgDIAEoDjIWLmN1dGF3YXkudjEuVmVjdG9yTm9ybUIICgZfc2NhbGUqVQoKVmVjdG9yTm9ybRIbChdWRUNUT1JfTk9STV9VTlNQRUNJRklFRBAAEhMKD1ZFQ1RPUl9OT1JNX09XThABEhUKEVZFQ1RPUl9OT1JNX01BVENIEAJiBnByb3RvMw", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
 
 /**
  * One change at one place. Captures show what is there after all edits.
@@ -105,6 +105,14 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
      */
     value: Mix;
     case: "mix";
+  } | {
+    /**
+     * A direction added at each position.
+     *
+     * @generated from field: cutaway.v1.AddVector add_vector = 14;
+     */
+    value: AddVector;
+    case: "addVector";
   } | { case: undefined; value?: undefined };
 
   /**
@@ -135,6 +143,21 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
    * @generated from field: string path = 13;
    */
   path: string;
+
+  /**
+   * Only in these steps of a generation, from 0. Default: all.
+   *
+   * @generated from field: repeated uint32 steps = 15;
+   */
+  steps: number[];
+
+  /**
+   * Only this token of each row, along axis 1. It is counted from the first token of the row's own text, without padding;
+   * a negative one from its last. Default: all tokens.
+   *
+   * @generated from field: optional int32 position = 16;
+   */
+  position?: number | undefined;
 };
 
 /**
@@ -293,4 +316,73 @@ export type Mix = Message<"cutaway.v1.Mix"> & {
  */
 export const MixSchema: GenMessage<Mix> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_edit, 6);
+
+/**
+ * value + scale * vector, at each position; the vector is along the last axis.
+ *
+ * @generated from message cutaway.v1.AddVector
+ */
+export type AddVector = Message<"cutaway.v1.AddVector"> & {
+  /**
+   * The vector, of the size of the last axis; required.
+   *
+   * @generated from field: cutaway.v1.Tensor vector = 1;
+   */
+  vector?: Tensor | undefined;
+
+  /**
+   * The scale. Default: 1.
+   *
+   * @generated from field: optional double scale = 2;
+   */
+  scale?: number | undefined;
+
+  /**
+   * The length that the vector gets first. Default: OWN.
+   *
+   * @generated from field: cutaway.v1.VectorNorm norm = 3;
+   */
+  norm: VectorNorm;
+};
+
+/**
+ * Describes the message cutaway.v1.AddVector.
+ * Use `create(AddVectorSchema)` to create a new message.
+ */
+export const AddVectorSchema: GenMessage<AddVector> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_edit, 7);
+
+/**
+ * The length of a vector that is added.
+ *
+ * @generated from enum cutaway.v1.VectorNorm
+ */
+export enum VectorNorm {
+  /**
+   * Not set: OWN.
+   *
+   * @generated from enum value: VECTOR_NORM_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * As it is.
+   *
+   * @generated from enum value: VECTOR_NORM_OWN = 1;
+   */
+  OWN = 1,
+
+  /**
+   * That of the value at each position.
+   *
+   * @generated from enum value: VECTOR_NORM_MATCH = 2;
+   */
+  MATCH = 2,
+}
+
+/**
+ * Describes the enum cutaway.v1.VectorNorm.
+ */
+export const VectorNormSchema: GenEnum<VectorNorm> = /*@__PURE__*/
+  enumDesc(file_cutaway_v1_edit, 0);
 

@@ -8,7 +8,7 @@ import type { Attribution, AttributionRequest } from "./attribution_pb.js";
 import { file_cutaway_v1_attribution } from "./attribution_pb.js";
 import type { Capture, CaptureRequest } from "./capture_pb.js";
 import { file_cutaway_v1_capture } from "./capture_pb.js";
-import type { CheckRequest } from "./check_pb.js";
+import type { Check, CheckRequest } from "./check_pb.js";
 import { file_cutaway_v1_check } from "./check_pb.js";
 import type { Edit } from "./edit_pb.js";
 import { file_cutaway_v1_edit } from "./edit_pb.js";
@@ -26,7 +26,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/inspection.proto.
  */
 export const file_cutaway_v1_inspection: GenFile = /*@__PURE__*/
-  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEinAUKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBpGCg5Bcmd1bWVudHNFbnRyeRILCgNrZXkYASABKAkSIwoFdmFsdWUYAiABKAsyFC5jdXRhd2F5LnYxLkFyZ3VtZW50OgI4AUIHCgVpbnB1dCImChRJbnB1dEdyYWRpZW50UmVxdWVzdBIOCgZpbnB1dHMYASADKAkimQEKEEV4cGxhaW5Db25kaXRpb24SIQoUcHJvYmFiaWxpdHlfYXRfbGVhc3QYASABKAFIAIgBARIgChNwcm9iYWJpbGl0eV9hdF9tb3N0GAIgASgBSAGIAQESDwoHY2xhc3NlcxgDIAMoA0IXChVfcHJvYmFiaWxpdHlfYXRfbGVhc3RCFgoUX3Byb2JhYmlsaXR5X2F0X21vc3QixgEKB09wdGlvbnMSLQoPcmVwbHlfZGF0YV90eXBlGAEgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRIsCgtjb21wcmVzc2lvbhgCIAEoDjIXLmN1dGF3YXkudjEuQ29tcHJlc3Npb24SEQoEc2VlZBgDIAEoBEgAiAEBEhcKD21heF9yZXBseV9ieXRlcxgEIAEoBBIPCgdkcnlfcnVuGAUgASgIEhgKEG9taXRfcHJlZGljdGlvbnMYBiABKAhCBwoFX3NlZWQizQQKD0luc3BlY3RSZXNwb25zZRIsCgtwcmVkaWN0aW9ucxgBIAEoCzIXLmN1dGF3YXkudjEuUHJlZGljdGlvbnMSJQoIY2FwdHVyZXMYAiADKAsyEy5jdXRhd2F5LnYxLkNhcHR1cmUSMAoPaW5wdXRfZ3JhZGllbnRzGAMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchI0ChNwYXJhbWV0ZXJfZ3JhZGllbnRzGAQgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchItCgxhdHRyaWJ1dGlvbnMYBSADKAsyFy5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uEjUKFHVuZWRpdGVkX3ByZWRpY3Rpb25zGAYgASgLMhcuY3V0YXdheS52MS5QcmVkaWN0aW9ucxIlCgh3YXJuaW5ncxgHIAMoCzITLmN1dGF3YXkudjEuV2FybmluZxIqCgpwcm92ZW5hbmNlGAggASgLMhYuY3V0YXdheS52MS5Qcm92ZW5hbmNlEiQKB3RpbWluZ3MYCSABKAsyEy5jdXRhd2F5LnYxLlRpbWluZ3MSJgoIZXN0aW1hdGUYCiABKAsyFC5jdXRhd2F5LnYxLkVzdGltYXRlEhYKDmV4cGxhaW5lZF9yb3dzGAsgAygIEi8KDWZlYXR1cmVfbmFtZXMYDCADKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVOYW1lcxItCgxleGFtcGxlX2F4ZXMYDSADKAsyFy5jdXRhd2F5LnYxLkV4YW1wbGVBeGlzIjkKC0V4YW1wbGVBeGlzEg4KBnRlbnNvchgBIAEoCRIRCgRheGlzGAIgASgNSACIAQFCBwoFX2F4aXMiLAoMRmVhdHVyZU5hbWVzEg0KBWlucHV0GAEgASgJEg0KBW5hbWVzGAIgAygJIqoBCgtQcmVkaWN0aW9ucxIoCgdvdXRwdXRzGAEgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIsCgdjbGFzc2VzGAIgAygLMhsuY3V0YXdheS52MS5DbGFzc1ByZWRpY3Rpb24SDwoHdGFyZ2V0cxgDIAMoAxIVCg10YXJnZXRfdmFsdWVzGAQgAygBEhsKE3RhcmdldHNfcGVyX2V4YW1wbGUYBSABKA0iRAoPQ2xhc3NQcmVkaWN0aW9uEg0KBWluZGV4GAEgASgDEg0KBWxhYmVsGAIgASgJEhMKC3Byb2JhYmlsaXR5GAMgASgBIlIKB1dhcm5pbmcSJQoEY29kZRgBIAEoDjIXLmN1dGF3YXkudjEuV2FybmluZ0NvZGUSDwoHc3ViamVjdBgCIAEoCRIPCgdtZXNzYWdlGAMgASgJIqYBCgdUaW1pbmdzEhAKCHF1ZXVlX21zGAEgASgBEhEKCWRlY29kZV9tcxgCIAEoARISCgpmb3J3YXJkX21zGAMgASgBEhMKC2JhY2t3YXJkX21zGAQgASgBEhYKDmF0dHJpYnV0aW9uX21zGAUgASgBEhAKCGNoZWNrX21zGAYgASgBEhEKCWVuY29kZV9tcxgHIAEoARIQCghwcm9vZl9tcxgIIAEoASJZCghFc3RpbWF0ZRITCgtyZXBseV9ieXRlcxgBIAEoBBIoCgd0ZW5zb3JzGAIgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIOCgZwYXNzZXMYAyABKAQqwAIKC1dhcm5pbmdDb2RlEhwKGFdBUk5JTkdfQ09ERV9VTlNQRUNJRklFRBAAEiIKHldBUk5JTkdfQ09ERV9NT0RVTEVfTk9UX0NBTExFRBABEhwKGFdBUk5JTkdfQ09ERV9OT19HUkFESUVOVBACEiQKIFdBUk5JTkdfQ09ERV9FRElUX1dJVEhPVVRfRUZGRUNUEAMSHQoZV0FSTklOR19DT0RFX05PVF9BX1RFTlNPUhAEEiUKIVdBUk5JTkdfQ09ERV9ST1dTX05PVF9JTkRFUEVOREVOVBAFEh4KGldBUk5JTkdfQ09ERV9OT1RfRVhQTEFJTkVEEAYSHwobV0FSTklOR19DT0RFX0lOUFVUX05PVF9SRUFEEAcSJAogV0FSTklOR19DT0RFX0lOUFVUX05PVF9FWFBMQUlORUQQCGIGcHJvdG8z", [file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
+  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEixAUKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUaRgoOQXJndW1lbnRzRW50cnkSCwoDa2V5GAEgASgJEiMKBXZhbHVlGAIgASgLMhQuY3V0YXdheS52MS5Bcmd1bWVudDoCOAFCBwoFaW5wdXQi8wEKCEdlbmVyYXRlEhYKDm1heF9uZXdfdG9rZW5zGAEgASgNEhMKC3RlbXBlcmF0dXJlGAIgASgBEg0KBXRvcF9rGAMgASgNEhIKBXRvcF9wGAQgASgBSACIAQESEgoFbWluX3AYBSABKAFIAYgBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYBiABKAFIAogBARIMCgRzdG9wGAcgAygJEhMKC3N0b3BfdG9rZW5zGAggAygDEhQKDGFsdGVybmF0aXZlcxgJIAEoDUIICgZfdG9wX3BCCAoGX21pbl9wQhUKE19yZXBldGl0aW9uX3BlbmFsdHkiJgoUSW5wdXRHcmFkaWVudFJlcXVlc3QSDgoGaW5wdXRzGAEgAygJIpkBChBFeHBsYWluQ29uZGl0aW9uEiEKFHByb2JhYmlsaXR5X2F0X2xlYXN0GAEgASgBSACIAQESIAoTcHJvYmFiaWxpdHlfYXRfbW9zdBgCIAEoAUgBiAEBEg8KB2NsYXNzZXMYAyADKANCFwoVX3Byb2JhYmlsaXR5X2F0X2xlYXN0QhYKFF9wcm9iYWJpbGl0eV9hdF9tb3N0IsYBCgdPcHRpb25zEi0KD3JlcGx5X2RhdGFfdHlwZRgBIAEoDjIULmN1dGF3YXkudjEuRGF0YVR5cGUSLAoLY29tcHJlc3Npb24YAiABKA4yFy5jdXRhd2F5LnYxLkNvbXByZXNzaW9uEhEKBHNlZWQYAyABKARIAIgBARIXCg9tYXhfcmVwbHlfYnl0ZXMYBCABKAQSDwoHZHJ5X3J1bhgFIAEoCBIYChBvbWl0X3ByZWRpY3Rpb25zGAYgASgIQgcKBV9zZWVkIpMGCg9JbnNwZWN0UmVzcG9uc2USLAoLcHJlZGljdGlvbnMYASABKAsyFy5jdXRhd2F5LnYxLlByZWRpY3Rpb25zEiUKCGNhcHR1cmVzGAIgAygLMhMuY3V0YXdheS52MS5DYXB0dXJlEjAKD2lucHV0X2dyYWRpZW50cxgDIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISNAoTcGFyYW1ldGVyX2dyYWRpZW50cxgEIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISLQoMYXR0cmlidXRpb25zGAUgAygLMhcuY3V0YXdheS52MS5BdHRyaWJ1dGlvbhI1ChR1bmVkaXRlZF9wcmVkaWN0aW9ucxgGIAEoCzIXLmN1dGF3YXkudjEuUHJlZGljdGlvbnMSJQoId2FybmluZ3MYByADKAsyEy5jdXRhd2F5LnYxLldhcm5pbmcSKgoKcHJvdmVuYW5jZRgIIAEoCzIWLmN1dGF3YXkudjEuUHJvdmVuYW5jZRIkCgd0aW1pbmdzGAkgASgLMhMuY3V0YXdheS52MS5UaW1pbmdzEiYKCGVzdGltYXRlGAogASgLMhQuY3V0YXdheS52MS5Fc3RpbWF0ZRIWCg5leHBsYWluZWRfcm93cxgLIAMoCBIvCg1mZWF0dXJlX25hbWVzGAwgAygLMhguY3V0YXdheS52MS5GZWF0dXJlTmFtZXMSLQoMZXhhbXBsZV9heGVzGA0gAygLMhcuY3V0YXdheS52MS5FeGFtcGxlQXhpcxIsCglnZW5lcmF0ZWQYDiADKAsyGS5jdXRhd2F5LnYxLkdlbmVyYXRlZFN0ZXASMAoOZmluaXNoX3JlYXNvbnMYDyADKA4yGC5jdXRhd2F5LnYxLkZpbmlzaFJlYXNvbhIWCg51bmVkaXRlZF90ZXh0cxgQIAMoCRIhCgZyZXBsYXkYESABKAsyES5jdXRhd2F5LnYxLkNoZWNrEikKCHJlY2VpcHRzGBIgAygLMhcuY3V0YXdheS52MS5FZGl0UmVjZWlwdCKGAQoNR2VuZXJhdGVkU3RlcBIOCgZ0b2tlbnMYASADKAMSDQoFdGV4dHMYAiADKAkSGQoRbG9nX3Byb2JhYmlsaXRpZXMYAyADKAESFAoMYWx0ZXJuYXRpdmVzGAQgAygDEiUKHWFsdGVybmF0aXZlX2xvZ19wcm9iYWJpbGl0aWVzGAUgAygBIkwKC0VkaXRSZWNlaXB0Eg8KB3RlbnNvcnMYASABKA0SDwoHY2hhbmdlZBgCIAEoCBIMCgRub3JtGAMgASgBEg0KBXN0ZXBzGAQgAygNIjkKC0V4YW1wbGVBeGlzEg4KBnRlbnNvchgBIAEoCRIRCgRheGlzGAIgASgNSACIAQFCBwoFX2F4aXMiLAoMRmVhdHVyZU5hbWVzEg0KBWlucHV0GAEgASgJEg0KBW5hbWVzGAIgAygJIqoBCgtQcmVkaWN0aW9ucxIoCgdvdXRwdXRzGAEgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIsCgdjbGFzc2VzGAIgAygLMhsuY3V0YXdheS52MS5DbGFzc1ByZWRpY3Rpb24SDwoHdGFyZ2V0cxgDIAMoAxIVCg10YXJnZXRfdmFsdWVzGAQgAygBEhsKE3RhcmdldHNfcGVyX2V4YW1wbGUYBSABKA0iRAoPQ2xhc3NQcmVkaWN0aW9uEg0KBWluZGV4GAEgASgDEg0KBWxhYmVsGAIgASgJEhMKC3Byb2JhYmlsaXR5GAMgASgBIlIKB1dhcm5pbmcSJQoEY29kZRgBIAEoDjIXLmN1dGF3YXkudjEuV2FybmluZ0NvZGUSDwoHc3ViamVjdBgCIAEoCRIPCgdtZXNzYWdlGAMgASgJIqYBCgdUaW1pbmdzEhAKCHF1ZXVlX21zGAEgASgBEhEKCWRlY29kZV9tcxgCIAEoARISCgpmb3J3YXJkX21zGAMgASgBEhMKC2JhY2t3YXJkX21zGAQgASgBEhYKDmF0dHJpYnV0aW9uX21zGAUgASgBEhAKCGNoZWNrX21zGAYgASgBEhEKCWVuY29kZV9tcxgHIAEoARIQCghwcm9vZl9tcxgIIAEoASJZCghFc3RpbWF0ZRITCgtyZXBseV9ieXRlcxgBIAEoBBIoCgd0ZW5zb3JzGAIgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIOCgZwYXNzZXMYAyABKAQqdgoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBABEhUKEUZJTklTSF9SRUFTT05fRU5EEAISFgoSRklOSVNIX1JFQVNPTl9TVE9QEAMq4wIKC1dhcm5pbmdDb2RlEhwKGFdBUk5JTkdfQ09ERV9VTlNQRUNJRklFRBAAEiIKHldBUk5JTkdfQ09ERV9NT0RVTEVfTk9UX0NBTExFRBABEhwKGFdBUk5JTkdfQ09ERV9OT19HUkFESUVOVBACEiQKIFdBUk5JTkdfQ09ERV9FRElUX1dJVEhPVVRfRUZGRUNUEAMSHQoZV0FSTklOR19DT0RFX05PVF9BX1RFTlNPUhAEEiUKIVdBUk5JTkdfQ09ERV9ST1dTX05PVF9JTkRFUEVOREVOVBAFEh4KGldBUk5JTkdfQ09ERV9OT1RfRVhQTEFJTkVEEAYSHwobV0FSTklOR19DT0RFX0lOUFVUX05PVF9SRUFEEAcSJAogV0FSTklOR19DT0RFX0lOUFVUX05PVF9FWFBMQUlORUQQCBIhCh1XQVJOSU5HX0NPREVfU1RFUF9OT1RfUkVBQ0hFRBAJYgZwcm90bzM", [file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
 
 /**
  * One question about one model. Nothing asked is ever left out in silence: what this server does not serve
@@ -142,6 +142,13 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
    * @generated from field: bool attribution_errors_in_place = 14;
    */
   attributionErrorsInPlace: boolean;
+
+  /**
+   * Write tokens behind the input, for causal language models. Default: one pass.
+   *
+   * @generated from field: cutaway.v1.Generate generate = 15;
+   */
+  generate?: Generate | undefined;
 };
 
 /**
@@ -150,6 +157,84 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
  */
 export const InspectRequestSchema: GenMessage<InspectRequest> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection, 0);
+
+/**
+ * The continuation of texts: one token of each row a step. The first step is the pass of the prompt. Each further step
+ * is a pass of one token of each row, on what the model keeps of the tokens before.
+ *
+ * @generated from message cutaway.v1.Generate
+ */
+export type Generate = Message<"cutaway.v1.Generate"> & {
+  /**
+   * The most tokens of a row, at least 1; required.
+   *
+   * @generated from field: uint32 max_new_tokens = 1;
+   */
+  maxNewTokens: number;
+
+  /**
+   * The logits are divided by it before a token is drawn. Default: 0, which takes the likeliest token.
+   *
+   * @generated from field: double temperature = 2;
+   */
+  temperature: number;
+
+  /**
+   * Draw from this many of the likeliest tokens. Default: all.
+   *
+   * @generated from field: uint32 top_k = 3;
+   */
+  topK: number;
+
+  /**
+   * Draw from the fewest likeliest tokens whose probabilities have at least this sum. Default: all.
+   *
+   * @generated from field: optional double top_p = 4;
+   */
+  topP?: number | undefined;
+
+  /**
+   * Draw from tokens of at least this share of the largest probability. Default: all.
+   *
+   * @generated from field: optional double min_p = 5;
+   */
+  minP?: number | undefined;
+
+  /**
+   * The logits of tokens of the text so far are divided by it if they are positive, and multiplied if not. Default: 1.
+   *
+   * @generated from field: optional double repetition_penalty = 6;
+   */
+  repetitionPenalty?: number | undefined;
+
+  /**
+   * A row ends behind any of these texts.
+   *
+   * @generated from field: repeated string stop = 7;
+   */
+  stop: string[];
+
+  /**
+   * A row ends behind any of these tokens, besides those that end a text of this model.
+   *
+   * @generated from field: repeated int64 stop_tokens = 8;
+   */
+  stopTokens: bigint[];
+
+  /**
+   * Return this many of the likeliest tokens of each step. Default: 0.
+   *
+   * @generated from field: uint32 alternatives = 9;
+   */
+  alternatives: number;
+};
+
+/**
+ * Describes the message cutaway.v1.Generate.
+ * Use `create(GenerateSchema)` to create a new message.
+ */
+export const GenerateSchema: GenMessage<Generate> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 1);
 
 /**
  * A selection of input gradients.
@@ -170,7 +255,7 @@ export type InputGradientRequest = Message<"cutaway.v1.InputGradientRequest"> & 
  * Use `create(InputGradientRequestSchema)` to create a new message.
  */
 export const InputGradientRequestSchema: GenMessage<InputGradientRequest> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 1);
+  messageDesc(file_cutaway_v1_inspection, 2);
 
 /**
  * A condition for explaining a row; every bound that is set must hold. A row that does not qualify has zeros for
@@ -207,7 +292,7 @@ export type ExplainCondition = Message<"cutaway.v1.ExplainCondition"> & {
  * Use `create(ExplainConditionSchema)` to create a new message.
  */
 export const ExplainConditionSchema: GenMessage<ExplainCondition> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 2);
+  messageDesc(file_cutaway_v1_inspection, 3);
 
 /**
  * The options of running and of the reply.
@@ -265,7 +350,7 @@ export type Options = Message<"cutaway.v1.Options"> & {
  * Use `create(OptionsSchema)` to create a new message.
  */
 export const OptionsSchema: GenMessage<Options> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 3);
+  messageDesc(file_cutaway_v1_inspection, 4);
 
 /**
  * The answer.
@@ -365,6 +450,42 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
    * @generated from field: repeated cutaway.v1.ExampleAxis example_axes = 13;
    */
   exampleAxes: ExampleAxis[];
+
+  /**
+   * The steps, with `generate`.
+   *
+   * @generated from field: repeated cutaway.v1.GeneratedStep generated = 14;
+   */
+  generated: GeneratedStep[];
+
+  /**
+   * The end of each row, with `generate`.
+   *
+   * @generated from field: repeated cutaway.v1.FinishReason finish_reasons = 15;
+   */
+  finishReasons: FinishReason[];
+
+  /**
+   * The text of each row that the unedited model writes, with `generate` and `compare`.
+   *
+   * @generated from field: repeated string unedited_texts = 16;
+   */
+  uneditedTexts: string[];
+
+  /**
+   * The replay, with `generate`: one pass over whole texts, without what the model keeps of earlier tokens, and with the
+   * same edits. It must give the log-probabilities and captures of the steps.
+   *
+   * @generated from field: cutaway.v1.Check replay = 17;
+   */
+  replay?: Check | undefined;
+
+  /**
+   * What each edit did, in the order of the request.
+   *
+   * @generated from field: repeated cutaway.v1.EditReceipt receipts = 18;
+   */
+  receipts: EditReceipt[];
 };
 
 /**
@@ -372,7 +493,98 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
  * Use `create(InspectResponseSchema)` to create a new message.
  */
 export const InspectResponseSchema: GenMessage<InspectResponse> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 4);
+  messageDesc(file_cutaway_v1_inspection, 5);
+
+/**
+ * The tokens of one step.
+ *
+ * @generated from message cutaway.v1.GeneratedStep
+ */
+export type GeneratedStep = Message<"cutaway.v1.GeneratedStep"> & {
+  /**
+   * The token of each row; -1 for a row that ended before.
+   *
+   * @generated from field: repeated int64 tokens = 1;
+   */
+  tokens: bigint[];
+
+  /**
+   * The text that each adds to its row. Empty where a character is not complete; the last part of it has its text.
+   *
+   * @generated from field: repeated string texts = 2;
+   */
+  texts: string[];
+
+  /**
+   * The logarithm of each token's probability, by the softmax of the model's logits; 0 for a row that ended before.
+   *
+   * @generated from field: repeated double log_probabilities = 3;
+   */
+  logProbabilities: number[];
+
+  /**
+   * The likeliest tokens, `alternatives` of each row, row by row; the likeliest first.
+   *
+   * @generated from field: repeated int64 alternatives = 4;
+   */
+  alternatives: bigint[];
+
+  /**
+   * The logarithms of their probabilities.
+   *
+   * @generated from field: repeated double alternative_log_probabilities = 5;
+   */
+  alternativeLogProbabilities: number[];
+};
+
+/**
+ * Describes the message cutaway.v1.GeneratedStep.
+ * Use `create(GeneratedStepSchema)` to create a new message.
+ */
+export const GeneratedStepSchema: GenMessage<GeneratedStep> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 6);
+
+/**
+ * What an edit did.
+ *
+ * @generated from message cutaway.v1.EditReceipt
+ */
+export type EditReceipt = Message<"cutaway.v1.EditReceipt"> & {
+  /**
+   * The number of tensors that it was applied to.
+   *
+   * @generated from field: uint32 tensors = 1;
+   */
+  tensors: number;
+
+  /**
+   * Whether it changed a value.
+   *
+   * @generated from field: bool changed = 2;
+   */
+  changed: boolean;
+
+  /**
+   * The 2-norm of what it changed, over all tensors.
+   *
+   * @generated from field: double norm = 3;
+   */
+  norm: number;
+
+  /**
+   * The steps in which it was applied, with `generate`.
+   *
+   * @generated from field: repeated uint32 steps = 4;
+   */
+  steps: number[];
+};
+
+/**
+ * Describes the message cutaway.v1.EditReceipt.
+ * Use `create(EditReceiptSchema)` to create a new message.
+ */
+export const EditReceiptSchema: GenMessage<EditReceipt> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 7);
 
 /**
  * The axis of a tensor that has the examples. It is found by running the model in two batch sizes.
@@ -401,7 +613,7 @@ export type ExampleAxis = Message<"cutaway.v1.ExampleAxis"> & {
  * Use `create(ExampleAxisSchema)` to create a new message.
  */
 export const ExampleAxisSchema: GenMessage<ExampleAxis> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 5);
+  messageDesc(file_cutaway_v1_inspection, 8);
 
 /**
  * The names of the elements of an input's last axis.
@@ -429,7 +641,7 @@ export type FeatureNames = Message<"cutaway.v1.FeatureNames"> & {
  * Use `create(FeatureNamesSchema)` to create a new message.
  */
 export const FeatureNamesSchema: GenMessage<FeatureNames> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 6);
+  messageDesc(file_cutaway_v1_inspection, 9);
 
 /**
  * The predictions of a model.
@@ -479,7 +691,7 @@ export type Predictions = Message<"cutaway.v1.Predictions"> & {
  * Use `create(PredictionsSchema)` to create a new message.
  */
 export const PredictionsSchema: GenMessage<Predictions> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 7);
+  messageDesc(file_cutaway_v1_inspection, 10);
 
 /**
  * One example's predicted class.
@@ -514,7 +726,7 @@ export type ClassPrediction = Message<"cutaway.v1.ClassPrediction"> & {
  * Use `create(ClassPredictionSchema)` to create a new message.
  */
 export const ClassPredictionSchema: GenMessage<ClassPrediction> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 8);
+  messageDesc(file_cutaway_v1_inspection, 11);
 
 /**
  * Something a careful reader should know.
@@ -549,7 +761,7 @@ export type Warning = Message<"cutaway.v1.Warning"> & {
  * Use `create(WarningSchema)` to create a new message.
  */
 export const WarningSchema: GenMessage<Warning> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 9);
+  messageDesc(file_cutaway_v1_inspection, 12);
 
 /**
  * Wall-clock time by stage, in milliseconds.
@@ -619,7 +831,7 @@ export type Timings = Message<"cutaway.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 10);
+  messageDesc(file_cutaway_v1_inspection, 13);
 
 /**
  * The outline of a reply.
@@ -655,7 +867,48 @@ export type Estimate = Message<"cutaway.v1.Estimate"> & {
  * Use `create(EstimateSchema)` to create a new message.
  */
 export const EstimateSchema: GenMessage<Estimate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 11);
+  messageDesc(file_cutaway_v1_inspection, 14);
+
+/**
+ * Why a row ended.
+ *
+ * @generated from enum cutaway.v1.FinishReason
+ */
+export enum FinishReason {
+  /**
+   * Not set: never sent.
+   *
+   * @generated from enum value: FINISH_REASON_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * It has the most tokens that were allowed.
+   *
+   * @generated from enum value: FINISH_REASON_LENGTH = 1;
+   */
+  LENGTH = 1,
+
+  /**
+   * The model wrote a token that ends a text.
+   *
+   * @generated from enum value: FINISH_REASON_END = 2;
+   */
+  END = 2,
+
+  /**
+   * It has a text or a token of the request at which it stops.
+   *
+   * @generated from enum value: FINISH_REASON_STOP = 3;
+   */
+  STOP = 3,
+}
+
+/**
+ * Describes the enum cutaway.v1.FinishReason.
+ */
+export const FinishReasonSchema: GenEnum<FinishReason> = /*@__PURE__*/
+  enumDesc(file_cutaway_v1_inspection, 0);
 
 /**
  * The subject of a warning.
@@ -725,11 +978,18 @@ export enum WarningCode {
    * @generated from enum value: WARNING_CODE_INPUT_NOT_EXPLAINED = 8;
    */
   INPUT_NOT_EXPLAINED = 8,
+
+  /**
+   * The texts of a generation ended before a step whose captures were requested.
+   *
+   * @generated from enum value: WARNING_CODE_STEP_NOT_REACHED = 9;
+   */
+  STEP_NOT_REACHED = 9,
 }
 
 /**
  * Describes the enum cutaway.v1.WarningCode.
  */
 export const WarningCodeSchema: GenEnum<WarningCode> = /*@__PURE__*/
-  enumDesc(file_cutaway_v1_inspection, 0);
+  enumDesc(file_cutaway_v1_inspection, 1);
 

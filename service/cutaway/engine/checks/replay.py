@@ -1,0 +1,335 @@
+"""Proves what a generation wrote, by one pass over the whole texts: the replay.
+
+It runs without what the model keeps of earlier tokens (its cache), and with the same edits at the same tokens. A causal
+model computes the same in both: the log-probabilities of its tokens, and all that was captured. The seed gives the same
+draws again. So a stale cache shows, an edit that reached some steps only, or a row that read another one's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from cutaway.contract.errors import CutawayError, DeadlineExceeded, Reason, error
+from cutaway.contract.requests import Edit, Generate, Point
+from cutaway.contract.results import Cause, Check, FinishReason, GeneratedStep, RowCheck, Verdict
+from cutaway.contract.results.explanations import WORST_FIRST
+from cutaway.contract.values import changed
+from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, TextRanges, text_ranges
+from cutaway.engine.hooks.hook_site import Batch, NumberedEdit, Override, apply_edit
+from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.model.inspected_model import Generation, Inputs, InspectedModel, Outputs
+from cutaway.engine.planning.plan import CaptureSites, RequestPlan
+from cutaway.engine.runtime.numerics import Tolerances, errors, largest_error, largest_magnitude
+from cutaway.engine.runtime.rng import new_seed
+
+EditsBySite: TypeAlias = Mapping[str, Sequence[NumberedEdit]]
+
+
+@dataclass
+class Written:
+    """What a generation wrote so far.
+
+    Attributes:
+        steps: the steps.
+        reasons: why each row ended; empty before all have.
+    """
+
+    steps: list[GeneratedStep] = field(default_factory=list)
+    reasons: Sequence[FinishReason] = ()
+
+    @property
+    def tokens(self) -> Tensor:
+        """[batch, steps], int64; -1 behind the end of a row."""
+        return torch.tensor([step.tokens for step in self.steps], device="cpu").T
+
+    @property
+    def log_probabilities(self) -> Tensor:
+        """[batch, steps], float64; 0 behind the end of a row."""
+        return torch.tensor([step.log_probabilities for step in self.steps], dtype=torch.float64, device="cpu").T
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text of each row."""
+        return tuple(map("".join, zip(*(step.texts for step in self.steps))))
+
+    def outputs(self, alternatives: int) -> Outputs:
+        """Returns tokens, and what belongs to them, as outputs of a model; ``alternatives`` is their number."""
+        found = {"tokens": self.tokens, "log_probabilities": self.log_probabilities}
+        if alternatives:
+            shape = (len(self.steps), -1, alternatives)
+            for name, dtype in (("alternatives", torch.int64), ("alternative_log_probabilities", torch.float64)):
+                values = torch.tensor([getattr(step, name) for step in self.steps], dtype=dtype, device="cpu")
+                found[name] = values.reshape(shape).transpose(0, 1)
+        return found
+
+
+class Generated(NamedTuple):
+    """A generation that has run.
+
+    Attributes:
+        plan: the plan of its request; the inputs are aligned.
+        batch: its rows.
+        sites: what was captured.
+        recording: what the hooks recorded.
+        written: what was written.
+    """
+
+    plan: RequestPlan
+    batch: Batch
+    sites: CaptureSites
+    recording: Recording
+    written: Written
+
+
+def chosen_of(plan: RequestPlan) -> Generate:
+    """Returns the options of a request that writes tokens."""
+    if plan.request.generate is None:
+        raise error(Reason.INTERNAL, "the request writes no tokens")
+    return plan.request.generate
+
+
+def way_of(model: InspectedModel) -> Generation:
+    """Returns how a model writes tokens.
+
+    Raises:
+        FailedPrecondition: ``METHOD_INAPPLICABLE``, if it does not.
+    """
+    if model.generate is None:
+        raise error(Reason.METHOD_INAPPLICABLE, "this model writes no tokens", "generate")
+    return model.generate
+
+
+def seeds_of(plan: RequestPlan) -> list[int]:
+    """Returns the seeds of the rows; any for a request that draws nothing."""
+    return [((plan.seed or 0) + row) % 2**63 for row in range(plan.rows)]
+
+
+class _NotReplayed(Exception):
+    """An edit cannot be repeated in one pass over the whole texts."""
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """The tokens of each step in the pass of the replay: first the prompt, then one token each.
+
+    Attributes:
+        prompt: the number of tokens of the prompt, with padding.
+        steps: the number of steps.
+        rows: the number of rows.
+        texts: the tokens of each row of the prompt that are no padding; None where all are.
+    """
+
+    prompt: int
+    steps: int
+    rows: int
+    texts: TextRanges | None
+
+    def of(self, value: Tensor) -> list[slice] | None:
+        """Returns the tokens of each step along axis 1 of ``value``; None if that axis has others."""
+        tokens = self.prompt + self.steps - 1
+        if value.ndim < 2 or value.shape[0] != self.rows or value.shape[1] not in (tokens, self.steps):
+            return None
+        if value.shape[1] == tokens:
+            return [slice(0, self.prompt), *(slice(at, at + 1) for at in range(self.prompt, tokens))]
+        return [slice(at, at + 1) for at in range(self.steps)]  # of the last tokens alone, as logits are
+
+    def edited(self, edit: Edit, value: Tensor) -> Tensor:
+        """Applies ``edit`` to the tokens of each of its steps."""
+        once, segments = changed(edit, steps=(), path="", call=None), self.of(value)
+        if segments is None:
+            if edit.steps or edit.slices or edit.rows or edit.position is not None:
+                raise _NotReplayed
+            return apply_edit(once, value, None)
+        parts = []
+        for step, tokens in enumerate(segments):
+            own, texts = value[:, tokens], None if step else self.texts
+            parts.append(apply_edit(once, own, 0, texts) if step in (edit.steps or (step,)) else own)
+        return torch.cat(parts, dim=1)
+
+    def taken(self, spec: CaptureSpec, value: Tensor, step: int) -> Tensor:
+        """Returns what ``spec`` takes of ``value``, the tokens of ``step``."""
+        return spec.apply(value, "a capture", 0, None if step else self.texts).values
+
+    def is_text(self, value: Tensor, step: int) -> Tensor:
+        """Returns 1 for the elements of ``value``, the tokens of ``step``, that are no padding, and 0 for others."""
+        found = torch.ones_like(value)
+        if not step and value.shape[1] == self.prompt:
+            for row, (start, _) in enumerate(self.texts or ()):
+                found[row, :start] = 0
+        return found
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """What the replay computed.
+
+    Attributes:
+        log_probabilities: of all tokens, [batch, steps, vocabulary], float64.
+        shortfalls: by how much the logit of each token is below that of the one to choose, [batch, steps].
+        recording: the captured tensors, whole.
+        segments: the tokens of each step.
+    """
+
+    log_probabilities: Tensor
+    shortfalls: Tensor
+    recording: Recording
+    segments: _Segments
+
+
+REPLAYED = Tolerances(1e-6, 1e-4, 5e-2, 1e-2)
+"""One pass over all tokens, and one for each: other kernels, and other orders of sums. Log-probabilities are
+float32."""
+
+
+def replayed(generated: Generated) -> Check:
+    """Returns what the replay says about a generation: the outcome of each row, and the cause where it disagrees.
+
+    Raises:
+        DeadlineExceeded: the caller no longer waits.
+    """
+    plan, written = generated.plan, generated.written
+    tolerance = REPLAYED.of(plan.model.dtype)
+    try:
+        found = _errors(generated, _replay(generated, plan.edits))
+    except (CutawayError, _NotReplayed) as failure:
+        if isinstance(failure, DeadlineExceeded):
+            raise
+        why = failure.message if isinstance(failure, CutawayError) else "an edit is of tensors without tokens on axis 1"
+        return _check(plan, [RowCheck(0.0, Verdict.INCONCLUSIVE, why, Cause.CHECK_FAILED)] * plan.rows, tolerance)
+    finite = written.log_probabilities.isfinite().all(dim=1)
+    differs = (found.amax(dim=1) > tolerance) & finite
+    cause, why = _cause(generated, found, tolerance) if differs.any() else (None, "")
+    rows = []
+    for row, largest in enumerate(found.amax(dim=1).tolist()):
+        if differs[row]:
+            rows.append(RowCheck(largest, Verdict.DISAGREES, why, cause))
+        elif finite[row]:
+            rows.append(RowCheck(largest, Verdict.AGREES))
+        else:
+            not_finite = "the model's logits are NaN or infinite"
+            rows.append(RowCheck(largest, Verdict.INCONCLUSIVE, not_finite, Cause.NOT_FINITE))
+    return _check(plan, rows, tolerance)
+
+
+def _check(plan: RequestPlan, rows: Sequence[RowCheck], tolerance: float) -> Check:
+    worst = min(rows, key=lambda row: WORST_FIRST.index(row.verdict))
+    largest = max(row.max_relative_error for row in rows)
+    what = "log-probabilities, draws and captures of each step with one pass over the whole texts, without a cache"
+    several = tuple(rows) if len({row.verdict for row in rows}) > 1 else ()
+    outcome = (worst.verdict, worst.reason, worst.cause)
+    return Check(what, plan.request.check.mode, largest, largest, 0.0, tolerance, *outcome, several)
+
+
+def _replay(generated: Generated, edits: EditsBySite) -> _Replay:
+    """Runs the replay with ``edits``."""
+    plan, model, tokens = generated.plan, generated.plan.model, generated.written.tokens.to(generated.plan.model.device)
+    way, mask = way_of(model), plan.inputs.get(MASK)
+    prompt = max(tensor.shape[1] for tensor in plan.inputs.values() if tensor.ndim > 1)
+    segments = _Segments(prompt, tokens.shape[1], plan.rows, None if mask is None else text_ranges(mask))
+    repeated = {name: [_repeated(segments, *numbered) for numbered in several] for name, several in edits.items()}
+    whole = {
+        name: {point: CaptureSpec(call=spec.call, path=spec.path) for point, spec in specs.items()}
+        for name, specs in generated.sites.items()
+    }
+    found: list[Tensor] = []
+
+    def score(inputs: Inputs) -> Outputs:
+        found.append(way.score(inputs, tokens))
+        return {"logits": found[0]}
+
+    observed = observing(model.tree, whole, repeated, batch=generated.batch._replace(texts=None))
+    with observed as recording, model.kept_rng_state(), torch.no_grad(), recording.forward():
+        model.run(plan.inputs, score)
+        lacks = way.shortfalls(plan.inputs, tokens, found[0], chosen_of(plan), seeds_of(plan))
+    return _Replay(found[0].float().log_softmax(dim=-1).double().cpu(), lacks.cpu(), recording, segments)
+
+
+def _repeated(segments: _Segments, number: int, edit: Edit) -> NumberedEdit:
+    """Returns ``edit`` for the replay."""
+    change = partial(segments.edited, edit)
+    return number, Override(edit.module, edit.at, op=edit.op, call=edit.call, path=edit.path, change=change)
+
+
+def _errors(generated: Generated, replay: _Replay) -> Tensor:
+    """Returns the largest relative error of each row in each step [batch, steps], 0 behind the end of a row: of the
+    log-probability, of the choice of the token, and of all that was captured."""
+    tokens = generated.written.tokens
+    expected = replay.log_probabilities.gather(2, tokens.clamp(min=0).unsqueeze(2)).squeeze(2)
+    scale = largest_magnitude(replay.log_probabilities) or 1.0
+    found = torch.maximum(errors(generated.written.log_probabilities, expected), replay.shortfalls) / scale
+    for name, specs in generated.sites.items():
+        by_number = {call.number: call for call in replay.recording.calls[name]}
+        for call in generated.recording.calls[name]:
+            if call.number in by_number:
+                of_call = _capture_errors(call, by_number[call.number], specs, replay.segments)
+                found[:, call.step] = torch.maximum(found[:, call.step], of_call)
+    return torch.where(tokens >= 0, found.nan_to_num(torch.inf, torch.inf), 0.0)
+
+
+def _capture_errors(
+    call: RecordedCall, again: RecordedCall, specs: Mapping[Point, CaptureSpec], segments: _Segments
+) -> Tensor:
+    """Returns the largest relative error of each row in what was captured of one call of one step [batch]. Padding, and
+    values that have no tokens on axis 1, are not compared."""
+    found = torch.zeros(segments.rows, dtype=torch.float64)
+    for point, path, part in call.entries():
+        whole = again.captured(point).get(path)
+        tokens = None if whole is None else segments.of(whole.values)
+        if part is None or whole is None or tokens is None or not part.values.is_floating_point():
+            continue
+        spec, own = specs[point], whole.values[:, tokens[call.step]]
+        has_padding = not call.step and segments.texts is not None
+        if part.row_axis != 0 or (spec.reduce is not None and has_padding):  # which may be of padding
+            continue
+        by_row = (segments.rows, -1)
+        expected = segments.taken(spec, own, call.step)
+        differences = errors(part.values, expected)
+        if differences.shape != expected.shape:
+            return torch.full_like(found, torch.inf)
+        is_padding = torch.zeros_like(expected, dtype=torch.bool)
+        if has_padding:
+            is_padding = segments.taken(spec, segments.is_text(own, call.step), call.step) == 0
+        least = max(_LEAST * largest_magnitude(whole.values), torch.finfo(torch.float64).tiny)
+        magnitudes = expected.double().abs().masked_fill(is_padding, 0.0).nan_to_num(0.0, 0.0, 0.0)
+        scale = magnitudes.reshape(by_row).amax(dim=1).clamp(min=least)
+        found = torch.maximum(found, differences.masked_fill(is_padding, 0.0).reshape(by_row).amax(dim=1) / scale)
+    return found
+
+
+_LEAST = 1e-2
+"""The share of the largest magnitude of a place that counts for errors at all its tokens: small values are what is left
+of larger ones."""
+
+
+def _cause(generated: Generated, found: Tensor, tolerance: float) -> tuple[Cause, str]:
+    """Returns why a generation and its replay differ, from replays of other kinds, and what that means."""
+    plan = generated.plan
+
+    def is_replay(edits: EditsBySite) -> bool:
+        return bool((_errors(generated, _replay(generated, edits)) <= tolerance).all())
+
+    once = _replay(generated, plan.edits).log_probabilities
+    with plan.model.drawing_from(new_seed()):
+        again = _replay(generated, plan.edits).log_probabilities
+    if largest_error(once, again) > tolerance * largest_magnitude(once):
+        return Cause.RANDOM_FORWARD, "two replays of the same texts differ: the model draws random numbers"
+    if plan.edits and is_replay({}):
+        return Cause.EDIT_NOT_APPLIED, "the texts are those of the model without the edits"
+    in_prompt = {
+        name: [(number, changed(edit, steps=(0,))) for number, edit in several if 0 in (edit.steps or (0,))]
+        for name, several in plan.edits.items()
+    }
+    if plan.edits and found.shape[1] > 1 and is_replay(in_prompt):
+        return Cause.EDIT_NOT_APPLIED, "the edits reached the prompt, and none of the tokens behind it"
+    first = int((found > tolerance).any(dim=0).nonzero()[0])
+    if first:
+        what = f"what the model keeps of earlier tokens is not what one pass over them computes, from step {first} on"
+        return Cause.STALE_CACHE, what
+    return Cause.UNKNOWN, "the pass of the prompt is not what the replay computes"

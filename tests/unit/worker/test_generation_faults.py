@@ -1,0 +1,239 @@
+"""Faults of generation, each in a way that a server could have it: the replay finds them all, and no honest run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import cache_utils
+
+import cutaway as ca
+from cutaway.adapters import generation as writing
+from cutaway.adapters import load_model
+from cutaway.adapters.causal_lm import CausalLMAdapter
+from cutaway.contract.results import Cause, InspectResult, Verdict
+from cutaway.contract.results.arrays import entries
+from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.hooks import hook_site
+from cutaway.engine.hooks.hook_site import HookSite, Override
+from cutaway.engine.model.inspected_model import InspectedModel
+from tests.support.causal_lms import ARCHITECTURES, BLOCKS, saved
+
+TEXTS = ("the hooks see layers of the layers", "hooks", "see the hooks")
+STEPS = 6
+
+
+def asked(adapter: CausalLMAdapter, model: InspectedModel, architecture: str, **options: Any) -> InspectResult:
+    """Texts of three lengths, drawn, with an edit of some steps, and captures of every block."""
+    blocks = BLOCKS[architecture]
+    inputs = adapter.collate([adapter.preprocess(text.encode(), "text/plain") for text in TEXTS])
+    path = "[0]" if architecture == "bloom" else ""
+    vector = np.random.default_rng(0).normal(size=16).astype(np.float32)
+    edit = ca.AddVector(f"{blocks}.0", vector, norm=ca.VectorNorm.MATCH, path=path, steps=tuple(range(1, STEPS)))
+    request = ca.InspectRequest(
+        "gpt", generate=ca.Generate(STEPS, **{"temperature": 0.8, **options}), seed=3,
+        captures=(ca.Capture(f"{blocks}.*", path=path),), edits=(edit, ca.Scale(f"{blocks}.1", path=path, factor=1.1)),
+    )  # fmt: skip
+    return inspect(model, request, dict(inputs))
+
+
+@contextmanager
+def edits(kept: Callable[[int, int], bool]) -> Iterator[None]:
+    """Signs for all edits, and applies only those for which ``kept`` returns True, by step and number; those of the
+    replay are as ever."""
+    plain = HookSite._edited
+
+    def some(site: HookSite, several: Any, call: Any, tensor: Tensor, row_axis: int | None) -> Tensor:
+        signed = plain(site, several, call, tensor, row_axis)
+        if any(isinstance(edit, Override) for _, edit in several):
+            return signed
+        return plain(site, [each for each in several if kept(call.step, each[0])], call, tensor, row_axis)
+
+    with patch.object(HookSite, "_edited", some):
+        yield
+
+
+@contextmanager
+def cache(change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Changes what the cache returns in steps behind the prompt."""
+    with ExitStack() as ends:
+        for layer in (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer):
+            if "update" not in vars(layer):
+                continue
+            plain = layer.update
+
+            def update(own: Any, keys: Tensor, values: Tensor, *rest: Any, plain: Any = plain, **more: Any) -> Any:
+                found = plain(own, keys, values, *rest, **more)
+                return tuple(map(change, found)) if keys.shape[2] == 1 else found
+
+            ends.enter_context(patch.object(layer, "update", update))
+        yield
+
+
+def of_the_token_before(kept: Tensor) -> Tensor:
+    return torch.cat([kept[:, :, :-1], kept[:, :, -2:-1]], dim=2)
+
+
+@contextmanager
+def arguments(model: nn.Module, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Changes the arguments of passes of one token."""
+
+    def before(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, Any]:
+        if given["input_ids"].shape[1] == 1:
+            given = dict(given)
+            change(given)
+        return args, given
+
+    with model.register_forward_pre_hook(before, with_kwargs=True):
+        yield
+
+
+def without_padding(given: dict[str, Any]) -> None:
+    if isinstance(given.get("attention_mask"), Tensor):
+        given["attention_mask"] = torch.ones_like(given["attention_mask"])
+
+
+def one_further(given: dict[str, Any]) -> None:
+    given["position_ids"] = given["position_ids"] + 1
+
+
+def writer(method: str, change: Callable[..., Any]) -> Any:
+    """Exchanges a method of what chooses tokens."""
+    return patch.object(writing._Writer, method, change)
+
+
+plain_draw, plain_step = writing._Writer._draw, writing._Writer._step
+
+
+def second_best(own: Any, scores: Tensor) -> Tensor:
+    return scores.topk(2, dim=-1).indices[:, 1]
+
+
+def untempered(own: Any, scores: Tensor) -> Tensor:
+    return plain_draw(own, scores * own._chosen.temperature)
+
+
+def of_other_rows(own: Any, scores: Tensor) -> Tensor:
+    return plain_draw(own, scores.roll(1, 0))
+
+
+def other_seeds(own: Any, scores: Tensor) -> Tensor:
+    own._generators = own._generators[::-1]
+    return plain_draw(own, scores)
+
+
+def tempered(own: Any, tokens: Any, was_open: Any, log_probabilities: Tensor) -> Any:
+    return plain_step(own, tokens, was_open, (log_probabilities / 0.8).log_softmax(-1))
+
+
+@contextmanager
+def recorded_one_step_late() -> Iterator[None]:
+    """Captures show the step before."""
+    plain, last = HookSite._record, dict[Any, Tensor]()
+
+    def record(site: HookSite, call: Any, point: Any, path: str, tensor: Tensor) -> None:
+        key = (id(site), point, path)
+        shown = last.get(key, tensor)
+        last[key] = tensor.detach().clone()
+        plain(site, call, point, path, shown if shown.shape == tensor.shape else tensor)
+
+    with patch.object(HookSite, "_record", record):
+        yield
+
+
+@contextmanager
+def rounded_vector() -> Iterator[None]:
+    """A vector that is rounded to bfloat16; the replay's edits have no steps."""
+    plain = hook_site._add_vector
+
+    def add(edit: ca.AddVector, value: Tensor, *rest: Any) -> Tensor:
+        added = plain(edit, value, *rest)
+        return value + (added - value).bfloat16().to(value.dtype) if edit.steps else added
+
+    with patch.dict(hook_site._EDIT_FUNCTIONS, {ca.AddVector: add}):
+        yield
+
+
+@contextmanager
+def noise(model: nn.Module, block: str) -> Iterator[None]:
+    def drawn(_: nn.Module, __: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        moved = first + 0.05 * torch.randn_like(first)
+        return (moved, *output[1:]) if isinstance(output, tuple) else moved
+
+    with model.get_submodule(block).register_forward_hook(drawn):
+        yield
+
+
+FAULTS: Mapping[str, tuple[Callable[[nn.Module, str], Any], Cause | None]] = {
+    "no edit is applied": (lambda *_: edits(lambda step, number: False), Cause.EDIT_NOT_APPLIED),
+    "edits reach the prompt only": (lambda *_: edits(lambda step, number: step == 0), Cause.EDIT_NOT_APPLIED),
+    "an edit is not applied": (lambda *_: edits(lambda step, number: number != 1), None),
+    "an edit ends a step too soon": (lambda *_: edits(lambda step, number: step < STEPS - 1), None),
+    "an edit begins a step late": (lambda *_: edits(lambda step, number: step > 1 or number != 0), None),
+    "the newest token is not in the cache": (lambda *_: cache(of_the_token_before), Cause.STALE_CACHE),
+    "the cache is of another row": (lambda *_: cache(lambda kept: kept.roll(1, 0)), Cause.STALE_CACHE),
+    "keys are rounded": (lambda *_: cache(lambda kept: kept.bfloat16().to(kept.dtype)), Cause.STALE_CACHE),
+    "padding is read": (lambda model, _: arguments(model, without_padding), Cause.STALE_CACHE),
+    "positions are one further": (lambda model, _: arguments(model, one_further), Cause.STALE_CACHE),
+    "the second best token": (lambda *_: writer("_draw", second_best), None),
+    "the temperature is forgotten": (lambda *_: writer("_draw", untempered), None),
+    "tokens of other rows": (lambda *_: writer("_draw", of_other_rows), None),
+    "seeds of other rows": (lambda *_: writer("_draw", other_seeds), None),
+    "log-probabilities with the temperature": (lambda *_: writer("_step", tempered), None),
+    "captures are of the step before": (lambda *_: recorded_one_step_late(), None),
+    "a vector is rounded": (lambda *_: rounded_vector(), None),
+    "the model draws": (lambda model, blocks: noise(model, f"{blocks}.0"), Cause.RANDOM_FORWARD),
+}
+
+WITHOUT_POSITIONS = ("bloom", "mamba", "opt")
+WITHOUT_KEYS = ("mamba",)
+WITHOUT_MASK = ("mamba",)
+
+
+def applies(fault: str, architecture: str) -> bool:
+    """Returns whether the architecture has what the fault changes."""
+    lacks = {
+        "positions are one further": WITHOUT_POSITIONS,
+        "the newest token is not in the cache": WITHOUT_KEYS,
+        "the cache is of another row": WITHOUT_KEYS,
+        "keys are rounded": WITHOUT_KEYS,
+        "padding is read": WITHOUT_MASK,
+    }
+    return architecture not in lacks.get(fault, ())
+
+
+def same(result: InspectResult, honest: InspectResult) -> bool:
+    """Returns whether a fault changed nothing: a window hides the padding, or every token is as likely."""
+    pairs = zip(entries(result), entries(honest))
+    return all(np.allclose(one.array, other.array, rtol=0, atol=1e-5, equal_nan=True) for one, other in pairs)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_fault_of_a_generation_is_found(architecture: str, tmp_path: Path) -> None:
+    adapter = CausalLMAdapter(directory=saved(tmp_path, architecture))
+    model = load_model(adapter, "cpu")
+    honest = asked(adapter, model, architecture)
+    assert honest.replay is not None
+    assert honest.replay.verdict is Verdict.AGREES, honest.replay
+    missed, without_effect = [], []
+    for fault, (broken, cause) in FAULTS.items():
+        if applies(fault, architecture):
+            with broken(model.module, BLOCKS[architecture]):
+                result = asked(adapter, model, architecture)
+            replay = result.replay
+            assert replay is not None
+            if same(result, honest):
+                without_effect.append(fault)
+            elif replay.verdict is not Verdict.DISAGREES or cause not in (None, replay.cause):
+                missed.append((fault, replay))
+    assert not missed
+    assert len(without_effect) <= 2
+    assert asked(adapter, model, architecture).replay == honest.replay
