@@ -96,6 +96,8 @@ def _changed(edit: ca.Edit, whole: Tensor, part: Tensor, where: tuple[Tensor, ..
     if isinstance(edit, ca.Mix):
         other = torch.stack([whole[row] for row in edit.permutation])
         return edit.weight * part + (1 - edit.weight) * (other if where is None else other[where])
+    if isinstance(edit, ca.AddVector):
+        return part + edit.scale * _spread(edit.vector, part)
     if isinstance(edit, ca.Replace):
         return _spread(edit.tensor, part)
     assert isinstance(edit, ca.Add)

@@ -34,7 +34,7 @@ def edit(asker: Asker) -> Edit:
     where: dict[str, Any] = {"module": "", "op": place} if ":" in place else {"module": asker.name(place)}
     change = verb(asker, tensor, part, batched)
     alone = len(asker.survey.calls[place][call][point.endswith("input")]) == 1
-    picky = bool(rows or slices) or type(change) in (ca.Add, ca.Replace, ca.Mix)
+    picky = bool(rows or slices) or type(change) in (ca.Add, ca.AddVector, ca.Replace, ca.Mix)
     return replace(
         change,
         **where,
@@ -55,6 +55,7 @@ def some_rows(asker: Asker) -> tuple[int, ...]:
 def verb(asker: Asker, tensor: Tensor, part: Sequence[int], batched: bool) -> Edit:
     """What is done to ``part`` of ``tensor``; where, somebody else says."""
     kinds = ["scale", "add number", "add", "clamp", *["mix", "mix"] * batched] if tensor.is_floating_point() else []
+    kinds += ["vector"] * bool(kinds and part)
     kind = asker.pick([*kinds, "zero", "replace"])
     if kind == "scale":
         return ca.Scale("x", factor=asker.pick([0.0, 1.0, -1.0, 0.5, 2.0]))
@@ -62,6 +63,8 @@ def verb(asker: Asker, tensor: Tensor, part: Sequence[int], batched: bool) -> Ed
         return ca.Add("x", addend=asker.pick([0.0, 1.0, -0.5]))
     if kind == "add":
         return ca.Add("x", addend=asker.array(asker.broadcast(part), tensor.dtype))
+    if kind == "vector":
+        return ca.AddVector("x", asker.array(part[-1:], tensor.dtype), scale=asker.pick([1.0, -0.5]))
     if kind == "clamp":
         low = asker.pick([None, -1.0, 0.0])
         return ca.Clamp("x", minimum=low, maximum=asker.pick([0.3, 1.0, *[None] * (low is not None)]))

@@ -135,6 +135,14 @@ EDIT_KINDS: dict[str, tuple[Callable[..., ca.Edit], Change]] = {
         lambda **where: ca.Mix(**where, weight=0.3, permutation=tuple(PERMUTATION)),
         lambda v: 0.3 * v + (1 - 0.3) * v[PERMUTATION],
     ),
+    "add a vector": (
+        lambda **where: ca.AddVector(**where, vector=ROW, scale=-1.5),
+        lambda v: v + -1.5 * torch.tensor(ROW),
+    ),
+    "add a vector of the same length": (
+        lambda **where: ca.AddVector(**where, vector=ROW, scale=2.0, norm=ca.VectorNorm.MATCH),
+        lambda v: v + 2.0 * (torch.tensor(ROW) * (v.norm(dim=-1, keepdim=True) / torch.tensor(ROW).norm())),
+    ),
 }
 """Each verb as an edit, and as a person writes it."""
 

@@ -71,7 +71,7 @@ class Edit(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     module: _builtins.str
-    """A module by its name in named_modules(), or `.` for the model itself."""
+    """A module by its name in named_modules(), `.` for the model itself, or a glob: every module that matches."""
     op: _builtins.str
     """An operator inside a module's forward, such as `layer3.1:relu#0`; never a glob."""
     point: _capture_pb2.HookPoint.ValueType

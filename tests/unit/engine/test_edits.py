@@ -215,6 +215,21 @@ def test_a_neuron_is_that_of_the_edited_module(client: ca.Client) -> None:
     assert result.input_gradients["x"].tolist() == [[0, 30]]
 
 
+def test_a_glob_edits_every_module_that_matches(client: ca.Client) -> None:
+    """As an edit of each would, in any order beside others; its receipt is of all of them."""
+    together = chain(client, ca.Scale("*", factor=3), ca.Add("b", addend=1))
+    apart = [ca.Scale("a", factor=3), ca.Scale("b", factor=3), ca.Add("b", addend=1)]
+    each = chain(client, *apart)
+    for name in ("a", "b"):
+        assert np.array_equal(together.captures[name].output, each.captures[name].output)
+    assert np.array_equal(together.predictions["output"], each.predictions["output"])
+    assert [receipt.tensors for receipt in together.receipts] == [2, 1]
+    assert [receipt.tensors for receipt in each.receipts] == [1, 1, 1]
+    assert together.receipts[0].norm == pytest.approx(np.hypot(each.receipts[0].norm, each.receipts[1].norm))
+    (warning,) = chain(client, ca.Zero("*", rows=(0,), slices=()), ca.Scale("*", factor=2)).warnings
+    assert (warning.code, warning.subject) == ("EDIT_WITHOUT_EFFECT", "edits[1]")
+
+
 def test_compare_returns_both(client: ca.Client) -> None:
     """The edited prediction stands beside the one that the model makes by itself, to the bit; nothing else changes."""
     edit = ca.Scale("block.inner", factor=3)

@@ -226,8 +226,8 @@ BAD: dict[str, tuple[Callable[[ca.Client], object], str, str, str]] = {
         edited(ca.Replace(EMBED, at="input", tensor=np.ones(2, np.float32)), "words"), "EDIT_DTYPE",
         "edits[0].replace.tensor", "the value is torch.int64, the edit's tensor float32: send the same"),
     "tensor that float32 cannot hold": (
-        edited(ca.Replace("block.1", tensor=np.asarray(-1e300))), "INVALID_VALUE",
-        "edits[0].replace.tensor", "holds -1e+300, which float32 cannot hold"),
+        edited(ca.Replace("block", tensor=np.asarray(-1e300))), "INVALID_VALUE",
+        "edits[1].replace.tensor", "holds -1e+300, which float32 cannot hold"),
     "call that is not made": (
         edited(ca.Zero("block", call=3), "thrice"), "CALL_NOT_FOUND", "edits[1].call",
         "there is no call 3 of 'block': it was called 3 times"),
@@ -247,12 +247,11 @@ BAD: dict[str, tuple[Callable[[ca.Client], object], str, str, str]] = {
         "no module is named 'blok'; nearest: block"),
     "glob of operators": (
         edited(ca.Zero(op="block:relu#*")), "INVALID_VALUE", "edits[1].op",
-        "'block:relu#*': an edit names one place, and no glob"),
+        "'block:relu#*': an edit names one operator, and no glob"),
     "module that is not there": (
         edited(ca.Zero("blok")), "MODULE_NOT_FOUND", "edits[1].module", "no module is named 'blok'; nearest: block"),
-    "glob of modules": (
-        edited(ca.Zero("block*")), "INVALID_VALUE", "edits[1].module",
-        "'block*': an edit names one place, and no glob"),
+    "glob that matches nothing": (
+        edited(ca.Zero("blok*")), "MODULE_NOT_FOUND", "edits[1].module", "the glob 'blok*' matches no module"),
     "output of what returns no tensor": (
         edited(ca.Zero("mute"), "odd"), "POINT_NOT_FOUND", "edits[1].point",
         "'mute' returns no tensor: it has no output"),

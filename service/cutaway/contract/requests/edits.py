@@ -18,7 +18,7 @@ class Edit:
     """One change at one point; at a gradient point, it changes the gradient that goes upstream.
 
     Args:
-        module: a name in ``named_modules()``, or ``.`` for the model itself.
+        module: a name in ``named_modules()``, ``.`` for the model itself, or a glob: every module that matches.
         at: the point.
         op: in place of a module, an operator by its address, such as ``layer3.1:relu#0``.
         call: only this call, from 0; ``None`` is every call.

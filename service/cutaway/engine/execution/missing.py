@@ -71,6 +71,8 @@ def refuse_edits(plan: RequestPlan, recording: Recording, tree: ModuleTree) -> N
     """Refuses edits as `refuse_captures`; after a forward pass that stopped early, what exists is not known."""
     for name, edits in plan.edits.items() if not recording.stopped_early else ():
         for number, edit in edits:
+            if is_glob(edit.module):  # some of whose modules may have no such point
+                continue
             with at(f"edits[{number}]"):
                 if is_address(name) and not recording.calls[name]:
                     raise _no_operator(name, recording, "op")
@@ -149,8 +151,12 @@ def _why_not_called(name: str, tree: ModuleTree) -> str:
 
 def edit_warnings(plan: RequestPlan, recording: Recording) -> Iterator[Warning]:
     """Yields a warning for each edit that changed nothing: its experiment shows nothing."""
+    told: set[int] = set()
     for name, edits in plan.edits.items():
         for number, edit in edits:
+            if number in told:
+                continue
+            told.add(number)
             receipt = recording.receipts.get(number)
             if receipt is not None and receipt.changed:
                 continue

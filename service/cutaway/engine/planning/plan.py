@@ -131,7 +131,8 @@ def resolve_edits(tree: ModuleTree, request: requests.InspectRequest, batch: int
     for number, edit in enumerate(request.edits):
         with at(f"edits[{number}]"):
             validate_edit(edit, batch)
-            edits.setdefault(_edited_place(tree, edit), []).append((number, edit))
+            for place in _edited_places(tree, edit):
+                edits.setdefault(place, []).append((number, edit))
     return edits
 
 
@@ -172,12 +173,14 @@ _NOT_ASKED: tuple[object, ...] = (None, (), False, requests.PredictedClass())
 """The values of fields that ask for nothing."""
 
 
-def _edited_place(tree: ModuleTree, edit: requests.Edit) -> str:
-    field, name = ("op", edit.op) if edit.op else ("module", edit.module)
-    with at(field):
-        if is_glob(name):
-            raise error(Reason.INVALID_VALUE, f"{name!r}: an edit names one place, and no glob")
-        return _operator(tree, name) if edit.op else tree.place(name)
+def _edited_places(tree: ModuleTree, edit: requests.Edit) -> list[str]:
+    if not edit.op:
+        with at("module"):
+            return tree.match(edit.module)
+    with at("op"):
+        if is_glob(edit.op):
+            raise error(Reason.INVALID_VALUE, f"{edit.op!r}: an edit names one operator, and no glob")
+        return [_operator(tree, edit.op)]
 
 
 # Labels of classes become indices.

@@ -29,7 +29,7 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
    */
   where: {
     /**
-     * A module by its name in named_modules(), or `.` for the model itself.
+     * A module by its name in named_modules(), `.` for the model itself, or a glob: every module that matches.
      *
      * @generated from field: string module = 1;
      */
