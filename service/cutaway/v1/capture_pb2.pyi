@@ -206,6 +206,7 @@ class Reduction(_message.Message):
     MAX_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def mean(self) -> Global___AxisReduction:
         """The mean over axes."""
@@ -222,6 +223,10 @@ class Reduction(_message.Message):
     def top_k(self) -> Global___TopElements:
         """The k largest elements along an axis, with their positions."""
 
+    @_builtins.property
+    def project(self) -> Global___Project:
+        """The last axis, mapped by a module of the model or a matrix."""
+
     def __init__(
         self,
         *,
@@ -229,16 +234,67 @@ class Reduction(_message.Message):
         max: Global___AxisReduction | None = ...,
         norm: Global___AxisReduction | None = ...,
         top_k: Global___TopElements | None = ...,
+        project: Global___Project | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "max", b"max", "mean", b"mean", "norm", b"norm", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "max", b"max", "mean", b"mean", "norm", b"norm", "project", b"project", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "max", b"max", "mean", b"mean", "norm", b"norm", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "max", b"max", "mean", b"mean", "norm", b"norm", "project", b"project", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["mean", "max", "norm", "top_k"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["mean", "max", "norm", "top_k", "project"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Reduction: _TypeAlias = Reduction  # noqa: Y015
+
+@_typing.final
+class Project(_message.Message):
+    """A map of the last axis: a logit lens, a probe, the encoder of a sparse autoencoder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODULE_FIELD_NUMBER: _builtins.int
+    MATRIX_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    RELU_FIELD_NUMBER: _builtins.int
+    THEN_FIELD_NUMBER: _builtins.int
+    module: _builtins.str
+    """A module that maps the last axis, such as `lm_head`, with its weights. No hook sees it."""
+    norm: _builtins.str
+    """A module that is applied first, such as the last norm of a language model. Default: none."""
+    relu: _builtins.bool
+    """True sets negative results to 0."""
+    @_builtins.property
+    def matrix(self) -> _tensor_pb2.Tensor:
+        """A matrix [outputs, size of the last axis]."""
+
+    @_builtins.property
+    def bias(self) -> _tensor_pb2.Tensor:
+        """Added to the result, [outputs]. Default: nothing."""
+
+    @_builtins.property
+    def then(self) -> Global___Reduction:
+        """How the result is reduced. Default: it is not."""
+
+    def __init__(
+        self,
+        *,
+        module: _builtins.str = ...,
+        matrix: _tensor_pb2.Tensor | None = ...,
+        norm: _builtins.str = ...,
+        bias: _tensor_pb2.Tensor | None = ...,
+        relu: _builtins.bool = ...,
+        then: Global___Reduction | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "matrix", b"matrix", "module", b"module", "then", b"then", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "matrix", b"matrix", "module", b"module", "norm", b"norm", "relu", b"relu", "then", b"then", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_to: _TypeAlias = _typing.Literal["module", "matrix"]  # noqa: Y015
+    _WhichOneofArgType_to: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_to) -> _WhichOneofReturnType_to | None: ...
+
+Global___Project: _TypeAlias = Project  # noqa: Y015
 
 @_typing.final
 class AxisReduction(_message.Message):

@@ -199,6 +199,10 @@ def _argument(value: Any) -> Argument:
     return value
 
 
+def _name_or_array(value: Any) -> str | ArrayLike:
+    return value if isinstance(value, str) else _array(value)
+
+
 READERS: Mapping[Any, Callable[[Any], Any]] = {
     Argument: _argument,
     bool: _boolean,
@@ -209,6 +213,7 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     Compression: lambda value: value and choice({name: name for name in COMPRESSIONS}, value),
     ArrayLike: _array,
     float | ArrayLike: _number_or_array,
+    str | ArrayLike: _name_or_array,
     Baselines: _baselines,
     Distributions: _arrays,
     PointName | Point: _point,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests.fields import Count, distinct, given
+from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
 
-__all__ = ["Capture", "Max", "Mean", "Norm", "Point", "Slice", "TopElements"]
+__all__ = ["Capture", "Max", "Mean", "Norm", "Point", "Project", "Slice", "TopElements"]
 
 
 class Point(StrEnum):
@@ -100,6 +101,28 @@ class TopElements(Reduction):
 
     k: Count
     axis: int = -1
+
+
+@dataclass(frozen=True)
+class Project(Reduction):
+    """A map of the last axis: a logit lens, a probe, the encoder of a sparse autoencoder.
+
+    ``Project("lm_head", norm="model.norm", then=TopElements(5))`` returns the five likeliest tokens behind any block.
+
+    Args:
+        to: a module of the model that maps the last axis, such as ``lm_head``, which no hook sees; or a matrix
+            [outputs, size of the last axis].
+        norm: a module that is applied first, such as the last norm of a language model; ``""`` is none.
+        bias: added to the result, [outputs]; ``None`` is nothing.
+        relu: whether negative results become 0.
+        then: how the result is reduced; ``None`` returns it unchanged.
+    """
+
+    to: str | ArrayLike
+    norm: str = field(default="", kw_only=True)
+    bias: ArrayLike | None = field(default=None, kw_only=True)
+    relu: bool = field(default=False, kw_only=True)
+    then: Reduction | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from cutaway.contract.requests import (
     OutputSum,
     Point,
     PredictedClass,
+    Project,
     Reduction,
     Slice,
     Target,
@@ -46,12 +47,45 @@ from cutaway.v1 import capture_pb2, edit_pb2, target_pb2
 
 SLICES = several(record(Slice, capture_pb2.AxisSlice))
 
+_OF_PROJECT = spread(
+    Project,
+    [field for field in capture_pb2.Project.DESCRIPTOR.fields if field.containing_oneof is None],
+    {
+        "then": FieldRule(
+            codec=Codec(
+                lambda value, message: REDUCTIONS.codec.write(value, message),
+                lambda message: REDUCTIONS.codec.read(message),
+            )
+        )
+    },
+)
+
+
+def _write_project(project: Project, message: capture_pb2.Project) -> None:
+    _OF_PROJECT.write(project, message)
+    if isinstance(project.to, str):
+        message.module = project.to
+    else:
+        with at("matrix"):
+            TENSOR.write(project.to, message.matrix)
+
+
+def _read_project(message: capture_pb2.Project) -> dict[str, Any]:
+    if message.WhichOneof("to") == "matrix":
+        with at("matrix"):
+            return {"to": TENSOR.read(message.matrix), **_OF_PROJECT.read(message)}
+    if not message.module:
+        raise error(Reason.INVALID_VALUE, "name a module, or send a matrix", "to")
+    return {"to": message.module, **_OF_PROJECT.read(message)}
+
+
 REDUCTIONS: OneOf[Reduction] = OneOf(
     Reduction,
     capture_pb2.Reduction,
     "kind",
-    "name a reduction: mean, max, norm or top_k",
+    "name a reduction: mean, max, norm, top_k or project",
     named={"top_k": TopElements},
+    special={Project: Spread(_write_project, _read_project)},
 )
 
 

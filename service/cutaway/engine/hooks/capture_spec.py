@@ -6,15 +6,17 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import Max, Mean, Norm, Point, Reduction, Slice, TopElements
-from cutaway.contract.tensors import too_large
-from cutaway.engine.runtime.numerics import Path
+from cutaway.contract.requests import Max, Mean, Norm, Point, Project, Reduction, Slice, TopElements
+from cutaway.contract.tensors import Array, as_array, too_large
+from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.runtime.numerics import Path, tensor_like
 
 
 class CapturedValues(NamedTuple):
@@ -288,10 +290,73 @@ def _top_elements(reduction: TopElements, tensor: Tensor, row_axis: int | None) 
         return CapturedValues(*tensor.topk(reduction.k, dim=axis), row_axis=row_axis)
 
 
+@dataclass(frozen=True)
+class Projection(Reduction):
+    """A `Project` whose modules and arrays are those of a model.
+
+    Attributes:
+        maps: applied one after the other.
+        then: the reduction of the result.
+    """
+
+    maps: tuple[Callable[[Tensor], Tensor], ...]
+    then: Reduction | None
+
+
+def projection(tree: ModuleTree, project: Project) -> Projection:
+    """Returns ``project`` for the modules of ``tree``.
+
+    Raises:
+        InvalidArgument: ``MODULE_NOT_FOUND``.
+    """
+    maps: list[Callable[[Tensor], Tensor]] = []
+    if project.norm:
+        with at("norm"):
+            maps.append(tree.modules[tree.resolve(project.norm)].forward)  # past all hooks
+    if isinstance(project.to, str):
+        with at("module"):
+            maps.append(tree.modules[tree.resolve(project.to)].forward)
+    else:
+        maps.append(partial(_by_matrix, as_array(project.to)))
+    if project.bias is not None:
+        maps.append(partial(_plus, as_array(project.bias)))
+    if project.relu:
+        maps.append(torch.relu)
+    return Projection(tuple(maps), project.then)
+
+
+def _by_matrix(matrix: Array, value: Tensor) -> Tensor:
+    return value @ tensor_like(matrix, value).T
+
+
+def _plus(bias: Array, value: Tensor) -> Tensor:
+    return value + tensor_like(bias, value)
+
+
+@torch.no_grad()
+def _projected(projection: Projection, tensor: Tensor, row_axis: int | None) -> CapturedValues:
+    with at("project"):
+        if not tensor.is_floating_point() or tensor.ndim == 0 or row_axis == tensor.ndim - 1:
+            what = "a floating tensor is mapped, along its last axis, which is not the batch"
+            raise error(Reason.INVALID_VALUE, f"{what}; this one is {tensor.dtype} {list(tensor.shape)}")
+        value = tensor
+        for apply in projection.maps:
+            try:
+                value = apply(value)
+            except Exception as failure:  # of a module on a tensor that it does not take
+                what = f"the last axis of {list(tensor.shape)} cannot be mapped: {failure}"
+                raise error(Reason.INVALID_VALUE, what[:300]) from failure
+        if projection.then is None:
+            return CapturedValues(value, row_axis=row_axis)
+        with at("then"):
+            return REDUCTIONS[type(projection.then)](projection.then, value, row_axis)
+
+
 REDUCTIONS: dict[type[Reduction], Callable[[Any, Tensor, int | None], CapturedValues]] = {
     Mean: _axis_reduction("mean", True, lambda tensor, axes: tensor.mean(dim=axes)),
     Max: _axis_reduction("max", False, lambda tensor, axes: tensor.amax(dim=axes)),
     Norm: _axis_reduction("norm", True, lambda tensor, axes: torch.linalg.vector_norm(tensor, dim=axes)),
     TopElements: _top_elements,
+    Projection: _projected,
 }
 """The function of each reduction."""

@@ -15,7 +15,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.values import changed, near_names
-from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
+from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection
 from cutaway.engine.hooks.hook_site import NumberedEdit, validate_edit
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.methods.captum_call import method_of
@@ -47,7 +47,7 @@ def resolve_sites(tree: ModuleTree, request: requests.InspectRequest) -> Capture
     sites: CaptureSites = {}
     for index, capture in enumerate(request.captures):
         if not capture.parameter:
-            spec = _spec(request, capture, f"captures[{index}]")
+            spec = _spec(tree, request, capture, f"captures[{index}]")
             with at(spec.field), at("op" if capture.op else "module"):
                 places = [_operator(tree, capture.op)] if capture.op else tree.match(capture.module)
             for name in places:
@@ -55,19 +55,35 @@ def resolve_sites(tree: ModuleTree, request: requests.InspectRequest) -> Capture
     return sites
 
 
-def _spec(request: requests.InspectRequest, capture: requests.Capture, field: str) -> CaptureSpec:
+def _spec(tree: ModuleTree, request: requests.InspectRequest, capture: requests.Capture, field: str) -> CaptureSpec:
+    with at(field), at("reduction"):
+        reduce = _reduction(tree, capture)
     return CaptureSpec(
         call=capture.call,
         steps=capture.steps,
         position=capture.position,
         path=capture.path,
         slices=tuple(capture.slices),
-        reduce=capture.reduce,
+        reduce=reduce,
         data_type=capture.data_type or request.reply_data_type,
         field=field,
         type_field=f"{field}.data_type" if capture.data_type else "options.reply_data_type",
         exact=bool(capture.parameter) or not is_glob(capture.op or capture.module),
     )
+
+
+def _reduction(tree: ModuleTree, capture: requests.Capture) -> requests.Reduction | None:
+    """Returns the reduction of ``capture``; a projection with the modules and arrays of the model.
+
+    Raises:
+        InvalidArgument: ``MODULE_NOT_FOUND``; ``INVALID_VALUE`` for the projection of a gradient.
+    """
+    if not isinstance(capture.reduce, requests.Project):
+        return capture.reduce
+    with at("project"):
+        if capture.parameter or any(point.is_gradient for point in capture.points):
+            raise error(Reason.INVALID_VALUE, "a gradient is not mapped: capture values")
+        return projection(tree, capture.reduce)
 
 
 def _operator(tree: ModuleTree, address: str) -> str:
@@ -96,7 +112,7 @@ def resolve_parameters(tree: ModuleTree, request: requests.InspectRequest) -> di
         if isinstance(capture.reduce, requests.TopElements):
             text = "a parameter's gradient has no place for positions: take it whole"
             raise error(Reason.INVALID_VALUE, text, f"{field}.reduction")
-        spec = _spec(request, capture, field)
+        spec = _spec(tree, request, capture, field)
         with at(f"{field}.parameter"):
             names = _parameter_names(by_name, capture.parameter)
         if any(specs.get(name, spec) != spec for name in names):
@@ -398,7 +414,10 @@ def _with_index(model: InspectedModel, attribution: requests.Attribution) -> req
 def _sites(model: InspectedModel, request: requests.InspectRequest) -> CaptureSites:
     """Returns what is captured; the same object for the same captures, as long as these are few and recent."""
     captured = (request.captures, request.reply_data_type)
-    sites = model.recent_sites.get(captured)
+    try:
+        sites = model.recent_sites.get(captured)
+    except TypeError:  # arrays of a projection have no hash
+        return resolve_sites(model.tree, request)
     if sites is None:
         sites = resolve_sites(model.tree, request)
         if len(sites) <= _MOST_PLACES:  # globs of large models would take megabytes each

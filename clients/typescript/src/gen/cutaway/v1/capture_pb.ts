@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/capture.proto.
  */
 export const file_cutaway_v1_capture: GenFile = /*@__PURE__*/
-  fileDesc("ChhjdXRhd2F5L3YxL2NhcHR1cmUucHJvdG8SCmN1dGF3YXkudjEizAIKDkNhcHR1cmVSZXF1ZXN0EhAKBm1vZHVsZRgBIAEoCUgAEhMKCXBhcmFtZXRlchgCIAEoCUgAEgwKAm9wGAMgASgJSAASJQoGcG9pbnRzGAQgAygOMhUuY3V0YXdheS52MS5Ib29rUG9pbnQSKAoJcmVkdWN0aW9uGAUgASgLMhUuY3V0YXdheS52MS5SZWR1Y3Rpb24SJQoGc2xpY2VzGAYgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USJwoJZGF0YV90eXBlGAcgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRIRCgRjYWxsGAggASgNSAGIAQESDAoEcGF0aBgJIAEoCRINCgVzdGVwcxgKIAMoDRIVCghwb3NpdGlvbhgLIAEoBUgCiAEBQgcKBXdoZXJlQgcKBV9jYWxsQgsKCV9wb3NpdGlvbiKAAQoJQXhpc1NsaWNlEgwKBGF4aXMYASABKAUSEgoFc3RhcnQYAiABKANIAIgBARIRCgRzdG9wGAMgASgDSAGIAQESEQoEc3RlcBgEIAEoA0gCiAEBEg8KB2luZGljZXMYBSADKANCCAoGX3N0YXJ0QgcKBV9zdG9wQgcKBV9zdGVwIr0BCglSZWR1Y3Rpb24SKQoEbWVhbhgBIAEoCzIZLmN1dGF3YXkudjEuQXhpc1JlZHVjdGlvbkgAEigKA21heBgCIAEoCzIZLmN1dGF3YXkudjEuQXhpc1JlZHVjdGlvbkgAEikKBG5vcm0YAyABKAsyGS5jdXRhd2F5LnYxLkF4aXNSZWR1Y3Rpb25IABIoCgV0b3BfaxgEIAEoCzIXLmN1dGF3YXkudjEuVG9wRWxlbWVudHNIAEIGCgRraW5kIh0KDUF4aXNSZWR1Y3Rpb24SDAoEYXhlcxgBIAMoBSI0CgtUb3BFbGVtZW50cxIJCgFrGAEgASgNEhEKBGF4aXMYAiABKAVIAIgBAUIHCgVfYXhpcyJoCgdDYXB0dXJlEg4KBm1vZHVsZRgBIAEoCRIkCgVwb2ludBgCIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EicKBWNhbGxzGAMgAygLMhguY3V0YXdheS52MS5DYXB0dXJlZENhbGwiOAoMQ2FwdHVyZWRDYWxsEigKBmxlYXZlcxgBIAMoCzIYLmN1dGF3YXkudjEuQ2FwdHVyZWRMZWFmImcKDENhcHR1cmVkTGVhZhIMCgRwYXRoGAEgASgJEiIKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiUKCXBvc2l0aW9ucxgDIAEoCzISLmN1dGF3YXkudjEuVGVuc29yKosBCglIb29rUG9pbnQSGgoWSE9PS19QT0lOVF9VTlNQRUNJRklFRBAAEhQKEEhPT0tfUE9JTlRfSU5QVVQQARIVChFIT09LX1BPSU5UX09VVFBVVBACEhkKFUhPT0tfUE9JTlRfR1JBRF9JTlBVVBADEhoKFkhPT0tfUE9JTlRfR1JBRF9PVVRQVVQQBGIGcHJvdG8z", [file_cutaway_v1_tensor]);
+  fileDesc("ChhjdXRhd2F5L3YxL2NhcHR1cmUucHJvdG8SCmN1dGF3YXkudjEizAIKDkNhcHR1cmVSZXF1ZXN0EhAKBm1vZHVsZRgBIAEoCUgAEhMKCXBhcmFtZXRlchgCIAEoCUgAEgwKAm9wGAMgASgJSAASJQoGcG9pbnRzGAQgAygOMhUuY3V0YXdheS52MS5Ib29rUG9pbnQSKAoJcmVkdWN0aW9uGAUgASgLMhUuY3V0YXdheS52MS5SZWR1Y3Rpb24SJQoGc2xpY2VzGAYgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USJwoJZGF0YV90eXBlGAcgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRIRCgRjYWxsGAggASgNSAGIAQESDAoEcGF0aBgJIAEoCRINCgVzdGVwcxgKIAMoDRIVCghwb3NpdGlvbhgLIAEoBUgCiAEBQgcKBXdoZXJlQgcKBV9jYWxsQgsKCV9wb3NpdGlvbiKAAQoJQXhpc1NsaWNlEgwKBGF4aXMYASABKAUSEgoFc3RhcnQYAiABKANIAIgBARIRCgRzdG9wGAMgASgDSAGIAQESEQoEc3RlcBgEIAEoA0gCiAEBEg8KB2luZGljZXMYBSADKANCCAoGX3N0YXJ0QgcKBV9zdG9wQgcKBV9zdGVwIuUBCglSZWR1Y3Rpb24SKQoEbWVhbhgBIAEoCzIZLmN1dGF3YXkudjEuQXhpc1JlZHVjdGlvbkgAEigKA21heBgCIAEoCzIZLmN1dGF3YXkudjEuQXhpc1JlZHVjdGlvbkgAEikKBG5vcm0YAyABKAsyGS5jdXRhd2F5LnYxLkF4aXNSZWR1Y3Rpb25IABIoCgV0b3BfaxgEIAEoCzIXLmN1dGF3YXkudjEuVG9wRWxlbWVudHNIABImCgdwcm9qZWN0GAUgASgLMhMuY3V0YXdheS52MS5Qcm9qZWN0SABCBgoEa2luZCKqAQoHUHJvamVjdBIQCgZtb2R1bGUYASABKAlIABIkCgZtYXRyaXgYAiABKAsyEi5jdXRhd2F5LnYxLlRlbnNvckgAEgwKBG5vcm0YAyABKAkSIAoEYmlhcxgEIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEgwKBHJlbHUYBSABKAgSIwoEdGhlbhgGIAEoCzIVLmN1dGF3YXkudjEuUmVkdWN0aW9uQgQKAnRvIh0KDUF4aXNSZWR1Y3Rpb24SDAoEYXhlcxgBIAMoBSI0CgtUb3BFbGVtZW50cxIJCgFrGAEgASgNEhEKBGF4aXMYAiABKAVIAIgBAUIHCgVfYXhpcyJoCgdDYXB0dXJlEg4KBm1vZHVsZRgBIAEoCRIkCgVwb2ludBgCIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EicKBWNhbGxzGAMgAygLMhguY3V0YXdheS52MS5DYXB0dXJlZENhbGwiOAoMQ2FwdHVyZWRDYWxsEigKBmxlYXZlcxgBIAMoCzIYLmN1dGF3YXkudjEuQ2FwdHVyZWRMZWFmImcKDENhcHR1cmVkTGVhZhIMCgRwYXRoGAEgASgJEiIKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiUKCXBvc2l0aW9ucxgDIAEoCzISLmN1dGF3YXkudjEuVGVuc29yKosBCglIb29rUG9pbnQSGgoWSE9PS19QT0lOVF9VTlNQRUNJRklFRBAAEhQKEEhPT0tfUE9JTlRfSU5QVVQQARIVChFIT09LX1BPSU5UX09VVFBVVBACEhkKFUhPT0tfUE9JTlRfR1JBRF9JTlBVVBADEhoKFkhPT0tfUE9JTlRfR1JBRF9PVVRQVVQQBGIGcHJvdG8z", [file_cutaway_v1_tensor]);
 
 /**
  * One wish: these modules, at these points.
@@ -212,6 +212,14 @@ export type Reduction = Message<"cutaway.v1.Reduction"> & {
      */
     value: TopElements;
     case: "topK";
+  } | {
+    /**
+     * The last axis, mapped by a module of the model or a matrix.
+     *
+     * @generated from field: cutaway.v1.Project project = 5;
+     */
+    value: Project;
+    case: "project";
   } | { case: undefined; value?: undefined };
 };
 
@@ -221,6 +229,71 @@ export type Reduction = Message<"cutaway.v1.Reduction"> & {
  */
 export const ReductionSchema: GenMessage<Reduction> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_capture, 2);
+
+/**
+ * A map of the last axis: a logit lens, a probe, the encoder of a sparse autoencoder.
+ *
+ * @generated from message cutaway.v1.Project
+ */
+export type Project = Message<"cutaway.v1.Project"> & {
+  /**
+   * The map; required.
+   *
+   * @generated from oneof cutaway.v1.Project.to
+   */
+  to: {
+    /**
+     * A module that maps the last axis, such as `lm_head`, with its weights. No hook sees it.
+     *
+     * @generated from field: string module = 1;
+     */
+    value: string;
+    case: "module";
+  } | {
+    /**
+     * A matrix [outputs, size of the last axis].
+     *
+     * @generated from field: cutaway.v1.Tensor matrix = 2;
+     */
+    value: Tensor;
+    case: "matrix";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * A module that is applied first, such as the last norm of a language model. Default: none.
+   *
+   * @generated from field: string norm = 3;
+   */
+  norm: string;
+
+  /**
+   * Added to the result, [outputs]. Default: nothing.
+   *
+   * @generated from field: cutaway.v1.Tensor bias = 4;
+   */
+  bias?: Tensor | undefined;
+
+  /**
+   * True sets negative results to 0.
+   *
+   * @generated from field: bool relu = 5;
+   */
+  relu: boolean;
+
+  /**
+   * How the result is reduced. Default: it is not.
+   *
+   * @generated from field: cutaway.v1.Reduction then = 6;
+   */
+  then?: Reduction | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.Project.
+ * Use `create(ProjectSchema)` to create a new message.
+ */
+export const ProjectSchema: GenMessage<Project> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_capture, 3);
 
 /**
  * The axes of a reduction.
@@ -242,7 +315,7 @@ export type AxisReduction = Message<"cutaway.v1.AxisReduction"> & {
  * Use `create(AxisReductionSchema)` to create a new message.
  */
 export const AxisReductionSchema: GenMessage<AxisReduction> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 3);
+  messageDesc(file_cutaway_v1_capture, 4);
 
 /**
  * The largest elements along one axis.
@@ -270,7 +343,7 @@ export type TopElements = Message<"cutaway.v1.TopElements"> & {
  * Use `create(TopElementsSchema)` to create a new message.
  */
 export const TopElementsSchema: GenMessage<TopElements> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 4);
+  messageDesc(file_cutaway_v1_capture, 5);
 
 /**
  * The tensors that one hook saw.
@@ -306,7 +379,7 @@ export type Capture = Message<"cutaway.v1.Capture"> & {
  * Use `create(CaptureSchema)` to create a new message.
  */
 export const CaptureSchema: GenMessage<Capture> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 5);
+  messageDesc(file_cutaway_v1_capture, 6);
 
 /**
  * One call of a module.
@@ -327,7 +400,7 @@ export type CapturedCall = Message<"cutaway.v1.CapturedCall"> & {
  * Use `create(CapturedCallSchema)` to create a new message.
  */
 export const CapturedCallSchema: GenMessage<CapturedCall> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 6);
+  messageDesc(file_cutaway_v1_capture, 7);
 
 /**
  * One tensor of a call.
@@ -364,7 +437,7 @@ export type CapturedLeaf = Message<"cutaway.v1.CapturedLeaf"> & {
  * Use `create(CapturedLeafSchema)` to create a new message.
  */
 export const CapturedLeafSchema: GenMessage<CapturedLeaf> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 7);
+  messageDesc(file_cutaway_v1_capture, 8);
 
 /**
  * The place of a hook.
