@@ -1,4 +1,5 @@
-"""Every file of docs/adapters.md and docs/from-torchserve.md is packaged, served, and does what it did by hand."""
+"""Every file of docs/adapters.md and docs/from-torchserve.md is packaged, served, and does what it did by hand; every
+program of docs/language-models.md runs."""
 
 from __future__ import annotations
 
@@ -70,14 +71,23 @@ def test_a_language_model_is_packaged_by_one_command_and_answers(tmp_path: Path)
     """As the guide asks it; each verdict agrees."""
     directory = saved(tmp_path / "saved", max_shard_size="20KB")
     said("package", "gpt", "--transformers", directory, "--output", tmp_path / "models")
-    (asked,) = re.findall(r"```python\n# ask: gpt\n(.*?)```", (DOCS / "adapters.md").read_text("utf-8"), re.DOTALL)
-    found: dict[str, Any] = {}
+    page = (DOCS / "language-models.md").read_text("utf-8")
+    found: list[dict[str, Any]] = []
     with serve({"gpt": CausalLMAdapter(directory=directory)}) as server:
-        exec(asked.replace("localhost:7001", server.address), found)
-    result = found["result"]
+        for asked in re.findall(r"```python\n# ask: gpt\n(.*?)```", page, re.DOTALL):
+            found.append({})
+            exec(asked.replace("localhost:7001", server.address), found[-1])
+    result, written, seen, patched = (each["result"] for each in found)
+    assert written.replay.verdict is ca.Verdict.AGREES
+    assert written.receipts[0].steps == tuple(range(1, len(written.generated)))
+    assert written.texts != written.unedited_texts
+    assert len(written.captures["transformer.h.0"].calls) == 10
+    last = seen.captures["transformer.h.1"].calls[0]
+    assert last.positions[ca.Point.OUTPUT][""][0, 0] == seen.classes[0].index
+    assert not np.array_equal(patched.predictions["next"], patched.unedited["next"])
     assert result.predictions["next"].shape == (2, VOCABULARY)
     assert {name: capture.output.shape for name, capture in result.captures.items()} == {
-        f"transformer.h.{layer}": (2, 1, 16) for layer in range(2)
+        f"transformer.h.{layer}": (2, 16) for layer in range(2)
     }
     (explained,) = result.attributions
     assert {check.verdict for check in explained.checks} <= {ca.Verdict.AGREES, ca.Verdict.INCONCLUSIVE}
