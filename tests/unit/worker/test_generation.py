@@ -19,7 +19,7 @@ import cutaway as ca
 from cutaway.adapters import load_model
 from cutaway.adapters.causal_lm import CausalLMAdapter
 from cutaway.contract.errors import CutawayError, DeadlineExceeded
-from cutaway.contract.results import FinishReason, InspectResult, Verdict, WarningCode
+from cutaway.contract.results import Cause, FinishReason, InspectResult, Verdict, WarningCode
 from cutaway.engine.execution.inspect import inspect, run_plan
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation
@@ -223,6 +223,26 @@ def test_the_pieces_of_a_text_are_the_text(gpt2: Served) -> None:
         logits = gpt2.plain(torch.cat([text, torch.from_numpy(ids)[None]], dim=1)).logits[0, text.shape[1] - 1 : -1]
     expected = logits.log_softmax(-1).gather(1, torch.from_numpy(ids)[:, None])[:, 0]
     np.testing.assert_allclose(told, expected, rtol=0, atol=1e-5)
+
+
+def test_a_replay_that_says_nothing_costs_no_answer(gpt2: Served, tmp_path: Path) -> None:
+    """An edit that no single pass can repeat, and a replay that fails or finds no memory."""
+    eager = load_model(CausalLMAdapter({"attention": "eager"}, gpt2.adapter.directory), "cpu")
+    edit = ca.Scale("transformer.h.0.attn", path="[1]", factor=2.0, steps=(1,))
+    request = ca.InspectRequest("gpt", generate=ca.Generate(3), edits=(edit,))
+    result = inspect(eager, request, gpt2.inputs("see"))
+    assert result.replay is not None
+    assert (result.replay.verdict, result.replay.cause) == (Verdict.INCONCLUSIVE, Cause.CHECK_FAILED)
+    assert "without tokens on axis 1" in result.replay.reason
+    for failure, what in ((MemoryError(), "memory"), (ValueError("no"), "raised ValueError")):
+        with patch("cutaway.adapters.causal_lm.score", side_effect=failure):
+            result = gpt2.ask(gpt2.inputs("see"))
+        assert len(result.generated) == STEPS
+        assert result.replay is not None
+        assert (result.replay.verdict, result.replay.cause) == (Verdict.INCONCLUSIVE, Cause.CHECK_FAILED)
+        assert what in result.replay.reason
+    off = gpt2.ask(gpt2.inputs("see"), check=ca.CheckRequest(mode=ca.CheckMode.OFF))
+    assert off.replay is None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from cutaway.contract.errors import CutawayError, DeadlineExceeded, Reason, error
+from cutaway.contract.errors import CutawayError, DeadlineExceeded, Reason, error, release_frames
 from cutaway.contract.requests import Edit, Generate, Point
 from cutaway.contract.results import Cause, Check, FinishReason, GeneratedStep, RowCheck, Verdict
 from cutaway.contract.results.explanations import WORST_FIRST
@@ -25,6 +25,7 @@ from cutaway.engine.hooks.hook_site import Batch, NumberedEdit, Override, apply_
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording
 from cutaway.engine.model.inspected_model import Generation, Inputs, InspectedModel, Outputs
+from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
 from cutaway.engine.runtime.numerics import Tolerances, errors, largest_error, largest_magnitude
 from cutaway.engine.runtime.rng import new_seed
@@ -111,10 +112,6 @@ def seeds_of(plan: RequestPlan) -> list[int]:
     return [((plan.seed or 0) + row) % 2**63 for row in range(plan.rows)]
 
 
-class _NotReplayed(Exception):
-    """An edit cannot be repeated in one pass over the whole texts."""
-
-
 @dataclass(frozen=True)
 class _Segments:
     """The tokens of each step in the pass of the replay: first the prompt, then one token each.
@@ -145,7 +142,8 @@ class _Segments:
         once, segments = changed(edit, steps=(), path="", call=None), self.of(value)
         if segments is None:
             if edit.steps or edit.slices or edit.rows or edit.position is not None:
-                raise _NotReplayed
+                what = "an edit is of tensors without tokens on axis 1, and cannot be repeated in one pass"
+                raise error(Reason.EDIT_INAPPLICABLE, what)
             return apply_edit(once, value, None)
         parts = []
         for step, tokens in enumerate(segments):
@@ -171,13 +169,15 @@ class _Replay:
     """What the replay computed.
 
     Attributes:
-        log_probabilities: of all tokens, [batch, steps, vocabulary], float64.
+        log_probabilities: of the tokens that were written, [batch, steps], float64.
+        scale: the largest magnitude of the log-probabilities of all tokens.
         shortfalls: by how much the logit of each token is below that of the one to choose, [batch, steps].
         recording: the captured tensors, whole.
         segments: the tokens of each step.
     """
 
     log_probabilities: Tensor
+    scale: float
     shortfalls: Tensor
     recording: Recording
     segments: _Segments
@@ -198,17 +198,17 @@ def replayed(generated: Generated) -> Check:
     tolerance = REPLAYED.of(plan.model.dtype)
     try:
         found = _errors(generated, _replay(generated, plan.edits))
-    except (CutawayError, _NotReplayed) as failure:
-        if isinstance(failure, DeadlineExceeded):
-            raise
-        why = failure.message if isinstance(failure, CutawayError) else "an edit is of tensors without tokens on axis 1"
-        return _check(plan, [RowCheck(0.0, Verdict.INCONCLUSIVE, why, Cause.CHECK_FAILED)] * plan.rows, tolerance)
+        is_wrong = (found.amax(dim=1) > tolerance) & written.log_probabilities.isfinite().all(dim=1)
+        cause, why = _cause(generated, found, tolerance) if is_wrong.any() else (None, "")
+    except DeadlineExceeded:
+        raise
+    except Exception as failure:  # a check never costs the answer
+        failed = RowCheck(0.0, Verdict.INCONCLUSIVE, _why(failure), Cause.CHECK_FAILED)
+        return _check(plan, [failed] * plan.rows, tolerance)
     finite = written.log_probabilities.isfinite().all(dim=1)
-    differs = (found.amax(dim=1) > tolerance) & finite
-    cause, why = _cause(generated, found, tolerance) if differs.any() else (None, "")
     rows = []
     for row, largest in enumerate(found.amax(dim=1).tolist()):
-        if differs[row]:
+        if is_wrong[row]:
             rows.append(RowCheck(largest, Verdict.DISAGREES, why, cause))
         elif finite[row]:
             rows.append(RowCheck(largest, Verdict.AGREES))
@@ -216,6 +216,14 @@ def replayed(generated: Generated) -> Check:
             not_finite = "the model's logits are NaN or infinite"
             rows.append(RowCheck(largest, Verdict.INCONCLUSIVE, not_finite, Cause.NOT_FINITE))
     return _check(plan, rows, tolerance)
+
+
+def _why(failure: Exception) -> str:
+    """Returns why the replay says nothing, and releases its frames."""
+    release_frames(failure)
+    if is_out_of_memory(failure):
+        return "the pass over the whole texts needs more memory than is free"
+    return failure.message if isinstance(failure, CutawayError) else f"{type(failure).__name__}: {failure}"[:300]
 
 
 def _check(plan: RequestPlan, rows: Sequence[RowCheck], tolerance: float) -> Check:
@@ -248,7 +256,10 @@ def _replay(generated: Generated, edits: EditsBySite) -> _Replay:
     with observed as recording, model.kept_rng_state(), torch.no_grad(), recording.forward():
         model.run(plan.inputs, score)
         lacks = way.shortfalls(plan.inputs, tokens, found[0], chosen_of(plan), seeds_of(plan))
-    return _Replay(found[0].float().log_softmax(dim=-1).double().cpu(), lacks.cpu(), recording, segments)
+    logits, sums = found[0], found[0].float().logsumexp(dim=-1)
+    own = logits.gather(2, tokens.clamp(min=0).unsqueeze(2)).squeeze(2).float() - sums
+    scale = largest_magnitude(sums - logits.amin(dim=-1)) or 1.0
+    return _Replay(own.double().cpu(), scale, lacks.cpu(), recording, segments)
 
 
 def _repeated(segments: _Segments, number: int, edit: Edit) -> NumberedEdit:
@@ -260,17 +271,15 @@ def _repeated(segments: _Segments, number: int, edit: Edit) -> NumberedEdit:
 def _errors(generated: Generated, replay: _Replay) -> Tensor:
     """Returns the largest relative error of each row in each step [batch, steps], 0 behind the end of a row: of the
     log-probability, of the choice of the token, and of all that was captured."""
-    tokens = generated.written.tokens
-    expected = replay.log_probabilities.gather(2, tokens.clamp(min=0).unsqueeze(2)).squeeze(2)
-    scale = largest_magnitude(replay.log_probabilities) or 1.0
-    found = torch.maximum(errors(generated.written.log_probabilities, expected), replay.shortfalls) / scale
+    of_tokens = errors(generated.written.log_probabilities, replay.log_probabilities)
+    found = torch.maximum(of_tokens, replay.shortfalls) / replay.scale
     for name, specs in generated.sites.items():
         by_number = {call.number: call for call in replay.recording.calls[name]}
         for call in generated.recording.calls[name]:
             if call.number in by_number:
                 of_call = _capture_errors(call, by_number[call.number], specs, replay.segments)
                 found[:, call.step] = torch.maximum(found[:, call.step], of_call)
-    return torch.where(tokens >= 0, found.nan_to_num(torch.inf, torch.inf), 0.0)
+    return torch.where(generated.written.tokens >= 0, found.nan_to_num(torch.inf, torch.inf), 0.0)
 
 
 def _capture_errors(
@@ -315,10 +324,10 @@ def _cause(generated: Generated, found: Tensor, tolerance: float) -> tuple[Cause
     def is_replay(edits: EditsBySite) -> bool:
         return bool((_errors(generated, _replay(generated, edits)) <= tolerance).all())
 
-    once = _replay(generated, plan.edits).log_probabilities
+    once = _replay(generated, plan.edits)
     with plan.model.drawing_from(new_seed()):
-        again = _replay(generated, plan.edits).log_probabilities
-    if largest_error(once, again) > tolerance * largest_magnitude(once):
+        again = _replay(generated, plan.edits)
+    if largest_error(once.log_probabilities, again.log_probabilities) > tolerance * once.scale:
         return Cause.RANDOM_FORWARD, "two replays of the same texts differ: the model draws random numbers"
     if plan.edits and is_replay({}):
         return Cause.EDIT_NOT_APPLIED, "the texts are those of the model without the edits"

@@ -260,7 +260,8 @@ class Worker:
             for position, call in enumerate(calls):
                 item = _catch(self._decode, call)
                 if isinstance(item, _Decoded):
-                    (long if item.passes > _MOST_PASSES else short)[position] = item
+                    is_long = item.passes > _MOST_PASSES or item.plan.request.generate is not None
+                    (long if is_long else short)[position] = item
                 else:
                     reply(position, self._reply(item, start))
             for group in alike({position: item.plan for position, item in long.items()}):
