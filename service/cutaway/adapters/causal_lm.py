@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +19,8 @@ from cutaway.adapters import TextAdapter
 from cutaway.adapters.generation import left_padded, refuse_long, score, shortfalls, write
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import Generate
-from cutaway.contract.results import FinishReason, GeneratedStep, InputSpec
-from cutaway.engine.model.inspected_model import Generation, Inputs
+from cutaway.contract.results import FinishReason, InputSpec
+from cutaway.engine.model.inspected_model import Generation, Inputs, TellStep
 
 _CHAT = "application/json"
 _WORD_START = "\u2581"
@@ -154,7 +154,7 @@ class _Generation:
         return left_padded(inputs)
 
     def write(
-        self, inputs: Inputs, chosen: Generate, seeds: Sequence[int], tell: Callable[[GeneratedStep], object]
+        self, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int], tell: TellStep
     ) -> Sequence[FinishReason]:
         refuse_long(inputs, chosen, self.adapter.max_tokens)
         return write(self.model, self.adapter.tokenizer, inputs, chosen, seeds, tell)

@@ -6,7 +6,7 @@ each row from the row's own generator, tells of it, and lets ``generate`` take n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import Generate
 from cutaway.contract.results import FinishReason, GeneratedStep
-from cutaway.engine.model.inspected_model import Inputs
+from cutaway.engine.model.inspected_model import Inputs, TellStep
 
 _CONTEXT = 6
 """The tokens of the prompt with which the first ones of an answer are decoded: their spaces depend on these."""
@@ -49,27 +49,27 @@ class _Writer:
 
     Args:
         tokenizer: that of the model.
-        chosen: the options.
+        chosen: the options of each row.
         seeds: of the rows.
         ends: the tokens that end a text of the model.
-        prompt: the tokens of the prompt, [batch, tokens].
-        tell: called after each step.
+        inputs: the prompt, `left_padded`.
+        tell: see `Generation.write` of `cutaway.engine.model.inspected_model`.
     """
 
     def __init__(
         self,
         tokenizer: Any,
-        chosen: Generate,
+        chosen: Sequence[Generate],
         seeds: Sequence[int],
         ends: frozenset[int],
-        prompt: Tensor,
-        tell: Callable[[GeneratedStep], object],
+        inputs: Inputs,
+        tell: TellStep,
     ) -> None:
-        self._tokenizer, self._chosen, self._tell = tokenizer, chosen, tell
-        self._ends, self._stops = ends, frozenset(chosen.stop_tokens)
+        prompt = inputs["input_ids"]
+        self._chosen, self._tell, self._ends = chosen, tell, ends
         self._pad = next(iter(ends), 0)
         self._generators = [torch.Generator(prompt.device).manual_seed(seed) for seed in seeds]
-        self._processors, self._stop_texts = _processors(chosen), _stop_texts(tokenizer, chosen)
+        self._choices = _Choices(tokenizer, chosen, _starts(inputs))
         self._texts = [_Text(tokenizer, row[-_CONTEXT:].tolist()) for row in prompt]
         self._steps = 0
         self.reasons: list[FinishReason | None] = [None for _ in seeds]
@@ -77,30 +77,32 @@ class _Writer:
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Returns scores that leave one token to each row, of the logits [batch, vocabulary]."""
         log_probabilities = scores.log_softmax(dim=-1)
-        tokens = self._draw(self._processors(input_ids, scores.clone()))
+        tokens = self._draw(self._choices.limited(input_ids, scores))
         was_open = [reason is None for reason in self.reasons]
         tokens = torch.where(torch.tensor(was_open, device=tokens.device), tokens, self._pad)
         self._steps += 1
         self._end_rows(torch.cat([input_ids, tokens.unsqueeze(1)], dim=1), scores)
-        self._tell(self._step(tokens.tolist(), was_open, log_probabilities))
+        for row in self._tell(self._step(tokens.tolist(), was_open, log_probabilities), self.reasons):
+            self.reasons[row] = self.reasons[row] or FinishReason.STOP
         if None not in self.reasons:
             raise _Done
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens.unsqueeze(1), 0.0)
 
     def _draw(self, scores: Tensor) -> Tensor:
-        if not self._chosen.draws:
-            return scores.argmax(dim=-1)
-        return (scores.softmax(dim=-1) / _noise(scores, self._generators)).argmax(dim=-1)
+        likeliest = scores.argmax(dim=-1)
+        if not any(chosen.draws for chosen in self._chosen):
+            return likeliest
+        drawn = (scores.softmax(dim=-1) / _noise(scores, self._generators)).argmax(dim=-1)
+        draws = torch.tensor([chosen.draws for chosen in self._chosen], device=scores.device)
+        return torch.where(draws, drawn, likeliest)
 
     def _end_rows(self, whole: Tensor, scores: Tensor) -> None:
-        stopped = [False] * len(whole) if self._stop_texts is None else self._stop_texts(whole, scores).tolist()
-        for row, token in enumerate(whole[:, -1].tolist()):
+        for row, (token, chosen) in enumerate(zip(whole[:, -1].tolist(), self._chosen)):
             if self.reasons[row] is None:
-                is_last = self._steps == self._chosen.max_new_tokens
                 self.reasons[row] = (
                     FinishReason.END if token in self._ends
-                    else FinishReason.STOP if token in self._stops or stopped[row]
-                    else FinishReason.LENGTH if is_last
+                    else FinishReason.STOP if token in chosen.stop_tokens or self._choices.stops(row, whole, scores)
+                    else FinishReason.LENGTH if self._steps == chosen.max_new_tokens
                     else None
                 )  # fmt: skip
 
@@ -112,10 +114,44 @@ class _Writer:
         ):
             piece = text.add(token, is_last=reason is not None) if is_open and token not in self._ends else ""
             rows.append((token, piece, value) if is_open else (-1, "", 0.0))
-        likeliest = log_probabilities.topk(min(self._chosen.alternatives, log_probabilities.shape[1]), dim=-1)
+        most = max(chosen.alternatives for chosen in self._chosen)
+        likeliest = log_probabilities.topk(min(most, log_probabilities.shape[1]), dim=-1)
         ids, texts, values = zip(*rows)
         alternatives = (tuple(likeliest.indices.flatten().tolist()), tuple(likeliest.values.flatten().tolist()))
         return GeneratedStep(ids, texts, values, *alternatives)
+
+
+class _Choices:
+    """What the options of each row leave to choose from, and the texts at which it stops.
+
+    Args:
+        tokenizer: that of the model.
+        chosen: the options of each row.
+        starts: the number of tokens of padding in front of each row.
+    """
+
+    def __init__(self, tokenizer: Any, chosen: Sequence[Generate], starts: Sequence[int]) -> None:
+        self._starts, self._processors = starts, [_processors(each) for each in chosen]
+        self._stop_texts = [_stop_texts(tokenizer, each) for each in chosen]
+
+    def limited(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Returns ``scores`` [batch, vocabulary] as transformers' processors change them; each row as alone."""
+        if not any(self._processors):
+            return scores
+        rows = enumerate(zip(self._processors, self._starts))
+        return torch.cat(
+            [own(input_ids[row : row + 1, start:], scores[row : row + 1].clone()) for row, (own, start) in rows]
+        )
+
+    def stops(self, row: int, whole: Tensor, scores: Tensor) -> bool:
+        """Returns whether ``row`` ends behind one of its texts."""
+        criterion, one = self._stop_texts[row], slice(row, row + 1)
+        return criterion is not None and bool(criterion(whole[one, self._starts[row] :], scores[one]))
+
+
+def _starts(inputs: Inputs) -> list[int]:
+    starts: list[int] = inputs["attention_mask"].argmax(dim=1).tolist()
+    return starts
 
 
 def _noise(scores: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
@@ -166,9 +202,11 @@ def _processors(chosen: Generate) -> Any:
 
 def _stop_texts(tokenizer: Any, chosen: Generate) -> Any:
     """Returns transformers' criterion for the end of a row behind a text; None without such texts."""
+    if not chosen.stop or tokenizer is None:
+        return None
     import transformers
 
-    return transformers.StopStringCriteria(tokenizer, list(chosen.stop)) if chosen.stop else None
+    return transformers.StopStringCriteria(tokenizer, list(chosen.stop))
 
 
 @contextmanager
@@ -184,21 +222,16 @@ def _plain_configuration(model: Any) -> Iterator[None]:
 
 
 def write(
-    model: Any,
-    tokenizer: Any,
-    inputs: Inputs,
-    chosen: Generate,
-    seeds: Sequence[int],
-    tell: Callable[[GeneratedStep], object],
+    model: Any, tokenizer: Any, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int], tell: TellStep
 ) -> Sequence[FinishReason]:
     """Writes tokens behind ``inputs``, which are `left_padded`, as `Generation.write` of `InspectedModel` says."""
     ends = model.generation_config.eos_token_id
     ends = frozenset([ends] if isinstance(ends, int) else ends or ())
-    writer = _Writer(tokenizer, chosen, seeds, ends, inputs["input_ids"], tell)
+    writer = _Writer(tokenizer, chosen, seeds, ends, inputs, tell)
     with suppress(_Done), _plain_configuration(model):
         model.generate(
-            **inputs, max_new_tokens=chosen.max_new_tokens, do_sample=False, use_cache=True, disable_compile=True,
-            logits_processor=[writer],
+            **inputs, max_new_tokens=max(each.max_new_tokens for each in chosen), do_sample=False, use_cache=True,
+            disable_compile=True, logits_processor=[writer],
         )  # fmt: skip
     return [reason or FinishReason.LENGTH for reason in writer.reasons]
 
@@ -236,13 +269,15 @@ def shortfalls(inputs: Inputs, tokens: Tensor, logits: Tensor, chosen: Generate,
     Returns:
         [batch, steps], float64; 0 where the token is the one.
     """
-    processors, unlimited = _processors(chosen), _processors(replace(chosen, top_k=0, top_p=None, min_p=None))
+    rows = range(len(tokens))
+    plain = replace(chosen, top_k=0, top_p=None, min_p=None)
+    processors, unlimited = (_Choices(None, [each for _ in rows], _starts(inputs)) for each in (chosen, plain))
     generators = [torch.Generator(tokens.device).manual_seed(seed) for seed in seeds]
     whole, start = torch.cat([inputs["input_ids"], tokens.clamp(min=0)], dim=1), inputs["input_ids"].shape[1]
     found = []
     for step in range(tokens.shape[1]):
         before, scores = whole[:, : start + step], logits[:, step].float()
-        limited, all_scores = (several(before, scores.clone()).double() for several in (processors, unlimited))
+        limited, all_scores = (each.limited(before, scores).double() for each in (processors, unlimited))
         noise = _noise(scores, generators).double().log() if chosen.draws else torch.zeros_like(limited)
         least = limited.masked_fill(~limited.isfinite(), torch.inf).amin(dim=1, keepdim=True)
         contest = (limited - noise).masked_fill(limited <= least * (1 + _AT_LIMIT * least.sign()), -torch.inf)
@@ -258,10 +293,11 @@ _AT_LIMIT = 1e-2
 """The share of the smallest logit that may be drawn, by which others are at the limit."""
 
 
-def refuse_long(inputs: Inputs, chosen: Generate, most: int) -> None:
-    """Raises ``LIMIT_EXCEEDED`` if texts with all their tokens would have more than the ``most`` of the model."""
-    longest = inputs["input_ids"].shape[1]
-    if longest + chosen.max_new_tokens > most:
-        left = max(0, most - longest)
-        what = f"the model has {most} positions, and the longest text has {longest} tokens: {left} are left"
-        raise error(Reason.LIMIT_EXCEEDED, what, "generate.max_new_tokens")
+def refuse_long(inputs: Inputs, chosen: Sequence[Generate], most: int) -> None:
+    """Raises ``LIMIT_EXCEEDED`` if a text with all its tokens would have more than the ``most`` of the model."""
+    for row, (tokens, each) in enumerate(zip(inputs["attention_mask"].sum(dim=1).tolist(), chosen)):
+        if tokens + each.max_new_tokens > most:
+            what = (
+                f"the model has {most} positions, and row {row} has {tokens} tokens: {max(0, most - tokens)} are left"
+            )
+            raise error(Reason.LIMIT_EXCEEDED, what, "generate.max_new_tokens")

@@ -25,10 +25,13 @@ from cutaway.engine.cost.estimate import estimate
 from cutaway.engine.cost.pass_count import kept_elements
 from cutaway.engine.execution.collect import collect_main_pass
 from cutaway.engine.execution.fitting import request_too_large
+from cutaway.engine.execution.generation import generate_together
 from cutaway.engine.execution.inspect import finish, run_plan
 from cutaway.engine.execution.main_pass import MainPass, may_share, run_main_pass
 from cutaway.engine.execution.progress import telling
 from cutaway.engine.execution.unread_inputs import untested_names
+from cutaway.engine.hooks.capture_spec import MASK
+from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.model.session import is_out_of_memory, latest
@@ -218,6 +221,10 @@ def inspect_batch(plans: Sequence[RequestPlan]) -> list[Outcome]:
     return [outcomes[number] for number in range(len(plans))]
 
 
+MAX_TEXTS = 32
+"""The most texts that are written together."""
+
+
 def answer_batch(plans: Sequence[RequestPlan], tell: Tell) -> None:
     """Answers requests as `inspect_batch`; ``tell`` gets the number of each plan and its outcome as soon as that is
     there, and does not raise."""
@@ -228,6 +235,8 @@ def answer_batch(plans: Sequence[RequestPlan], tell: Tell) -> None:
         tell(number, outcome)
 
     if len(plans) > 1:
+        for group in _writing_groups(dict(enumerate(plans))):
+            _write_together(group, note)
         proofs = plans[0].model.proofs
         before = proofs.seconds
         for group in _groups(plans):
@@ -243,9 +252,56 @@ def alike(plans: Mapping[int, RequestPlan]) -> Iterator[Group]:
     same: dict[Hashable, Group] = {}
     for number, plan in plans.items():
         joins = may_share(plan.request) and _may_join(plan)
-        same.setdefault((_stacking(plan), _question(plan)) if joins else number, {})[number] = plan
+        key = (_stacking(plan), _question(plan)) if joins else number
+        same.setdefault(_writing_key(plan) if _writes_by_modules(plan) else key, {})[number] = plan
     for group in same.values():
-        yield from _parts(group, _elements, MAX_ELEMENTS)
+        writes = any(plan.request.generate for plan in group.values())
+        yield from _parts(group, _rows, MAX_TEXTS) if writes else _parts(group, _elements, MAX_ELEMENTS)
+
+
+# Requests that write tokens.
+
+
+def _writes_by_modules(plan: RequestPlan) -> bool:
+    """Returns whether a request writes tokens, and may do so beside others: all its hooks are on modules."""
+    has_operators = any(map(is_address, (*plan.sites, *plan.edits)))
+    return plan.request.generate is not None and not (plan.request.compare or has_operators)
+
+
+def _writing_key(plan: RequestPlan) -> Hashable:
+    tensors = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in plan.inputs.items() if name != MASK)
+    return "writes", tensors, arguments_kind(plan.request.arguments)
+
+
+def _rows(plan: RequestPlan) -> int:
+    return plan.rows
+
+
+def _writing_groups(plans: Mapping[int, RequestPlan]) -> Iterator[Group]:
+    """Yields groups of at least two requests that write tokens together."""
+    same: dict[Hashable, Group] = {}
+    for number, plan in plans.items():
+        if _writes_by_modules(plan) and not plan.cancellation.is_cancelled and not untested_names(plan):
+            same.setdefault(_writing_key(plan), {})[number] = plan
+    for group in same.values():
+        if len(group) > 1:
+            yield from (part for part in _parts(_independent(group), _rows, MAX_TEXTS) if len(part) > 1)
+
+
+def _write_together(group: Group, tell: Tell) -> None:
+    """Writes the tokens of requests together, and tells each outcome; one without an outcome runs alone later."""
+    plans, model = [*group.values()], next(iter(group.values())).model
+    tells = [None if plan.listener is None else plan.listener.so_far for plan in plans]
+    model.passes.reset()
+    with (
+        suppress(BaseException),
+        model.session(latest([plan.cancellation for plan in plans]), plans[0].request.arguments),
+    ):
+        with _without_draws(group):
+            found = generate_together(plans, tells)
+        for number, result in zip(group, found):
+            if result is not None:
+                tell(number, changed(result, provenance=replace(result.provenance, companions=len(group) - 1)))
 
 
 def _run_alone(plan: RequestPlan) -> Outcome:

@@ -117,7 +117,7 @@ def second_best(own: Any, scores: Tensor) -> Tensor:
 
 
 def untempered(own: Any, scores: Tensor) -> Tensor:
-    return plain_draw(own, scores * own._chosen.temperature)
+    return plain_draw(own, scores * own._chosen[0].temperature)
 
 
 def of_other_rows(own: Any, scores: Tensor) -> Tensor:

@@ -1,29 +1,39 @@
-"""Runs a request that writes tokens: many passes with one set of hooks, one pass a step."""
+"""Runs requests that write tokens: many passes with one set of hooks, one pass a step.
+
+Requests that wait together write together: their texts are the rows of one batch, padded on the left, and each has its
+own hooks, options and seeds. A row writes what it writes alone, but for the rounding of another batch size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import torch
+from torch.nn.functional import pad
 
 from cutaway.contract import results
-from cutaway.contract.errors import Reason, error
+from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import CheckMode
-from cutaway.contract.results import GeneratedStep
+from cutaway.contract.results import FinishReason, GeneratedStep
 from cutaway.contract.values import changed
 from cutaway.engine.checks.replay import Generated, Written, chosen_of, replayed, seeds_of, way_of
 from cutaway.engine.execution.collect import captured_call, collect_main_pass, whole_result, with_attributions
 from cutaway.engine.execution.main_pass import batch_of, check_forward
 from cutaway.engine.execution.missing import captured_calls
-from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.hook_site import Batch
+from cutaway.engine.hooks.observe import Share, observing, observing_together
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, Outputs
 from cutaway.engine.model.session import timed
 from cutaway.engine.planning.plan import RequestPlan
 
+Tell: TypeAlias = Callable[[results.InspectResult], object]
 
-def generate(plan: RequestPlan, tell: Callable[[results.InspectResult], object] | None) -> results.InspectResult:
+
+def generate(plan: RequestPlan, tell: Tell | None) -> results.InspectResult:
     """Answers a request that writes tokens; the model is in its session.
 
     Args:
@@ -33,82 +43,197 @@ def generate(plan: RequestPlan, tell: Callable[[results.InspectResult], object] 
     Raises:
         CutawayError: the request cannot be answered.
     """
-    chosen, model, timings = chosen_of(plan), plan.model, results.Timings()
-    plan = replace(plan, inputs=way_of(model).aligned(plan.inputs))
-    written, unedited, batch = Written(), Written(), batch_of(plan)
-    with observing(model.tree, plan.hook_sites, plan.edits, batch=batch) as recording:
-        shown = _Shown(plan, recording, written)
-
-        def told() -> None:
-            recording.next_step()
-            if tell is not None:
-                tell(shown.so_far())
-
-        with timed(timings, "forward_ms"), torch.no_grad(), recording.forward():
-            outputs = model.run(plan.inputs, _writing(plan, written, told))
-    main = check_forward(plan, outputs, recording, timings, batch)
-    _refuse_edits_without_steps(plan, recording)
-    if plan.request.compare:
-        with timed(timings, "forward_ms"), model.kept_rng_state(), torch.no_grad():
-            model.run(plan.inputs, _writing(plan, unedited, lambda: None))
-    replay = None
-    if plan.request.check.mode is not CheckMode.OFF:
-        with timed(timings, "check_ms"):
-            replay = replayed(Generated(plan, batch, main.sites, recording, written))
-    result = collect_main_pass(main, unedited.outputs(chosen.alternatives) if unedited.steps else {})
-    result = changed(
-        result,
-        generated=tuple(written.steps),
-        finish_reasons=tuple(written.reasons),
-        unedited_texts=unedited.texts,
-        replay=replay,
-        warnings=(*result.warnings, *_unreached_steps(plan, len(written.steps))),
-    )
-    return whole_result(with_attributions(result, (), main), main)
+    one = _Writing(replace(plan, inputs=way_of(plan.model).aligned(plan.inputs)), tell)
+    hooks = observing(plan.model.tree, one.plan.hook_sites, one.plan.edits, batch=one.batch, recording=one.recording)
+    try:
+        _write([one], one.plan.inputs, hooks)
+        return one.result()
+    finally:
+        one.recording.release()
 
 
-def _writing(plan: RequestPlan, written: Written, told: Callable[[], None]) -> Callable[[Inputs], Outputs]:
-    """Returns what runs the model in place of one forward pass. Between two steps, others may run."""
-    chosen, model = chosen_of(plan), plan.model
-
-    def step(one: GeneratedStep) -> None:
-        if written.steps:
-            model.passes.forwards += 1
-        written.steps.append(one)
-        told()
-        model.cancellation.raise_if_cancelled()
-        model.give_way()
-
-    def write(inputs: Inputs) -> Outputs:
-        written.reasons = way_of(model).write(inputs, chosen, seeds_of(plan), step)
-        return written.outputs(chosen.alternatives)
-
-    return write
-
-
-class _Shown:
-    """The part of the result that exists while the model writes: steps, and their captures.
+def generate_together(plans: Sequence[RequestPlan], tells: Sequence[Tell | None]) -> list[results.InspectResult | None]:
+    """Answers requests that write tokens with one model, all of whose hooks are on modules, in passes that they share.
 
     Args:
-        plan: the plan of the request.
+        plans: their plans; the model is in a session.
+        tells: as in `generate`, for each.
+
+    Returns:
+        For each its result; None for one that was cancelled meanwhile, or whose result is an error.
+
+    Raises:
+        Exception: one of them fails in passes that are shared: each must run alone.
+    """
+    way, model = way_of(plans[0].model), plans[0].model
+    aligned = [way.aligned(plan.inputs) for plan in plans]
+    width = max(inputs["input_ids"].shape[1] for inputs in aligned)
+    several: list[_Writing] = []
+    for plan, inputs, tell in zip(plans, aligned, tells):
+        first = several[-1].rows.stop if several else 0
+        several.append(_Writing(replace(plan, inputs=inputs), tell, first, width - inputs["input_ids"].shape[1]))
+    padded = [{name: pad(tensor, (one.padding, 0)) for name, tensor in one.plan.inputs.items()} for one in several]
+    together = {name: torch.cat([inputs[name] for inputs in padded]) for name in padded[0]}
+    _write(
+        several, together, observing_together(model.tree, [one.share for one in several], several[-1].rows.stop, width)
+    )
+    return [one.outcome() for one in several]
+
+
+@dataclass(eq=False)
+class _Writing:
+    """A request that writes tokens, by itself or beside others.
+
+    Attributes:
+        plan: its plan; the inputs are aligned.
+        tell: called with the result so far, after each step.
+        first: the number of its first row in the batch.
+        padding: the tokens of padding that others need in front of its prompt.
         recording: what its hooks record.
-        written: the steps so far.
+        written: what it wrote so far.
+        timings: how long its passes took.
     """
 
-    def __init__(self, plan: RequestPlan, recording: Recording, written: Written) -> None:
-        self._plan, self._recording, self._written = plan, recording, written
+    plan: RequestPlan
+    tell: Tell | None
+    first: int = 0
+    padding: int = 0
+    recording: Recording = field(default_factory=Recording)
+    written: Written = field(default_factory=Written)
+    timings: results.Timings = field(default_factory=results.Timings)
+
+    def __post_init__(self) -> None:
+        self.batch: Batch = batch_of(self.plan)
         self._calls: dict[str, list[results.CapturedCall]] = {}
         self._seen: dict[str, int] = {}
 
-    def so_far(self) -> results.InspectResult:
-        """Returns the steps so far; operators that a glob names are in the whole result only."""
-        for name, specs in self._plan.sites.items():
-            new = self._recording.calls[name][self._seen.get(name, 0) :]
-            self._seen[name] = len(self._recording.calls[name])
+    @property
+    def rows(self) -> slice:
+        """Its rows in the batch."""
+        return slice(self.first, self.first + self.plan.rows)
+
+    @property
+    def share(self) -> Share:
+        """Its part of passes that several share."""
+        plan, recording = self.plan, self.recording
+        return Share(recording, plan.sites, plan.edits, self.batch, self.rows, self.padding, lambda: self.is_open)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether one of its rows still writes, and its caller waits."""
+        return not self.written.reasons and not self.plan.cancellation.is_cancelled
+
+    def add(self, step: GeneratedStep, reasons: Sequence[FinishReason | None]) -> None:
+        """Takes its rows of a step, and why its rows ended."""
+        self.written.steps.append(_of_rows(step, self.rows, chosen_of(self.plan).alternatives))
+        ended = [reason for reason in reasons[self.rows] if reason is not None]
+        if len(ended) == self.plan.rows:
+            self.written.reasons = ended
+        self.recording.next_step()
+        if self.tell is not None:
+            self.tell(self._so_far())
+
+    def _so_far(self) -> results.InspectResult:
+        """Returns the steps so far, and their captures; operators that a glob names are in the whole result only."""
+        for name, specs in self.plan.sites.items():
+            new = self.recording.calls[name][self._seen.get(name, 0) :]
+            self._seen[name] = len(self.recording.calls[name])
             if captured := captured_calls(new, specs):
                 self._calls.setdefault(name, []).extend(captured_call(call, specs) for call in captured)
         captures = {name: results.ModuleCapture(tuple(calls)) for name, calls in self._calls.items()}
-        return results.InspectResult({}, captures=captures, generated=tuple(self._written.steps))
+        return results.InspectResult({}, captures=captures, generated=tuple(self.written.steps))
+
+    def outcome(self) -> results.InspectResult | None:
+        """Returns the result; None where there is none."""
+        try:
+            return self.result()
+        except CutawayError:
+            return None
+
+    def result(self) -> results.InspectResult:
+        """Returns the result of a request that has written all its tokens.
+
+        Raises:
+            CutawayError: the request cannot be answered.
+        """
+        plan, chosen, written = self.plan, chosen_of(self.plan), self.written
+        plan.cancellation.raise_if_cancelled()
+        outputs = {name: output.detach().clone() for name, output in written.outputs(chosen.alternatives).items()}
+        main = check_forward(plan, outputs, self.recording, self.timings, self.batch)
+        _refuse_edits_without_steps(plan, self.recording)
+        unedited = _unedited(plan, self.timings) if plan.request.compare else Written()
+        replay = None
+        if plan.request.check.mode is not CheckMode.OFF:
+            with timed(self.timings, "check_ms"):
+                replay = replayed(Generated(plan, self.batch, main.sites, self.recording, written))
+        result = collect_main_pass(main, unedited.outputs(chosen.alternatives) if unedited.steps else {})
+        result = changed(
+            result,
+            generated=tuple(written.steps),
+            finish_reasons=tuple(written.reasons),
+            unedited_texts=unedited.texts,
+            replay=replay,
+            warnings=(*result.warnings, *_unreached_steps(plan, len(written.steps))),
+        )
+        return whole_result(with_attributions(result, (), main), main)
+
+
+def _of_rows(step: GeneratedStep, rows: slice, alternatives: int) -> GeneratedStep:
+    """Returns ``rows`` of a step, with the first ``alternatives`` of each."""
+    total = len(step.tokens)
+    most = len(step.alternatives) // total
+    kept = [row * most + rank for row in range(*rows.indices(total)) for rank in range(alternatives)]
+    return GeneratedStep(
+        step.tokens[rows],
+        step.texts[rows],
+        step.log_probabilities[rows],
+        tuple(step.alternatives[index] for index in kept),
+        tuple(step.alternative_log_probabilities[index] for index in kept),
+    )
+
+
+def _write(several: Sequence[_Writing], inputs: Inputs, hooks: AbstractContextManager[Recording]) -> None:
+    """Writes the tokens of requests whose rows are ``inputs``, one behind the other. Between steps, others may run."""
+    model, timings = several[0].plan.model, results.Timings()
+    steps = 0
+
+    def step(one: GeneratedStep, reasons: Sequence[FinishReason | None]) -> Iterator[int]:
+        nonlocal steps
+        model.passes.forwards += bool(steps)
+        steps += 1
+        for writing in several:
+            if writing.is_open:
+                writing.add(one, reasons)
+        if seen.step < steps:
+            seen.next_step()
+        model.cancellation.raise_if_cancelled()
+        model.give_way()
+        for writing in several:
+            if not writing.is_open:
+                yield from range(*writing.rows.indices(len(reasons)))
+
+    chosen = [chosen_of(writing.plan) for writing in several for _ in range(writing.plan.rows)]
+    seeds = [seed for writing in several for seed in seeds_of(writing.plan)]
+
+    def write(given: Inputs) -> Outputs:
+        way_of(model).write(given, chosen, seeds, step)
+        return {"steps": torch.tensor([steps])}
+
+    with hooks as seen, timed(timings, "forward_ms"), torch.no_grad(), seen.forward():
+        model.run(inputs, write)
+    for writing in several:
+        writing.timings.forward_ms += timings.forward_ms
+
+
+def _unedited(plan: RequestPlan, timings: results.Timings) -> Written:
+    """Returns what the model writes without the edits, from the same seeds."""
+    without = replace(plan, request=changed(plan.request, edits=()), edits={}, sites={})
+    one = _Writing(without, None)
+    with plan.model.kept_rng_state():
+        _write([one], plan.inputs, observing(plan.model.tree, {}, recording=one.recording))
+    one.recording.release()
+    timings.forward_ms += one.timings.forward_ms
+    return one.written
 
 
 def _refuse_edits_without_steps(plan: RequestPlan, recording: Recording) -> None:

@@ -22,19 +22,20 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
+from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import Point
 from cutaway.engine.hooks.capture_spec import CaptureSpec
-from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, Batch, HookSite, NumberedEdit, shares_memory
+from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, Batch, HookSite, NumberedEdit, Side, shares_memory
 from cutaway.engine.hooks.operators import Operators, is_address
 from cutaway.engine.hooks.recording import HookScope, RecordedCall, Recording
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs, graph_nodes
@@ -107,6 +108,130 @@ def observing(
         yield seen
 
 
+# Several requests whose rows run in one pass, each with its own captures, edits and record.
+
+
+class Share(NamedTuple):
+    """The rows of one request in passes that several share.
+
+    Attributes:
+        recording: where its hooks record.
+        sites: what it captures.
+        edits: its edits.
+        batch: its rows, as if they ran alone.
+        rows: where they are in the batch of all.
+        padding: the tokens of padding in front of its own prompt, which the longest prompt of all needs.
+        is_open: returns whether it has not ended.
+    """
+
+    recording: Recording
+    sites: SpecsBySite
+    edits: Mapping[str, Sequence[NumberedEdit]]
+    batch: Batch
+    rows: slice
+    padding: int
+    is_open: Callable[[], bool]
+
+
+@contextmanager
+def observing_together(tree: ModuleTree, shares: Sequence[Share], rows: int, width: int) -> Iterator[Recording]:
+    """Records and edits as `observing` does, for each of ``shares`` as if its rows ran alone; of modules only.
+
+    Args:
+        tree: the modules.
+        shares: the requests.
+        rows: the number of all rows.
+        width: the tokens of all prompts, with padding.
+
+    Yields:
+        The recording of what they have in common: the step, and the errors of hooks.
+    """
+    joint = Recording()
+    names = list(dict.fromkeys(name for share in shares for name in (*share.sites, *share.edits)))
+    for share in shares:
+        share.recording.calls.update({name: [] for name in (*share.sites, *share.edits)})
+    handles: list[RemovableHandle] = []
+    _thread.recordings.append(joint)
+    try:
+        for name in names:
+            handles.extend(_ModuleHooks(_SharedSite(joint, name, shares, rows, width)).register(tree.modules[name]))
+        yield joint
+    finally:
+        for handle in handles:
+            handle.remove()
+        _thread.recordings.remove(joint)
+        for recording in (joint, *(share.recording for share in shares)):
+            recording.release()
+
+
+class _SharedSite:
+    """The sites of several requests at one module, each of which sees its own rows."""
+
+    def __init__(self, recording: Recording, name: str, shares: Sequence[Share], rows: int, width: int) -> None:
+        self.recording, self.name, self._rows, self._width = recording, name, rows, width
+        asked = [share for share in shares if name in share.sites or name in share.edits]
+        self._own = [
+            (share, HookSite(share.recording, name, share.sites.get(name, {}), share.edits.get(name, ()), share.batch))
+            for share in asked
+        ]
+        self._open: list[list[RecordedCall | None]] = []
+
+    def needs_gradients(self, side: Side) -> bool:
+        """Returns False: passes that several share have none."""
+        return False
+
+    def only_records(self, side: Side) -> bool:
+        """Returns False: `process` alone gives each request its rows."""
+        return False
+
+    def record(self, call: RecordedCall, side: Side, tensors: Mapping[Path, Tensor]) -> None:
+        """Records as `process`."""
+        self.process(call, side, tensors, lambda _: True)
+
+    def process(
+        self, _: RecordedCall, side: Side, tensors: Mapping[Path, Tensor], shared: Callable[[Tensor], bool]
+    ) -> dict[Path, Tensor]:
+        """Edits and records the rows of each request, and returns the tensors that the model continues with."""
+        if side is INCOMING:
+            self._open.append(
+                [site.recording.begin_call(self.name) if share.is_open() else None for share, site in self._own]
+            )
+        calls = self._open[-1] if side is INCOMING else self._open.pop()
+        results = dict(tensors)
+        for (share, site), call in zip(self._own, calls):
+            if call is None:
+                continue
+            call.dtypes[side.value] = {path: tensor.dtype for path, tensor in tensors.items()}
+            if site.only_records(side) and side.value not in site.specs:
+                continue
+            paths = {spec.path for spec in site.specs.values()} | {edit.path for _, edit in site.edits}
+            asked = {path: tensor for path, tensor in results.items() if {"", path} & paths}
+            own = {path: self._rows_of(share, tensor, call.step) for path, tensor in asked.items()}
+            for path, new in site.process(call, side, own, shared).items():
+                if new is not own[path]:
+                    results[path] = self._with_rows(share, results[path], new, tensors[path])
+        return results
+
+    def _rows_of(self, share: Share, tensor: Tensor, step: int) -> Tensor:
+        """Returns the rows of a request, without the padding that others need.
+
+        Raises:
+            CutawayError: ``INTERNAL``, for a tensor whose rows, or whose tokens, are elsewhere; alone it has none.
+        """
+        tokens = self._width + step
+        has_tokens = not step and tensor.ndim > 1 and tensor.shape[1] == self._width
+        if tensor.shape[:1] != (self._rows,) or (share.padding and tokens in tensor.shape[1 + has_tokens :]):
+            what = f"a tensor {list(tensor.shape)} of {self.name!r} cannot be divided among requests"
+            raise error(Reason.INTERNAL, what)
+        return tensor[share.rows, share.padding :] if has_tokens else tensor[share.rows]
+
+    def _with_rows(self, share: Share, whole: Tensor, own: Tensor, given: Tensor) -> Tensor:
+        """Returns ``whole`` with the rows of a request; a copy of what the model was ``given``."""
+        whole = whole.clone() if whole is given else whole
+        whole[share.rows, whole.shape[1] - own.shape[1] :] = own
+        return whole
+
+
 class _Thread(threading.local):
     """The recordings of this thread's blocks of `observing`."""
 
@@ -138,7 +263,7 @@ def _scope_hooks(tree: ModuleTree, operators: Operators) -> Iterator[RemovableHa
 class _ModuleHooks:
     """The hooks of one module. Calls are numbered when they begin, so that one record has all points of a call."""
 
-    def __init__(self, site: HookSite) -> None:
+    def __init__(self, site: HookSite | _SharedSite) -> None:
         self._recording = site.recording
         self._site = site
         self._open: list[tuple[RecordedCall, list[Tensor]]] = []

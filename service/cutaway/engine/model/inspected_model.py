@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,10 @@ Inputs = dict[str, Tensor]
 """Tensors by forward-argument name, in the order in which the model declares them; axis 0 is the batch."""
 
 
+TellStep: TypeAlias = Callable[[GeneratedStep, Sequence[FinishReason | None]], Iterable[int]]
+"""Takes a step and why each row has ended, None for one that has not; returns the rows that shall end now."""
+
+
 class Generation(Protocol):
     """A way to write tokens behind texts, and to score them in one pass."""
 
@@ -97,9 +101,9 @@ class Generation(Protocol):
         """Returns ``inputs`` with the last token of each row in the last place, for `write` and `score`."""
 
     def write(
-        self, inputs: Inputs, chosen: Generate, seeds: Sequence[int], tell: Callable[[GeneratedStep], object]
+        self, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int], tell: TellStep
     ) -> Sequence[FinishReason]:
-        """Writes tokens; ``seeds`` are those of the rows, and ``tell`` is called after each step.
+        """Writes tokens; ``chosen`` and ``seeds`` are those of the rows, and ``tell`` is called after each step.
 
         Returns:
             Why each row ended.

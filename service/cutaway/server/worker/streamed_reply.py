@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult, Progress, Provenance, Timings
 from cutaway.contract.results.parts import joined, rest
@@ -106,6 +107,9 @@ class StreamedReply:
         part, is_last = rest(result, self._sent), decode_ms is not None
         if self._number and not (part.attributions or part.generated or is_last):  # the request runs again
             return
+        written = min(len(result.generated), len(self._sent.generated))
+        if result.generated[:written] != self._sent.generated[:written]:
+            raise error(Reason.INTERNAL, "the texts had to be written again, and have other tokens: ask again")
         with timed(self._timings, "encode_ms"):
             complete = self.complete(part)
             names = {
