@@ -167,6 +167,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "InspectRequest.arguments": st.dictionaries(
         names, st.none() | st.booleans() | SIGNED_64 | numbers | texts, max_size=1
     ),
+    "AddVector.norm": st.sampled_from(requests.VectorNorm),
     "EditReceipt.tensors": UNSIGNED_32,
     "Generate.alternatives": UNSIGNED_32,
     "Generate.max_new_tokens": COUNT_32,

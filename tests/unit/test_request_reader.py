@@ -186,7 +186,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "{captures: [{module: conv, cal: 0}]}": ("captures[0].cal", "Capture has no such field; did you mean 'call'?"),
     "{captures: [{module: conv, reduce: {mean: 1, max: 2}}]}": (
         "captures[0].reduce",
-        "must be one reduction by its name, which is one of max, mean, norm, top_k, not {'mean': 1, 'max': 2}",
+        "must be one reduction by its name, which is one of max, mean, norm, project, top_k, not {'mean': 1, 'max': 2}",
     ),
     "{captures: [{module: conv, slices: [{axis: 1, start: x}]}]}": (
         "captures[0].slices[0].start",

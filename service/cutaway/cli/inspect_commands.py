@@ -21,7 +21,7 @@ from cutaway.cli.short_forms import RequestFile
 from cutaway.client.client import Client
 from cutaway.client.trust import Tls
 from cutaway.contract.errors import DeadlineExceeded, Reason, Unavailable, error
-from cutaway.contract.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, InspectRequest
+from cutaway.contract.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, Generate, InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail
 from cutaway.contract.results.comparison import Comparison, compare
 from cutaway.contract.results.document import MAX_VALUES
@@ -215,7 +215,15 @@ def inspect(
         ),
     ] = None,
     no_predictions: Annotated[bool, flag("no-predictions", "Leave the predictions out of the reply.")] = False,
-    seed: Annotated[int | None, option("NUMBER", "The seed of methods that draw random numbers.", min=0)] = None,
+    generate: Annotated[
+        Generate | None,
+        option(
+            "TOKENS[,KEY=VALUE...]",
+            "Write so many tokens behind each text, such as 40,temperature=0.8; for causal language models.",
+            parser=short_forms.generate,
+        ),
+    ] = None,
+    seed: Annotated[int | None, option("NUMBER", "The seed of what draws random numbers.", min=0)] = None,
     reply_dtype: Annotated[
         str | None,
         option(
@@ -261,6 +269,7 @@ def inspect(
         explain_if=explain_if or base.explain_if,
         check=replace(base.check, mode=check or base.check.mode),
         omit_predictions=no_predictions or base.omit_predictions,
+        generate=generate or base.generate,
         seed=base.seed if seed is None else seed,
         reply_data_type=reply_dtype or base.reply_data_type,
         compression="zstd" if compress else base.compression,

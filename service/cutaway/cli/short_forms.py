@@ -19,7 +19,7 @@ import yaml
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.request_reader.files import load_arrays, parse_yaml, read_text, read_yaml
 from cutaway.contract.request_reader.reader import data_type, place, read, read_request
-from cutaway.contract.requests import Attribution, Capture, Edit, ExplainIf, InspectRequest, Target
+from cutaway.contract.requests import Attribution, Capture, Edit, ExplainIf, Generate, InspectRequest, Target
 from cutaway.contract.requests.fields import plain
 
 # The file of ``cutaway inspect --request``: errors name the lines of its fields.
@@ -136,6 +136,14 @@ def target(texts: Sequence[str]) -> Target:
 def explain_if(text: str) -> ExplainIf:
     """Reads ``KEY=VALUE[,KEY=VALUE...]``."""
     return _read(ExplainIf, _fields(_split(text)))
+
+
+def generate(text: str) -> Generate:
+    """Reads ``TOKENS[,KEY=VALUE...]``."""
+    head, *pairs = _split(text)
+    return _read(
+        Generate, {**({"max_new_tokens": int(head)} if head.isdecimal() else _fields([head])), **_fields(pairs)}
+    )
 
 
 def floating_type(name: str) -> str:

@@ -382,7 +382,13 @@ def _input_panel(name: str, sent: SentInput) -> tuple[Markup | None, Picture | N
 
 
 def _prediction_panels(result: InspectResult, row: int, labels: Sequence[str]) -> Iterator[Markup]:
-    """Draws the outputs of one example; the predicted class is read from the first."""
+    """Draws the outputs of one example; the predicted class is read from the first. Of a text, draws what was
+    written."""
+    if row < len(result.texts):
+        verdict = "NOT CHECKED" if result.replay is None else result.replay.of_row(row).verdict.value
+        yield _tile(_titled("text", verdict), element("p", harmless(result.texts[row], _TEXT)))
+    for text in result.unedited_texts[row : row + 1]:
+        yield _tile("unedited text", element("p", harmless(text, _TEXT)))
     passes = (("", result.predictions, result.classes), ("unedited ", result.unedited, result.unedited_classes))
     for prefix, outputs, classes in passes:
         for number, (name, array) in enumerate(list(outputs.items())[:_OUTPUTS]):

@@ -23,6 +23,7 @@ from cutaway.contract.results import AttributionResult, Check, Estimate, Inspect
 from cutaway.contract.results.arrays import POSITIONS, captures, entries
 from cutaway.contract.results.summary import outline
 from cutaway.contract.tensors import Array, bytes_of
+from cutaway.contract.values import printable
 
 MAX_ROWS = 20
 """The most examples in a table, and tokens of an example; the others are counted."""
@@ -40,7 +41,9 @@ def result_tables(result: InspectResult) -> Iterator[RenderableType]:
     """Yields the tables of all parts of ``result`` that are not empty."""
     if result.estimate is not None:
         yield estimate_table(result.estimate)
-    if result.classes or result.predictions or result.unedited:
+    if result.generated:
+        yield text_table(result)
+    elif result.classes or result.predictions or result.unedited:
         yield prediction_table(result)
     if _needs_target_table(result):
         yield target_table(result)
@@ -50,6 +53,8 @@ def result_tables(result: InspectResult) -> Iterator[RenderableType]:
         yield gradient_table(result)
     if result.parameter_gradients:
         yield parameter_table(result)
+    if any(receipt.tensors for receipt in result.receipts):
+        yield receipt_table(result)
     if result.attributions:
         yield attribution_table(result)
     if result.warnings:
@@ -131,6 +136,33 @@ def prediction_table(result: InspectResult) -> RenderableType:
     if len(result.predictions) <= 1:
         return _classes(result)
     return Group(_classes(result), "", _outputs(result, "Outputs"))
+
+
+def text_table(result: InspectResult) -> Table:
+    """Returns a table of what each row of a generation wrote, with the verdict of its replay."""
+    unedited, replay = result.unedited_texts, result.replay
+    names = ["text", *["unedited"] * bool(unedited), "tokens", "ended", *["replay"] * (replay is not None)]
+    table = empty_table("Texts", *names, folds=("text", "unedited"))
+    for row, (text, reason) in enumerate(zip(result.texts[:MAX_ROWS], result.finish_reasons)):
+        table.add_row(
+            Text(printable(text), style="bold"),
+            *(Text(printable(own)) for own in unedited[row : row + 1]),
+            str(sum(step.tokens[row] >= 0 for step in result.generated)),
+            reason.value,
+            *([] if replay is None else [verdict_text(replay.of_row(row).verdict)]),
+        )
+    _count_hidden_rows(table, len(result.texts))
+    return table
+
+
+def receipt_table(result: InspectResult) -> Table:
+    """Returns a table of what each edit did."""
+    table = empty_table("Edits", "edit", "tensors", "steps", "changed by (2-norm)", numbers=1)
+    for number, receipt in enumerate(result.receipts[:MAX_ROWS]):
+        steps = f"{receipt.steps[0]} to {receipt.steps[-1]}" if len(receipt.steps) > 1 else ""
+        table.add_row(str(number), str(receipt.tensors), steps, f"{receipt.norm:.4g}")
+    _count_hidden_rows(table, len(result.receipts))
+    return table
 
 
 def _classes(result: InspectResult) -> Table:

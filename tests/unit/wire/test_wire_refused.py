@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[inspection_pb2.InspectRequest, Reason, str, str]] = {
         second_edit(slices=[{}, {"step": -1}], zero={}), INVALID, "edits[1].slices[1].step", "-1; at least 1"),
     # Edits: how.
     "edit without a verb": (
-        second_edit(), INVALID, "edits[1].kind", "say what to do: scale, add, replace, zero, clamp or mix"),
+        second_edit(), INVALID, "edits[1].kind", "say what to do: scale, add, replace, zero, clamp, mix or add_vector"),
     "scale by NaN": (
         second_edit(scale={"factor": NAN}), INVALID, "edits[1].scale.factor", "NaN is no number; send one"),
     "add nothing": (second_edit(add={}), INVALID, "edits[1].add.addend", "send a scalar or a tensor to add"),
@@ -89,7 +89,7 @@ WRONG: dict[str, tuple[inspection_pb2.InspectRequest, Reason, str, str]] = {
         second_capture(slices=[{}, {"axis": 1, "step": 0}]), INVALID, "captures[1].slices[1].step", "0; at least 1"),
     "no reduction": (
         second_capture(reduction={}), INVALID, "captures[1].reduction.kind",
-        "name a reduction: mean, max, norm or top_k"),
+        "name a reduction: mean, max, norm, top_k or project"),
     "mean over no axis": (
         second_capture(reduction={"mean": {}}), INVALID, "captures[1].reduction.mean.axes", "name at least one axis"),
     "maximum over no axis": (

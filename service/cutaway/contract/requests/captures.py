@@ -40,6 +40,9 @@ PointName: TypeAlias = Literal["input", "output", "grad_input", "grad_output"]
 FloatingType: TypeAlias = Annotated[str, "the name of a floating data type, or nothing"]
 
 
+Steps: TypeAlias = Annotated[tuple[int, ...] | range, distinct]
+
+
 @dataclass(frozen=True)
 class Slice:
     """A part of one axis: a range, as Python's slices have it, or single places; one outside of the axis is an error.
@@ -155,7 +158,7 @@ class Capture:
     slices: tuple[Slice, ...] = ()
     reduce: Reduction | None = None
     data_type: FloatingType = ""
-    steps: Annotated[tuple[int, ...], distinct] = ()
+    steps: Steps = ()
     position: int | None = None
 
     @cached_property

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
-from cutaway.contract.requests.captures import Point, PointName, Slice, as_point
+from cutaway.contract.requests.captures import Point, PointName, Slice, Steps, as_point
 from cutaway.contract.requests.fields import Number, bounded, distinct
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
@@ -39,7 +39,7 @@ class Edit:
     rows: Annotated[tuple[int, ...], distinct] = ()
     slices: tuple[Slice, ...] = ()
     path: str = ""
-    steps: Annotated[tuple[int, ...], distinct] = ()
+    steps: Steps = ()
     position: int | None = None
 
     @property
@@ -84,7 +84,7 @@ class AddVector(Edit):
     at: PointName | Point = field(default="output", kw_only=True)
     vector: ArrayLike | None = None
     scale: Number = field(default=1.0, kw_only=True)
-    norm: VectorNorm = field(default=VectorNorm.OWN, kw_only=True)
+    norm: VectorNorm | Literal["own", "match"] = field(default=VectorNorm.OWN, kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ def _add_vector(edit: AddVector, value: Tensor, select: SelectPart, _: int | Non
             what += " several outputs, name the one: path='[0]'"
             raise error(Reason.EDIT_SHAPE, what)
     vector = tensor_like(as_array(edit.vector), part)
-    if edit.norm is VectorNorm.MATCH:
+    if edit.norm == VectorNorm.MATCH:
         own = torch.linalg.vector_norm(vector)
         vector = vector * (torch.linalg.vector_norm(part, dim=-1, keepdim=True) / own) if own else vector
     return part + edit.scale * vector

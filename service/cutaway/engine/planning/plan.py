@@ -60,7 +60,7 @@ def _spec(tree: ModuleTree, request: requests.InspectRequest, capture: requests.
         reduce = _reduction(tree, capture)
     return CaptureSpec(
         call=capture.call,
-        steps=capture.steps,
+        steps=tuple(capture.steps),
         position=capture.position,
         path=capture.path,
         slices=tuple(capture.slices),
@@ -158,15 +158,15 @@ def _refuse_generation(model: InspectedModel, request: requests.InspectRequest) 
     Raises:
         InvalidArgument: ``INVALID_VALUE``, with the field at fault.
     """
-    asked: dict[str, tuple[tuple[int, ...], bool]] = {}
+    asked: dict[str, tuple[bool, bool]] = {}
     for number, capture in enumerate(request.captures):
         is_gradient = bool(capture.parameter) or any(point.is_gradient for point in capture.points)
-        asked[f"captures[{number}]"] = (capture.steps, is_gradient)
+        asked[f"captures[{number}]"] = (bool(capture.steps), is_gradient)
     for number, edit in enumerate(request.edits):
-        asked[f"edits[{number}]"] = (edit.steps, edit.point.is_gradient)
+        asked[f"edits[{number}]"] = (bool(edit.steps), edit.point.is_gradient)
     if request.generate is None:
-        for field, (steps, _) in asked.items():
-            if steps:
+        for field, (has_steps, _) in asked.items():
+            if has_steps:
                 raise error(Reason.INVALID_VALUE, "steps are those of a generation: send generate", f"{field}.steps")
         return
     if model.generate is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -227,7 +227,8 @@ def _size(value: Any) -> int:
 # Replies by REST: KServe's ``predictions`` and ``explanations``, or arrays in a file of numpy.
 _FIELDS_IF_PRESENT = (
     "targets", "target_values", "captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes",
-    "explained_rows", "feature_names", "example_axes",
+    "explained_rows", "feature_names", "example_axes", "texts", "generated", "finish_reasons", "unedited_texts",
+    "replay", "receipts",
 )  # fmt: skip
 _FIELDS_ALWAYS = ("warnings", "provenance", "timings")
 
@@ -253,11 +254,15 @@ def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
     if explains or result.attributions:
         reply["explanations"] = [[_explanation(each, row) for each in ordered.attributions] for row in range(rows)]
         reply["verdicts"] = [_verdicts(attribution) for attribution in result.attributions]
-    present = [name for name in _FIELDS_IF_PRESENT if len(() if (own := getattr(result, name)) is None else own)]
+    present = [name for name in _FIELDS_IF_PRESENT if _is_present(getattr(result, name))]
     reply |= {name: document(getattr(result, name), max_values=MAX_ELEMENTS) for name in (*present, *_FIELDS_ALWAYS)}
     if result.estimate is not None:
         reply["estimate"] = document(result.estimate)
     return reply
+
+
+def _is_present(value: Any) -> bool:
+    return value is not None and (not isinstance(value, Sized) or len(value) > 0)
 
 
 def _row_count(result: InspectResult) -> int:
@@ -323,7 +328,7 @@ def _verdicts(attribution: AttributionResult) -> dict[str, Any]:
 
 
 def as_npz(result: InspectResult) -> bytes:
-    """Returns the arrays of ``result`` as an NPZ file, and the verdicts by row as texts.
+    """Returns the arrays of ``result`` as an NPZ file; verdicts, and what a model wrote, by row as texts.
 
     Raises:
         CutawayError: that of an attribution, as a file has no place for it; ``INVALID_VALUE`` for an estimate.
@@ -335,7 +340,7 @@ def as_npz(result: InspectResult) -> bytes:
             raise from_wire(own.code, own.reason, f"{own.message}; {_ACCEPT_JSON} for what did not fail", own.field)
     arrays = entries(result)
     file = io.BytesIO()
-    write_npz(file, by_name([*arrays, *_verdicts_by_row(result, arrays)]))
+    write_npz(file, by_name([*arrays, *_verdicts_by_row(result, arrays), *_texts_by_row(result)]))
     return file.getvalue()
 
 
@@ -350,12 +355,26 @@ def _verdicts_by_row(result: InspectResult, arrays: Sequence[Entry]) -> Iterator
             yield Entry(verdicts, ArrayField("verdict", number=np.str_), attribution=owner)
 
 
+def _texts_by_row(result: InspectResult) -> Iterator[Entry]:
+    """Yields what each row of a generation wrote, why it ended, and the verdict of its replay."""
+    columns: dict[str, Sequence[str]] = {
+        "text": result.texts,
+        "finish_reason": result.finish_reasons,
+        "unedited:text": result.unedited_texts,
+    }
+    if result.replay is not None:
+        columns["replay"] = [result.replay.of_row(row).verdict for row in range(len(result.texts))]
+    for name, texts in columns.items():
+        if texts:
+            yield Entry(np.array([str(text) for text in texts]), ArrayField(name, number=np.str_))
+
+
 def as_npy(result: InspectResult) -> bytes:
     """Returns the only prediction of ``result`` as an NPY file.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE`` if there is more than one array, or none.
     """
-    if len(result.predictions) != 1 or len(tensors(result)) != 1 or result.attributions:
+    if len(result.predictions) != 1 or len(tensors(result)) != 1 or result.attributions or result.generated:
         raise error(Reason.INVALID_VALUE, "the reply is not one array: accept application/x-npz", "accept")
     return npy(next(iter(result.predictions.values())))

@@ -1,0 +1,133 @@
+"""Texts that a model writes are the same by every door, and complete at each."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cutaway as ca
+from cutaway.adapters.causal_lm import CausalLMAdapter
+from cutaway.gateway import serve
+from cutaway.server.settings import Settings
+from tests.support.causal_lms import saved
+from tests.support.cli import said
+from tests.support.doors import doors, plain, post
+from tests.support.infer_doors import as_inferred, infer_doors
+from tests.support.mixed.mix import Request
+from tests.support.reply_equality import differences
+
+TEXTS = ["the hooks see layers", "see the hooks"]
+ASKED: dict[str, Any] = {
+    "generate": ca.Generate(5, temperature=0.8, alternatives=2),
+    "seed": 3,
+    "captures": [ca.Capture("transformer.h.*", position=-1, steps=range(3))],
+    "edits": [ca.AddVector("transformer.h.0", np.ones(16, np.float32), scale=0.5, norm="match", steps=(1, 2))],
+    "compare": True,
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    adapter = CausalLMAdapter(directory=saved(tmp_path_factory.mktemp("gpt2")))
+    with serve({"gpt": adapter}, settings=Settings(http_address="127.0.0.1:0")) as server:
+        assert server.http_address is not None
+        yield server.address, server.http_address
+
+
+def test_the_same_text_by_every_door(places: tuple[str, str]) -> None:
+    request: Any = Request("texts", "gpt", TEXTS, ASKED, None)
+    with doors(*places) as by_door, infer_doors(*places) as by_infer_door:
+        first = by_door["grpc"](request)
+        assert isinstance(first, ca.InspectResult)
+        assert len(first.texts) == len(first.unedited_texts) == 2
+        assert first.replay is not None
+        assert first.replay.verdict is ca.Verdict.AGREES
+        for name, ask in by_door.items():
+            found = ask(request)
+            assert isinstance(found, ca.InspectResult), (name, found)
+            assert not list(differences(plain(found), plain(first), 0.0)), name
+        for name, ask_infer in by_infer_door.items():
+            inferred = ask_infer(request)
+            assert not isinstance(inferred, ca.CutawayError), (name, inferred)
+            expected = as_inferred(plain(first))
+            assert not list(differences(inferred.outputs, expected.outputs, 0.0)), name
+            assert not list(differences(inferred.result, expected.result, 0.0)), name
+
+
+def test_tokens_are_streamed_as_they_are_written(places: tuple[str, str]) -> None:
+    """By the blocking client and by the asynchronous one; what they yield is what the whole result has."""
+
+    async def asynchronously() -> list[ca.GeneratedToken]:
+        async with ca.AsyncClient(places[0]) as client:
+            return [token async for token in client.inspect_stream("gpt", TEXTS, **ASKED)]
+
+    with ca.Client(places[0]) as client:
+        stream = client.inspect_stream("gpt", TEXTS, **ASKED)
+        tokens = list(stream.tokens())
+        result = stream.result()
+    assert [(token.row, token.step) for token in tokens] == [(row, step) for step in range(5) for row in range(2)]
+    for row, text in enumerate(result.texts):
+        own = [token for token in tokens if token.row == row]
+        assert "".join(token.text for token in own) == text
+        np.testing.assert_array_equal([token.id for token in own], result.predictions["tokens"][row])
+        for token in own:
+            assert token.captures.keys() == ({"transformer.h.0", "transformer.h.1"} if token.step < 3 else set())
+            for name, array in token.captures.items():
+                np.testing.assert_array_equal(array, result.captures[name].calls[token.step].output[row])
+    later = asyncio.run(asynchronously())
+    assert [token.text for token in later] == [token.text for token in tokens]
+
+
+@pytest.mark.parametrize("verb", ["predict", "explain"])
+def test_rest_has_the_texts(verb: str, places: tuple[str, str]) -> None:
+    """In JSON, and as texts in an NPZ file; an NPY file has no place for them."""
+    url = f"http://{places[1]}/v1/models/gpt:{verb}"
+    body = {"instances": TEXTS, "generate": {"max_new_tokens": 4}, "seed": 1}
+    if verb == "explain":
+        status, _, reply = post(url, json.dumps(body).encode(), {"content-type": "application/json"})
+        assert (status, json.loads(reply)["reason"]) == (400, "INVALID_VALUE")
+        return
+    with ca.Client(places[0]) as client:
+        expected = client.inspect("gpt", TEXTS, generate=4, seed=1)
+    status, _, reply = post(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    found = json.loads(reply)
+    assert (status, found["texts"], found["finish_reasons"]) == (200, list(expected.texts), ["length", "length"])
+    assert found["replay"]["verdict"] == "AGREES"
+    assert [each["tokens"] for each in found["predictions"]] == expected.predictions["tokens"].tolist()
+    headers = {"content-type": "application/json", "accept": "application/x-npz"}
+    arrays = np.load(io.BytesIO(post(url, json.dumps(body).encode(), headers)[2]), allow_pickle=False)
+    assert (arrays["text"].tolist(), arrays["replay"].tolist()) == (list(expected.texts), ["AGREES"] * 2)
+    np.testing.assert_array_equal(arrays["tokens"], expected.predictions["tokens"])
+    status, _, reply = post(url, json.dumps(body).encode(), {**headers, "accept": "application/x-npy"})
+    assert (status, json.loads(reply)["reason"]) == (400, "INVALID_VALUE")
+
+
+def test_the_command_and_the_notebook_show_them(places: tuple[str, str], tmp_path: Path) -> None:
+    asked = [
+        "inspect",
+        "gpt",
+        "--text",
+        TEXTS[0],
+        "--generate",
+        "6,temperature=0.9",
+        "--seed",
+        2,
+        "--address",
+        places[0],
+    ]
+    shown = said(*asked, "--edit", "scale:transformer.h.*.mlp,factor=0.5", "--compare")
+    with ca.Client(places[0]) as client:
+        result = client.inspect("gpt", TEXTS[0], generate=ca.Generate(6, temperature=0.9), seed=2)
+    assert "unedited" in shown
+    assert "AGREES" in shown
+    assert "0 to 5" in shown
+    page = result._repr_html_()
+    assert "AGREES" in page
+    assert "AGREES" in str(result)
