@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from cutaway.contract.errors import CutawayError
 from cutaway.contract.results import InspectResult, Verdict
 from cutaway.engine.batching import Outcome, inspect_batch
 from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.hooks import observe
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import Cancellation
 from cutaway.engine.planning.plan import plan_request
@@ -197,3 +199,41 @@ def test_calls_of_one_turn_write_together(gpt2: Served) -> None:
         assert_same(found, gpt2.alone(([text], request)), [text])
         assert found.provenance.companions == 3
     assert "next" in worker_calls.read(plain).predictions
+
+
+def mixed_up(site: Any, share: Any, tensor: Tensor, step: int) -> Any:
+    """The rows of the next request."""
+    rows = slice((share.rows.start + 1) % tensor.shape[0], (share.rows.start + 1) % tensor.shape[0] + 1)
+    return (rows, *PLACE(site, share, tensor, step)[1:])
+
+
+PLACE = observe._SharedSite._place
+
+
+@pytest.mark.parametrize("mode", [ca.CheckMode.SAME_PASS, ca.CheckMode.INDEPENDENT])
+def test_rows_of_others_show_in_the_replay(mode: ca.CheckMode, gpt2: Served) -> None:
+    """Though replays run together too: in another order, or each by itself."""
+    vectors = np.random.default_rng(0).normal(size=(3, 16)).astype(np.float32)
+    several = [
+        (
+            ["see the hooks"],
+            ca.InspectRequest(
+                "gpt",
+                generate=ca.Generate(4),
+                edits=(ca.AddVector("transformer.h.0", vector, scale=3.0),),
+                check=ca.CheckRequest(mode),
+            ),
+        )
+        for vector in vectors
+    ]
+    for found in gpt2.together(several):
+        assert isinstance(found, InspectResult)
+        assert found.replay is not None
+        assert found.replay.verdict is Verdict.AGREES
+    with patch.object(observe._SharedSite, "_place", mixed_up):
+        outcomes = gpt2.together(several)
+    for found in outcomes:
+        assert isinstance(found, InspectResult)
+        assert found.provenance.companions == 2
+        assert found.replay is not None
+        assert found.replay.verdict is Verdict.DISAGREES

@@ -14,15 +14,16 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from cutaway.contract.errors import CutawayError, DeadlineExceeded, Reason, error, release_frames
-from cutaway.contract.requests import Edit, Generate, Point
+from cutaway.contract.requests import CheckMode, Edit, Generate, Point
 from cutaway.contract.results import Cause, Check, FinishReason, GeneratedStep, RowCheck, Verdict
 from cutaway.contract.results.explanations import WORST_FIRST
 from cutaway.contract.values import changed
 from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, TextRanges, text_ranges
 from cutaway.engine.hooks.hook_site import Batch, NumberedEdit, Override, apply_edit
-from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.observe import Share, observing, observing_together
 from cutaway.engine.hooks.recording import RecordedCall, Recording
 from cutaway.engine.model.inspected_model import Generation, Inputs, InspectedModel, Outputs
 from cutaway.engine.model.session import is_out_of_memory
@@ -188,8 +189,12 @@ REPLAYED = Tolerances(1e-6, 1e-4, 5e-2, 1e-2)
 float32."""
 
 
-def replayed(generated: Generated) -> Check:
+def replayed(generated: Generated, replay: _Replay | None = None) -> Check:
     """Returns what the replay says about a generation: the outcome of each row, and the cause where it disagrees.
+
+    Args:
+        generated: the generation.
+        replay: its replay, if that has run beside others.
 
     Raises:
         DeadlineExceeded: the caller no longer waits.
@@ -197,15 +202,17 @@ def replayed(generated: Generated) -> Check:
     plan, written = generated.plan, generated.written
     tolerance = REPLAYED.of(plan.model.dtype)
     try:
-        found = _errors(generated, _replay(generated, plan.edits))
-        is_wrong = (found.amax(dim=1) > tolerance) & written.log_probabilities.isfinite().all(dim=1)
+        finite = written.log_probabilities.isfinite().all(dim=1)
+        found = _errors(generated, replay or _replay(generated, plan.edits))
+        if replay is not None and (found > tolerance).any():  # others may be what differs
+            found = _errors(generated, _replay(generated, plan.edits))
+        is_wrong = (found.amax(dim=1) > tolerance) & finite
         cause, why = _cause(generated, found, tolerance) if is_wrong.any() else (None, "")
     except DeadlineExceeded:
         raise
     except Exception as failure:  # a check never costs the answer
         failed = RowCheck(0.0, Verdict.INCONCLUSIVE, _why(failure), Cause.CHECK_FAILED)
         return _check(plan, [failed] * plan.rows, tolerance)
-    finite = written.log_probabilities.isfinite().all(dim=1)
     rows = []
     for row, largest in enumerate(found.amax(dim=1).tolist()):
         if is_wrong[row]:
@@ -235,30 +242,112 @@ def _check(plan: RequestPlan, rows: Sequence[RowCheck], tolerance: float) -> Che
     return Check(what, plan.request.check.mode, largest, largest, 0.0, tolerance, *outcome, several)
 
 
+def replayed_together(several: Sequence[Generated]) -> list[Check]:
+    """Returns what `replayed` does for requests that wrote together; few enough replays run together, in the reverse
+    order, so that rows of others show. A check that is to be independent has a replay of its own."""
+    checks: list[Check] = []
+    while len(checks) < len(several):
+        group: list[Generated] = []
+        for one in several[len(checks) :]:
+            steps = max(len(other.written.steps) for other in (*group, one))
+            is_apart = any(other.plan.request.check.mode is CheckMode.INDEPENDENT for other in (*group, one))
+            if group and (is_apart or steps * sum(other.plan.rows for other in (*group, one)) > _MOST_LOGITS):
+                break
+            group.append(one)
+        checks += map(replayed, group, reversed(_replays(group[::-1])))
+    return checks
+
+
+_MOST_LOGITS = 512
+"""The most tokens whose logits are in memory at one time, where several replays run together."""
+
+
+def _replays(several: Sequence[Generated]) -> Sequence[_Replay | None]:
+    """Returns the replays of ``several`` in one pass; None where each must run by itself."""
+    try:
+        return _replay_together(several) if len(several) > 1 else [None]
+    except DeadlineExceeded:
+        raise
+    except Exception as failure:
+        release_frames(failure)
+        return [None] * len(several)
+
+
 def _replay(generated: Generated, edits: EditsBySite) -> _Replay:
     """Runs the replay with ``edits``."""
-    plan, model, tokens = generated.plan, generated.plan.model, generated.written.tokens.to(generated.plan.model.device)
-    way, mask = way_of(model), plan.inputs.get(MASK)
-    prompt = max(tensor.shape[1] for tensor in plan.inputs.values() if tensor.ndim > 1)
-    segments = _Segments(prompt, tokens.shape[1], plan.rows, None if mask is None else text_ranges(mask))
+    plan, segments = generated.plan, _segments(generated)
+    sites, repeated = _again(generated, segments, edits)
+    batch = generated.batch._replace(texts=None)
+    with observing(plan.model.tree, sites, repeated, batch=batch) as recording:
+        logits = _scored(plan, plan.inputs, generated.written.tokens, recording)
+    return _scores(generated, logits, recording, segments)
+
+
+def _replay_together(several: Sequence[Generated]) -> list[_Replay]:
+    """Runs the replays of requests that wrote together in one pass."""
+    first, prompts = several[0].plan, [_segments(one).prompt for one in several]
+    width, steps = max(prompts), max(len(one.written.steps) for one in several)
+    shares: list[Share] = []
+    inputs: dict[str, list[Tensor]] = {}
+    tokens: list[Tensor] = []
+    start = 0
+    for one, prompt in zip(several, prompts):
+        sites, edits = _again(one, _segments(one), one.plan.edits)
+        rows, tail = slice(start, start + one.plan.rows), steps - len(one.written.steps)
+        own = (Recording(), sites, edits, one.batch._replace(texts=None), rows, width - prompt, lambda: True, tail)
+        shares.append(Share(*own))
+        for name, tensor in one.plan.inputs.items():
+            inputs.setdefault(name, []).append(pad(tensor, (width - prompt, 0)))
+        tokens.append(pad(one.written.tokens, (0, tail), value=-1))
+        start = rows.stop
+    together = {name: torch.cat(parts) for name, parts in inputs.items()}
+    with observing_together(first.model.tree, shares, start, width + steps - 1, steps) as recording:
+        logits = _scored(first, together, torch.cat(tokens), recording)
+    return [
+        _scores(one, logits[share.rows, : len(one.written.steps)], share.recording, _segments(one))
+        for one, share in zip(several, shares)
+    ]
+
+
+def _segments(generated: Generated) -> _Segments:
+    inputs = generated.plan.inputs
+    mask = inputs.get(MASK)
+    prompt = max(tensor.shape[1] for tensor in inputs.values() if tensor.ndim > 1)
+    texts = None if mask is None else text_ranges(mask)
+    return _Segments(prompt, len(generated.written.steps), generated.plan.rows, texts)
+
+
+def _again(generated: Generated, segments: _Segments, edits: EditsBySite) -> tuple[CaptureSites, EditsBySite]:
+    """Returns what the replay captures, whole, and its edits."""
     repeated = {name: [_repeated(segments, *numbered) for numbered in several] for name, several in edits.items()}
     whole = {
         name: {point: CaptureSpec(call=spec.call, path=spec.path) for point, spec in specs.items()}
         for name, specs in generated.sites.items()
     }
+    return whole, repeated
+
+
+def _scored(plan: RequestPlan, inputs: Inputs, tokens: Tensor, recording: Recording) -> Tensor:
+    """Returns the logits of ``tokens`` behind ``inputs``, [batch, steps, vocabulary], in a pass that hooks observe."""
+    model = plan.model
     found: list[Tensor] = []
 
-    def score(inputs: Inputs) -> Outputs:
-        found.append(way.score(inputs, tokens))
+    def score(given: Inputs) -> Outputs:
+        found.append(way_of(model).score(given, tokens.to(model.device)))
         return {"logits": found[0]}
 
-    observed = observing(model.tree, whole, repeated, batch=generated.batch._replace(texts=None))
-    with observed as recording, model.kept_rng_state(), torch.no_grad(), recording.forward():
-        model.run(plan.inputs, score)
-        lacks = way.shortfalls(plan.inputs, tokens, found[0], chosen_of(plan), seeds_of(plan))
-    logits, sums = found[0], found[0].float().logsumexp(dim=-1)
+    with model.kept_rng_state(), torch.no_grad(), recording.forward():
+        model.run(inputs, score)
+    return found[0]
+
+
+def _scores(generated: Generated, logits: Tensor, recording: Recording, segments: _Segments) -> _Replay:
+    """Returns what the ``logits`` of a replay say of the tokens that were written."""
+    plan, tokens = generated.plan, generated.written.tokens.to(logits.device)
+    sums = logits.float().logsumexp(dim=-1)
     own = logits.gather(2, tokens.clamp(min=0).unsqueeze(2)).squeeze(2).float() - sums
     scale = largest_magnitude(sums - logits.amin(dim=-1)) or 1.0
+    lacks = way_of(plan.model).shortfalls(plan.inputs, tokens, logits, chosen_of(plan), seeds_of(plan))
     return _Replay(own.double().cpu(), scale, lacks.cpu(), recording, segments)
 
 

@@ -19,9 +19,9 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import CheckMode
 from cutaway.contract.results import FinishReason, GeneratedStep
 from cutaway.contract.values import changed
-from cutaway.engine.checks.replay import Generated, Written, chosen_of, replayed, seeds_of, way_of
+from cutaway.engine.checks.replay import Generated, Written, chosen_of, replayed, replayed_together, seeds_of, way_of
 from cutaway.engine.execution.collect import captured_call, collect_main_pass, whole_result, with_attributions
-from cutaway.engine.execution.main_pass import batch_of, check_forward
+from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward
 from cutaway.engine.execution.missing import captured_calls
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import Share, observing, observing_together
@@ -47,7 +47,10 @@ def generate(plan: RequestPlan, tell: Tell | None) -> results.InspectResult:
     hooks = observing(plan.model.tree, one.plan.hook_sites, one.plan.edits, batch=one.batch, recording=one.recording)
     try:
         _write([one], one.plan.inputs, hooks)
-        return one.result()
+        main = one.main()
+        with timed(one.timings, "check_ms"):
+            replay = replayed(one.generated(main)) if one.is_checked else None
+        return one.result(main, replay)
     finally:
         one.recording.release()
 
@@ -77,7 +80,13 @@ def generate_together(plans: Sequence[RequestPlan], tells: Sequence[Tell | None]
     _write(
         several, together, observing_together(model.tree, [one.share for one in several], several[-1].rows.stop, width)
     )
-    return [one.outcome() for one in several]
+    mains = {one: main for one in several if (main := one.main_or_none()) is not None}
+    checked, timings = [one for one in mains if one.is_checked], results.Timings()
+    with timed(timings, "check_ms"):
+        replays = dict(zip(checked, replayed_together([one.generated(mains[one]) for one in checked])))
+    for one in checked:
+        one.timings.check_ms += timings.check_ms
+    return [one.result(mains[one], replays.get(one)) if one in mains else None for one in several]
 
 
 @dataclass(eq=False)
@@ -143,30 +152,40 @@ class _Writing:
         captures = {name: results.ModuleCapture(tuple(calls)) for name, calls in self._calls.items()}
         return results.InspectResult({}, captures=captures, generated=tuple(self.written.steps))
 
-    def outcome(self) -> results.InspectResult | None:
-        """Returns the result; None where there is none."""
+    @property
+    def is_checked(self) -> bool:
+        """Whether a replay is requested."""
+        return self.plan.request.check.mode is not CheckMode.OFF
+
+    def main(self) -> MainPass:
+        """Returns the outcome of its passes.
+
+        Raises:
+            CutawayError: something to capture or to edit does not exist, or the caller no longer waits.
+        """
+        plan = self.plan
+        plan.cancellation.raise_if_cancelled()
+        outputs = self.written.outputs(chosen_of(plan).alternatives)
+        main = check_forward(plan, outputs, self.recording, self.timings, self.batch)
+        _refuse_edits_without_steps(plan, self.recording)
+        return main
+
+    def main_or_none(self) -> MainPass | None:
+        """Returns `main`; None after an error."""
         try:
-            return self.result()
+            return self.main()
         except CutawayError:
             return None
 
-    def result(self) -> results.InspectResult:
-        """Returns the result of a request that has written all its tokens.
+    def generated(self, main: MainPass) -> Generated:
+        """Returns what a replay proves."""
+        return Generated(self.plan, self.batch, main.sites, self.recording, self.written)
 
-        Raises:
-            CutawayError: the request cannot be answered.
-        """
-        plan, chosen, written = self.plan, chosen_of(self.plan), self.written
-        plan.cancellation.raise_if_cancelled()
-        outputs = {name: output.detach().clone() for name, output in written.outputs(chosen.alternatives).items()}
-        main = check_forward(plan, outputs, self.recording, self.timings, self.batch)
-        _refuse_edits_without_steps(plan, self.recording)
+    def result(self, main: MainPass, replay: results.Check | None) -> results.InspectResult:
+        """Returns the result of a request that has written all its tokens."""
+        plan, written, alternatives = self.plan, self.written, chosen_of(self.plan).alternatives
         unedited = _unedited(plan, self.timings) if plan.request.compare else Written()
-        replay = None
-        if plan.request.check.mode is not CheckMode.OFF:
-            with timed(self.timings, "check_ms"):
-                replay = replayed(Generated(plan, self.batch, main.sites, self.recording, written))
-        result = collect_main_pass(main, unedited.outputs(chosen.alternatives) if unedited.steps else {})
+        result = collect_main_pass(main, unedited.outputs(alternatives) if unedited.steps else {})
         result = changed(
             result,
             generated=tuple(written.steps),

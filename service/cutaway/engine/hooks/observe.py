@@ -122,6 +122,7 @@ class Share(NamedTuple):
         rows: where they are in the batch of all.
         padding: the tokens of padding in front of its own prompt, which the longest prompt of all needs.
         is_open: returns whether it has not ended.
+        tail: the tokens of others behind its own.
     """
 
     recording: Recording
@@ -131,17 +132,21 @@ class Share(NamedTuple):
     rows: slice
     padding: int
     is_open: Callable[[], bool]
+    tail: int = 0
 
 
 @contextmanager
-def observing_together(tree: ModuleTree, shares: Sequence[Share], rows: int, width: int) -> Iterator[Recording]:
+def observing_together(
+    tree: ModuleTree, shares: Sequence[Share], rows: int, width: int, last: int = 1
+) -> Iterator[Recording]:
     """Records and edits as `observing` does, for each of ``shares`` as if its rows ran alone; of modules only.
 
     Args:
         tree: the modules.
         shares: the requests.
         rows: the number of all rows.
-        width: the tokens of all prompts, with padding.
+        width: the tokens of the first pass, with padding.
+        last: the number of last tokens that have logits.
 
     Yields:
         The recording of what they have in common: the step, and the errors of hooks.
@@ -154,7 +159,9 @@ def observing_together(tree: ModuleTree, shares: Sequence[Share], rows: int, wid
     _thread.recordings.append(joint)
     try:
         for name in names:
-            handles.extend(_ModuleHooks(_SharedSite(joint, name, shares, rows, width)).register(tree.modules[name]))
+            handles.extend(
+                _ModuleHooks(_SharedSite(joint, name, shares, (rows, width, last))).register(tree.modules[name])
+            )
         yield joint
     finally:
         for handle in handles:
@@ -167,8 +174,9 @@ def observing_together(tree: ModuleTree, shares: Sequence[Share], rows: int, wid
 class _SharedSite:
     """The sites of several requests at one module, each of which sees its own rows."""
 
-    def __init__(self, recording: Recording, name: str, shares: Sequence[Share], rows: int, width: int) -> None:
-        self.recording, self.name, self._rows, self._width = recording, name, rows, width
+    def __init__(self, recording: Recording, name: str, shares: Sequence[Share], sizes: tuple[int, int, int]) -> None:
+        self.recording, self.name = recording, name
+        self._rows, self._width, self._last = sizes
         asked = [share for share in shares if name in share.sites or name in share.edits]
         self._own = [
             (share, HookSite(share.recording, name, share.sites.get(name, {}), share.edits.get(name, ()), share.batch))
@@ -206,30 +214,28 @@ class _SharedSite:
                 continue
             paths = {spec.path for spec in site.specs.values()} | {edit.path for _, edit in site.edits}
             asked = {path: tensor for path, tensor in results.items() if {"", path} & paths}
-            own = {path: self._rows_of(share, tensor, call.step) for path, tensor in asked.items()}
+            own = {path: tensor[self._place(share, tensor, call.step)] for path, tensor in asked.items()}
             for path, new in site.process(call, side, own, shared).items():
                 if new is not own[path]:
-                    results[path] = self._with_rows(share, results[path], new, tensors[path])
+                    whole = results[path].clone() if results[path] is tensors[path] else results[path]
+                    whole[self._place(share, whole, call.step)] = new
+                    results[path] = whole
         return results
 
-    def _rows_of(self, share: Share, tensor: Tensor, step: int) -> Tensor:
-        """Returns the rows of a request, without the padding that others need.
+    def _place(self, share: Share, tensor: Tensor, step: int) -> tuple[slice, ...]:
+        """Returns where the rows of a request are in ``tensor``, without the tokens of others.
 
         Raises:
             CutawayError: ``INTERNAL``, for a tensor whose rows, or whose tokens, are elsewhere; alone it has none.
         """
-        tokens = self._width + step
-        has_tokens = not step and tensor.ndim > 1 and tensor.shape[1] == self._width
-        if tensor.shape[:1] != (self._rows,) or (share.padding and tokens in tensor.shape[1 + has_tokens :]):
+        size = tensor.shape[1] if tensor.ndim > 1 and not step else 0
+        has_others = share.padding + share.tail > 0
+        if tensor.shape[:1] != (self._rows,) or (has_others and self._width + step in tensor.shape[1 + bool(size) :]):
             what = f"a tensor {list(tensor.shape)} of {self.name!r} cannot be divided among requests"
             raise error(Reason.INTERNAL, what)
-        return tensor[share.rows, share.padding :] if has_tokens else tensor[share.rows]
-
-    def _with_rows(self, share: Share, whole: Tensor, own: Tensor, given: Tensor) -> Tensor:
-        """Returns ``whole`` with the rows of a request; a copy of what the model was ``given``."""
-        whole = whole.clone() if whole is given else whole
-        whole[share.rows, whole.shape[1] - own.shape[1] :] = own
-        return whole
+        if size == self._width:
+            return share.rows, slice(share.padding, size - share.tail)
+        return (share.rows, slice(size - share.tail)) if size == self._last else (share.rows,)
 
 
 class _Thread(threading.local):
