@@ -162,7 +162,13 @@ def test_every_field_of_a_question_has_a_scope() -> None:
 
 NO_MODULE = {
     *("InspectRequest.model", "Target.output", "RawInput.media_type", "ClassLabel.labels", "Argument.text"),
-    *("TensorInputs.by_name", "TensorInputs.feature_names", "ColumnNames.names", "InspectRequest.arguments"),
+    *(
+        "TensorInputs.by_name",
+        "TensorInputs.feature_names",
+        "ColumnNames.names",
+        "InspectRequest.arguments",
+        "Generate.stop",
+    ),
 }
 
 

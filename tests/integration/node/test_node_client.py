@@ -205,12 +205,13 @@ def test_every_field_is_read_alike(outcomes: Any, addresses: tuple[str, str], na
 def test_the_replies_have_every_field(outcomes: Any) -> None:
     """What is compared above leaves out no field of a response or an attribution, and no stage; but for standard
     errors, which only KernelSHAP and LIME have: these import scikit-learn, which takes longer than all of this file. No
-    model here has its examples behind axis 0, or an input that cannot be moved."""
+    model here has its examples behind axis 0, or an input that cannot be moved, or writes texts."""
+    not_here = {"example_axes", "generated", "finish_reasons", "unedited_texts", "replay"}
     replies = [response(outcomes[name, "InspectStream"]) for name in QUESTIONS]
     for messages in (replies, [reply.timings for reply in replies]):
         kind = messages[0].DESCRIPTOR
         there = {field.name for message in messages for field, _ in message.ListFields()}
-        assert there == {field.name for field in kind.fields} - {"example_axes"}
+        assert there == {field.name for field in kind.fields} - not_here
     attributions = [attribution for reply in replies for attribution in reply.attributions]
     there = {field.name for attribution in attributions for field, _ in attribution.ListFields()}
     assert there == {field.name for field in attributions[0].DESCRIPTOR.fields} - {"standard_errors", "inputs_left_out"}
