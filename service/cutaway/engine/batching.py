@@ -252,11 +252,9 @@ def alike(plans: Mapping[int, RequestPlan]) -> Iterator[Group]:
     same: dict[Hashable, Group] = {}
     for number, plan in plans.items():
         joins = may_share(plan.request) and _may_join(plan)
-        key = (_stacking(plan), _question(plan)) if joins else number
-        same.setdefault(_writing_key(plan) if _writes_by_modules(plan) else key, {})[number] = plan
+        same.setdefault((_stacking(plan), _question(plan)) if joins else number, {})[number] = plan
     for group in same.values():
-        writes = any(plan.request.generate for plan in group.values())
-        yield from _parts(group, _rows, MAX_TEXTS) if writes else _parts(group, _elements, MAX_ELEMENTS)
+        yield from _parts(group, _elements, MAX_ELEMENTS)
 
 
 # Requests that write tokens.

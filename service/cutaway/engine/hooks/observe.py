@@ -28,11 +28,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
-from cutaway.contract.errors import Reason, error
+from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Point
 from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, Batch, HookSite, NumberedEdit, Side, shares_memory
@@ -183,6 +184,7 @@ class _SharedSite:
             for share in asked
         ]
         self._open: list[list[RecordedCall | None]] = []
+        self._shapes: dict[tuple[Point, Path, int | None], torch.Size] = {}
 
     def needs_gradients(self, side: Side) -> bool:
         """Returns False: passes that several share have none."""
@@ -197,7 +199,7 @@ class _SharedSite:
         self.process(call, side, tensors, lambda _: True)
 
     def process(
-        self, _: RecordedCall, side: Side, tensors: Mapping[Path, Tensor], shared: Callable[[Tensor], bool]
+        self, joint: RecordedCall, side: Side, tensors: Mapping[Path, Tensor], shared: Callable[[Tensor], bool]
     ) -> dict[Path, Tensor]:
         """Edits and records the rows of each request, and returns the tensors that the model continues with."""
         if side is INCOMING:
@@ -214,25 +216,46 @@ class _SharedSite:
                 continue
             paths = {spec.path for spec in site.specs.values()} | {edit.path for _, edit in site.edits}
             asked = {path: tensor for path, tensor in results.items() if {"", path} & paths}
+            if share.padding or share.tail:
+                self._refuse_other_tokens(joint, side, asked)
             own = {path: tensor[self._place(share, tensor, call.step)] for path, tensor in asked.items()}
             for path, new in site.process(call, side, own, shared).items():
                 if new is not own[path]:
                     whole = results[path].clone() if results[path] is tensors[path] else results[path]
                     whole[self._place(share, whole, call.step)] = new
                     results[path] = whole
+        self._shapes.update({(side.value, path, joint.number): tensor.shape for path, tensor in tensors.items()})
         return results
+
+    def _refuse_other_tokens(self, call: RecordedCall, side: Side, tensors: Mapping[Path, Tensor]) -> None:
+        """Refuses tensors with an element for each token on another axis than 1, as attention weights have. Such an
+        axis grows with every step; in the first one, no axis may have as many elements by chance.
+
+        Raises:
+            CutawayError: ``INTERNAL``; alone a request has none.
+        """
+        tokens = self._width + call.step
+        for path, tensor in tensors.items():
+            before = self._shapes.get((side.value, path, call.number))
+            for axis, size in enumerate(tensor.shape[2:], 2):
+                is_same = call.step and before is not None and len(before) > axis and before[axis] == size
+                if size == tokens and not is_same:
+                    raise self._undivided(tensor)
+
+    def _undivided(self, tensor: Tensor) -> CutawayError:
+        return error(
+            Reason.INTERNAL, f"a tensor {list(tensor.shape)} of {self.name!r} cannot be divided among requests"
+        )
 
     def _place(self, share: Share, tensor: Tensor, step: int) -> tuple[slice, ...]:
         """Returns where the rows of a request are in ``tensor``, without the tokens of others.
 
         Raises:
-            CutawayError: ``INTERNAL``, for a tensor whose rows, or whose tokens, are elsewhere; alone it has none.
+            CutawayError: ``INTERNAL``, for a tensor whose rows are elsewhere; alone a request has none.
         """
         size = tensor.shape[1] if tensor.ndim > 1 and not step else 0
-        has_others = share.padding + share.tail > 0
-        if tensor.shape[:1] != (self._rows,) or (has_others and self._width + step in tensor.shape[1 + bool(size) :]):
-            what = f"a tensor {list(tensor.shape)} of {self.name!r} cannot be divided among requests"
-            raise error(Reason.INTERNAL, what)
+        if tensor.shape[:1] != (self._rows,):
+            raise self._undivided(tensor)
         if size == self._width:
             return share.rows, slice(share.padding, size - share.tail)
         return (share.rows, slice(size - share.tail)) if size == self._last else (share.rows,)

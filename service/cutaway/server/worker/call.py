@@ -62,6 +62,12 @@ def _as_error(failure: BaseException) -> CutawayError:
     return error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"[:500])
 
 
+def lacked_memory(outcome: object) -> bool:
+    """Returns whether ``outcome`` is an exception that reports too little memory."""
+    told = isinstance(outcome, CutawayError) and outcome.reason == Reason.OUT_OF_MEMORY
+    return told or (isinstance(outcome, BaseException) and is_out_of_memory(outcome))
+
+
 # Spans of a model's own code become children of the call's span. Workers export no spans of stages: the gateway makes
 # these from the durations in the reply.
 _UNSAMPLED = "-00"

@@ -107,8 +107,7 @@ class StreamedReply:
         part, is_last = rest(result, self._sent), decode_ms is not None
         if self._number and not (part.attributions or part.generated or is_last):  # the request runs again
             return
-        written = min(len(result.generated), len(self._sent.generated))
-        if result.generated[:written] != self._sent.generated[:written]:
+        if any(one.tokens != sent.tokens for one, sent in zip(result.generated, self._sent.generated)):
             raise error(Reason.INTERNAL, "the texts had to be written again, and have other tokens: ask again")
         with timed(self._timings, "encode_ms"):
             complete = self.complete(part)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
 from cutaway.adapters import Adapter, TensorAdapter, example_of, feature_names, load_model, with_texts
-from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import InspectRequest, TopK
 from cutaway.contract.results import (
     InspectResult,
@@ -35,7 +35,7 @@ from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.chunks import apply_reply_options
 from cutaway.contract.wire.worker_reply import Parts, Reply
-from cutaway.engine.batching import Outcome, Tell, alike, answer_batch, inspect_batch
+from cutaway.engine.batching import MAX_TEXTS, Outcome, Tell, alike, answer_batch, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.memory import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs, expected_passes
@@ -44,7 +44,7 @@ from cutaway.engine.execution.inspect import describe
 from cutaway.engine.hooks.observe import CancelledPasses
 from cutaway.engine.model.input_validation import naming_undeclared_type
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, timed
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, timed
 from cutaway.engine.planning.plan import NONE_FAILED, Failed, RequestPlan, plan_request
 from cutaway.engine.runtime.numerics import to_numpy
 from cutaway.server.archive import reader
@@ -60,6 +60,7 @@ from cutaway.server.worker.call import (
     check_memory,
     check_reply_size,
     check_steps,
+    lacked_memory,
     raising_errors,
     within_passes,
 )
@@ -97,6 +98,10 @@ class _Decoded(NamedTuple):
     streamed: StreamedReply | None = None
 
 
+_Writer: TypeAlias = tuple[_Decoded, Callable[[Parts], None], float]
+"""A call that waits to write tokens, what takes its reply, and when its turn began."""
+
+
 class Worker:
     """A worker, which runs the requests to one model.
 
@@ -124,6 +129,7 @@ class Worker:
         self.memory = None if own is None else RequestMemory(own)
         self.pieces = WaitingPieces()
         self.idle: IdleProofs | None = None
+        self._writers: SimpleQueue[_Writer] = SimpleQueue()
         self._ran_out = False
         self._passed_example = False
         self._descriptions: dict[tuple[bool, bool], bytes] = {}
@@ -259,11 +265,13 @@ class Worker:
         with self._running(calls):
             for position, call in enumerate(calls):
                 item = _catch(self._decode, call)
-                if isinstance(item, _Decoded):
-                    is_long = item.passes > _MOST_PASSES or item.plan.request.generate is not None
-                    (long if is_long else short)[position] = item
-                else:
+                if not isinstance(item, _Decoded):
                     reply(position, self._reply(item, start))
+                elif item.plan.request.generate is not None:
+                    self._writers.put((item, partial(reply, position), start))
+                    later(self._write_waiting, [position])
+                else:
+                    (long if item.passes > _MOST_PASSES else short)[position] = item
             for group in alike({position: item.plan for position, item in long.items()}):
                 items = {position: long.pop(position) for position in group}
                 later(partial(self._run_long, items, reply, start), list(group))
@@ -274,11 +282,22 @@ class Worker:
         with self._running([item.call for item in items.values()]):
             self._answer_decoded(items, reply, start)
 
+    def _write_waiting(self) -> None:
+        """Runs all calls that wait to write tokens, together where possible; another job may have run this one's."""
+        waiting: list[_Writer] = []
+        with suppress(Empty):
+            while sum(item.plan.rows for item, _, _ in waiting) < MAX_TEXTS:
+                waiting.append(self._writers.get_nowait())
+        if waiting:
+            items = {number: item for number, (item, _, _) in enumerate(waiting)}
+            with self._running([item.call for item in items.values()]):
+                self._answer_decoded(items, lambda number, parts: waiting[number][1](parts), waiting[-1][2])
+
     def _answer_decoded(self, items: dict[int, _Decoded], reply: Callable[[int, Parts], None], start: float) -> None:
         """Runs decoded calls together where possible, and passes each reply on as soon as its result is there."""
 
         def tell(position: int, outcome: Outcome) -> None:  # when a reply is out, nothing of its call is left
-            self._ran_out |= _ran_out(outcome)
+            self._ran_out |= lacked_memory(outcome)
             reply(position, self._reply(_catch(self._encode, items.pop(position), outcome), start))
 
         self._answer_plans({position: item.plan for position, item in items.items()}, tell)
@@ -306,7 +325,7 @@ class Worker:
         numbers = list(plans)
 
         def told(index: int, outcome: Outcome) -> None:
-            if self._model.has_more_memory and _ran_out(outcome):
+            if self._model.has_more_memory and lacked_memory(outcome):
                 again[numbers[index]] = plans[numbers[index]]
             else:
                 tell(numbers[index], outcome)
@@ -328,14 +347,14 @@ class Worker:
                 allowed = ends.enter_context(memory.reserved(needed, plan.cancellation.raise_if_cancelled))
             model.request_bytes, model.has_more_memory = allowed, not is_all
             (outcome,) = inspect_batch([plan])
-        if is_all or not _ran_out(outcome):
+        if is_all or not lacked_memory(outcome):
             model.properties[_need(plan)] = needed
             return outcome
         return self._run_with_more(plan, memory.most, memory)
 
     def _reply(self, outcome: Reply | BaseException, start: float) -> Parts:
         """Returns a serialised reply with the time that the worker had the call; an exception becomes a failure."""
-        self._ran_out |= _ran_out(outcome)
+        self._ran_out |= lacked_memory(outcome)
         reply = Reply.failed(as_failure(outcome)) if isinstance(outcome, BaseException) else outcome
         reply.beside.worker_ms = _since(start)
         return reply.serialized()
@@ -469,11 +488,6 @@ def _catch(function: Callable[..., T], *arguments: Any) -> T | BaseException:
         return function(*arguments)
     except BaseException as failure:
         return failure
-
-
-def _ran_out(outcome: object) -> bool:
-    told = isinstance(outcome, CutawayError) and outcome.reason == Reason.OUT_OF_MEMORY
-    return told or (isinstance(outcome, BaseException) and is_out_of_memory(outcome))
 
 
 def _need(plan: RequestPlan) -> Hashable:
