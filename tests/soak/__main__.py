@@ -15,7 +15,7 @@ from pathlib import Path
 
 from examples.digits.package import package
 from tests.conftest import ADAPTERS
-from tests.soak import fuzz, jobs, overload, soak
+from tests.soak import fuzz, generations, jobs, overload, soak
 from tests.support.adapters.mirror_adapter import MirrorAdapter
 from tests.support.serving import Server, serving
 from tests.support.serving import package as package_adapter
@@ -31,7 +31,10 @@ TRIALS: dict[str, Callable[[Server, Path], list[str]]] = {
 """Each is told of a server and its model store; it returns what it found, in lines, and raises where a promise is
 broken."""
 
-ALONE: dict[str, Callable[[Path], list[str]]] = {"sentences": jobs.sentences}
+ALONE: dict[str, Callable[[Path], list[str]]] = {
+    "sentences": jobs.sentences,
+    "generations": generations.trial,
+}
 """Likewise those that need no server, but a directory of their own."""
 
 QUEUE = 16
