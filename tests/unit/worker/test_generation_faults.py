@@ -216,16 +216,31 @@ def same(result: InspectResult, honest: InspectResult) -> bool:
     return all(np.allclose(one.array, other.array, rtol=0, atol=1e-5, equal_nan=True) for one, other in pairs)
 
 
+REFUSED = {("mixtral", "float64"), ("gemma2", "float64"), ("bloom", "float64")}
+SUBTLE = {
+    "float16": {"keys are rounded", "a vector is rounded"},
+    "bfloat16": {
+        *("keys are rounded", "a vector is rounded", "the temperature is forgotten", "positions are one further"),
+        *("the newest token is not in the cache", "the cache is of another row", "padding is read"),
+    },
+}
+"""What changes a network of two layers by less than rounding does: by a twentieth in bfloat16, a hundredth in
+float16."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_fault_of_a_generation_is_found(architecture: str, tmp_path: Path) -> None:
-    adapter = CausalLMAdapter(directory=saved(tmp_path, architecture))
+def test_every_fault_of_a_generation_is_found(architecture: str, dtype: str, tmp_path: Path) -> None:
+    if (architecture, dtype) in REFUSED:
+        pytest.skip("transformers has no such kernel, or NaN where a text is padded")
+    adapter = CausalLMAdapter({"dtype": dtype}, saved(tmp_path, architecture))
     model = load_model(adapter, "cpu")
     honest = asked(adapter, model, architecture)
     assert honest.replay is not None
     assert honest.replay.verdict is Verdict.AGREES, honest.replay
     missed, without_effect = [], []
     for fault, (broken, cause) in FAULTS.items():
-        if applies(fault, architecture):
+        if applies(fault, architecture) and fault not in SUBTLE.get(dtype, set()):
             with broken(model.module, BLOCKS[architecture]):
                 result = asked(adapter, model, architecture)
             replay = result.replay
