@@ -169,11 +169,12 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     ),
     "AddVector.norm": st.sampled_from(requests.VectorNorm),
     "EditReceipt.tensors": UNSIGNED_32,
-    "Generate.alternatives": UNSIGNED_32,
+    "Generate.alternatives": st.integers(0, 1000),
+    "Generate.stop": tuples_of(names),
     "Generate.max_new_tokens": COUNT_32,
     "Generate.min_p": st.none() | shares,
     "Generate.repetition_penalty": st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False),
-    "Generate.temperature": finite,
+    "Generate.temperature": st.just(0.0) | st.floats(1e-3, 1e3),
     "Generate.top_k": UNSIGNED_32,
     "Generate.top_p": st.none() | shares,
     "InspectRequest.model": names,
@@ -251,7 +252,7 @@ def captured(**where: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 captures = st.one_of(
     captured(module=names),
-    captured(op=names),
+    captured(op=names, position=st.none()),
     captured(
         parameter=names, at=st.just("output"), call=st.none(), path=st.just(""), steps=st.just(()), position=st.none()
     ),
@@ -261,7 +262,7 @@ captures = st.one_of(
 def edited(kind: type[Edit], **parameters: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Edits of one ``kind``, at a module or at an operator."""
     rows = st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple)
-    at_module, at_op = {"module": names, "op": st.just("")}, {"module": st.just(""), "op": names}
+    at_module, at_op = {"module": names, "op": st.just("")}, {"module": st.just(""), "op": names, "position": st.none()}
     return st.one_of([made(kind, rows=rows, **where, **parameters) for where in (at_module, at_op)])
 
 

@@ -28,9 +28,23 @@ _INCOMPLETE = "\ufffd"
 
 def left_padded(inputs: Inputs) -> Inputs:
     """Returns ``input_ids`` and ``attention_mask``, int64 [batch, tokens], with the last token of each row in the last
-    place, and without columns that are padding in every row."""
+    place, and without columns that are padding in every row.
+
+    Raises:
+        InvalidArgument: ``INPUT_SHAPE``; ``INPUT_EMPTY`` for a row of padding alone.
+    """
     ids = inputs["input_ids"]
     mask = inputs.get("attention_mask", torch.ones_like(ids))
+    if ids.ndim != 2 or mask.shape != ids.shape:
+        what = f"{list(ids.shape)} token ids, and an attention mask of {list(mask.shape)}: both are [batch, tokens]"
+        raise error(Reason.INPUT_SHAPE, what, "tensors.by_name")
+    if bool(((mask != 0) & (mask != 1)).any()):
+        raise error(
+            Reason.INVALID_VALUE, "an attention mask has 0 where a text is padded, and 1 elsewhere", "tensors.by_name"
+        )
+    for row, length in enumerate(mask.count_nonzero(dim=1).tolist()):
+        if not length:
+            raise error(Reason.INPUT_EMPTY, f"row {row} has no token to write behind")
     last = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
     places = torch.arange(ids.shape[1], device=ids.device) - (ids.shape[1] - 1 - last).unsqueeze(1)
     moved = {name: tensor.gather(1, places.clamp(min=0)) for name, tensor in (("ids", ids), ("mask", mask))}
@@ -117,8 +131,9 @@ class _Writer:
         most = max(chosen.alternatives for chosen in self._chosen)
         likeliest = log_probabilities.topk(min(most, log_probabilities.shape[1]), dim=-1)
         ids, texts, values = zip(*rows)
-        alternatives = (tuple(likeliest.indices.flatten().tolist()), tuple(likeliest.values.flatten().tolist()))
-        return GeneratedStep(ids, texts, values, *alternatives)
+        rows_open = torch.tensor(was_open, device=log_probabilities.device).unsqueeze(1)
+        best, best_values = likeliest.indices.where(rows_open, -1), likeliest.values.where(rows_open, 0.0)
+        return GeneratedStep(ids, texts, values, tuple(best.flatten().tolist()), tuple(best_values.flatten().tolist()))
 
 
 class _Choices:

@@ -17,7 +17,7 @@ from cutaway.contract.npy import read_npy, read_npz
 from cutaway.contract.pictures import ANY, opened
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult, ModelDetail
-from cutaway.contract.results.arrays import by_name, entries, write_npz
+from cutaway.contract.results.arrays import by_name, entries, text_entries, write_npz
 from cutaway.contract.tensors import Array
 from cutaway.contract.wire import requests as wire_requests
 
@@ -106,7 +106,7 @@ _MAX_BYTES = 2**31 - 1
 
 def save(result: InspectResult, path: Path) -> int:
     """Writes every array of ``result`` to the ``.npz`` file ``path``; returns the number of arrays."""
-    arrays = by_name(entries(result))
+    arrays = by_name([*entries(result), *text_entries(result)])
     try:
         with path.open("wb") as file:
             write_npz(file, arrays)

@@ -268,7 +268,7 @@ class Generate(_message.Message):
     repetition_penalty: _builtins.float
     """The logits of tokens of the text so far are divided by it if they are positive, and multiplied if not. Default: 1."""
     alternatives: _builtins.int
-    """Return this many of the likeliest tokens of each step. Default: 0."""
+    """Return this many of the likeliest tokens of each step, at most 1,000. Default: 0."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """A row ends behind any of these texts."""

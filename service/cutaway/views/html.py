@@ -386,9 +386,11 @@ def _prediction_panels(result: InspectResult, row: int, labels: Sequence[str]) -
     written."""
     if row < len(result.texts):
         verdict = "NOT CHECKED" if result.replay is None else result.replay.of_row(row).verdict.value
-        yield _tile(_titled("text", verdict), element("p", harmless(result.texts[row], _TEXT)))
-    for text in result.unedited_texts[row : row + 1]:
-        yield _tile("unedited text", element("p", harmless(text, _TEXT)))
+        ended = f"text, ended by {result.finish_reasons[row].value}"
+        yield _tile(_titled(ended, verdict), element("p", harmless(result.texts[row], _TEXT)))
+        for text in result.unedited_texts[row : row + 1]:
+            yield _tile("unedited text", element("p", harmless(text, _TEXT)))
+        return
     passes = (("", result.predictions, result.classes), ("unedited ", result.unedited, result.unedited_classes))
     for prefix, outputs, classes in passes:
         for number, (name, array) in enumerate(list(outputs.items())[:_OUTPUTS]):

@@ -134,7 +134,7 @@ def _forward(example: _Example, inputs: Mapping[str, Array]) -> list[Panel]:
         ("prediction", result.predictions, result.classes),
         ("unedited", result.unedited, result.unedited_classes),
     ]
-    shown = [(name, outputs, classes) for name, outputs, classes in passes if outputs]
+    shown = [(name, outputs, classes) for name, outputs, classes in passes if outputs and not result.generated]
     room = (_COLUMNS - len(images)) // max(1, len(shown))
     span = room if room > 0 and all(len(outputs) == 1 for _, outputs, _ in shown) else 1
     return images + [panel for shown_pass in shown for panel in _outputs(example, span, *shown_pass)]

@@ -351,6 +351,8 @@ def job_program(question: Question) -> str:
     section = {name: words[name] for name in JOB_FIELDS if name in words}
     if request.input_gradients == ():
         section["input_gradients"] = True
+    for part in (*section.get("captures", ()), *section.get("edits", ())):
+        part.pop("steps", None)  # those of a generation, which is left out
     left = ", ".join(name for name in OF_ONE_REPLY if name in words)
     name, _, _ = request.model.partition("/versions/")
     job = {

@@ -109,6 +109,29 @@ def test_rest_has_the_texts(verb: str, places: tuple[str, str]) -> None:
     assert (status, json.loads(reply)["reason"]) == (400, "INVALID_VALUE")
 
 
+def test_an_empty_stop_is_refused_and_a_job_has_no_steps(places: tuple[str, str]) -> None:
+    with ca.Client(places[0]) as client:
+        with pytest.raises(ca.InvalidArgument, match=r"\[generate.stop\[1\]\]"):
+            client.inspect("gpt", TEXTS, generate=ca.Generate(2, stop=(".", "")))
+        with pytest.raises(ca.InvalidArgument, match=r"\[generate.alternatives\].*1,000"):
+            client.inspect("gpt", TEXTS, generate=ca.Generate(2, alternatives=1001))
+        with pytest.raises(ca.InvalidArgument, match=r"\[captures\[0\].position\].*operator"):
+            client.inspect("gpt", TEXTS, captures=ca.Capture(op="transformer.h.0:add#0", position=0))
+        heard: list[ca.results.Progress] = []
+        client.inspect(
+            "gpt", TEXTS, generate=ca.Generate(45), seed=1, progress=heard.append
+        )  # mostly too short for any
+    assert all(each.passes == 90 for each in heard)
+    url = f"http://{places[1]}/v1/models/gpt:program?language=job"
+    asked = {"tensors": {"byName": {"input_ids": {"dataType": "DATA_TYPE_INT64", "shape": [0, 3]}}}, "compare": True}
+    asked |= {"generate": {"maxNewTokens": 3}, "captures": [{"module": "lm_head", "steps": [0]}]}
+    asked["edits"] = [{"module": "lm_head", "point": "HOOK_POINT_OUTPUT", "zero": {}, "steps": [1]}]
+    status, _, job = post(url, json.dumps(asked).encode(), {"content-type": "application/json"})
+    assert status == 200, job
+    assert b"compare, generate" in job
+    assert b"steps" not in job
+
+
 def test_the_command_and_the_notebook_show_them(places: tuple[str, str], tmp_path: Path) -> None:
     asked = [
         "inspect",

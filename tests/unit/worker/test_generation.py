@@ -250,7 +250,11 @@ def test_a_replay_that_says_nothing_costs_no_answer(gpt2: Served, tmp_path: Path
     [
         ({"generate": ca.Generate(64)}, r"LIMIT_EXCEEDED \[generate.max_new_tokens\].* 64 positions"),
         ({"attributions": (ca.Saliency(),)}, r"INVALID_VALUE \[attributions\]"),
-        ({"input_gradients": ()}, r"INVALID_VALUE \[input_gradients\]|INPUT_NOT_DIFFERENTIABLE"),
+        ({"input_gradients": ()}, r"INVALID_VALUE \[input_gradients\]"),
+        ({"arguments": {"logits": True}}, r"INVALID_VALUE \[arguments\]"),
+        ({"generate": ca.Generate(2, alternatives=301)}, r"INVALID_VALUE \[generate.alternatives\].*300 tokens"),
+        ({"generate": ca.Generate(2, stop_tokens=(0, -1))}, r"INVALID_VALUE \[generate.stop_tokens\[1\]\]"),
+        ({"generate": ca.Generate(2, stop_tokens=(300,))}, r"INVALID_VALUE \[generate.stop_tokens\[0\]\]"),
         ({"dry_run": True}, r"INVALID_VALUE \[dry_run\]"),
         ({"target": ca.ClassLabel((" the",))}, r"INVALID_VALUE \[target\]"),
         (
@@ -263,6 +267,10 @@ def test_a_replay_that_says_nothing_costs_no_answer(gpt2: Served, tmp_path: Path
         ({"edits": (ca.Zero("transformer.h.0", steps=(9,)),)}, r"EDIT_INAPPLICABLE \[edits\[0\].steps\]"),
         ({"captures": (ca.Capture("transformer.h.0", position=9),)}, r"SLICE_RANGE \[captures\[0\].position\].*row 0"),
         ({"captures": (ca.Capture("transformer.h.0", position=0, steps=(1,), call=3),)}, r"CALL_NOT_FOUND"),
+        (
+            {"edits": (ca.Zero("transformer.h.0", position=1),)},
+            r"SLICE_RANGE.*steps=\(0,\) has the tokens of the prompt",
+        ),
         ({"edits": (ca.AddVector("transformer.h.0", np.ones(3)),)}, r"EDIT_SHAPE \[edits\[0\].add_vector.vector\]"),
         (
             {"generate": None, "captures": (ca.Capture("lm_head", steps=(0,)),)},
@@ -274,6 +282,19 @@ def test_a_replay_that_says_nothing_costs_no_answer(gpt2: Served, tmp_path: Path
 def test_what_a_generation_cannot_have_is_refused(request_: dict[str, Any], what: str, gpt2: Served) -> None:
     with pytest.raises(CutawayError, match=what):
         gpt2.ask(gpt2.inputs("see"), **request_)
+
+
+def test_inputs_without_a_text_are_refused(gpt2: Served) -> None:
+    """A row of no tokens or of padding alone, and a mask of another shape: none is cut or written from padding."""
+    ids, mask = torch.tensor([[41, 50, 60], [4, 5, 6]]), torch.tensor([[1, 1, 1], [0, 0, 0]])
+    for wrong, what in (
+        ({"input_ids": ids, "attention_mask": mask}, r"INPUT_EMPTY.*row 1"),
+        ({"input_ids": ids[:, :0]}, r"INPUT_EMPTY.*row 0"),
+        ({"input_ids": ids, "attention_mask": mask[:, :2]}, r"INPUT_SHAPE"),
+        ({"input_ids": ids, "attention_mask": torch.ones(2, 5, dtype=torch.int64)}, r"INPUT_SHAPE"),
+    ):
+        with pytest.raises(CutawayError, match=what):
+            gpt2.ask(wrong)
 
 
 def test_a_model_without_tokens_writes_none(gpt2: Served) -> None:

@@ -22,6 +22,7 @@ from cutaway.contract.results import Cause, InspectResult, Verdict
 from cutaway.contract.results.arrays import entries
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.hooks import hook_site
+from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.hook_site import HookSite, Override
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.causal_lms import ARCHITECTURES, BLOCKS, saved
@@ -252,3 +253,63 @@ def test_every_fault_of_a_generation_is_found(architecture: str, dtype: str, tmp
     assert not missed
     assert len(without_effect) <= 2
     assert asked(adapter, model, architecture).replay == honest.replay
+
+
+def replayed(adapter: CausalLMAdapter, model: InspectedModel, **asked: Any) -> ca.Check:
+    request = ca.InspectRequest("gpt", **{"generate": ca.Generate(2), **asked})
+    replay = inspect(model, request, dict(adapter.preprocess(b"see the", "text/plain"))).replay
+    assert replay is not None
+    return replay
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_heads_are_no_tokens(steps: int, tmp_path: Path) -> None:
+    """A model of two heads writes two tokens: attention weights have heads where others have tokens."""
+    adapter = CausalLMAdapter({"attention": "eager"}, saved(tmp_path, "llama"))
+    model = load_model(adapter, "cpu")
+    attention, generate = "model.layers.0.self_attn", ca.Generate(steps)
+    captured = replayed(adapter, model, generate=generate, captures=(ca.Capture(attention, path="[1]"),))
+    assert captured.verdict is Verdict.AGREES
+    for edit in (
+        ca.Zero(op=f"{attention}:softmax#0", slices=(ca.Slice(1, 0, 1),)),
+        ca.Scale(op=f"{attention}:softmax#0", factor=0.5, steps=(0,)),
+    ):
+        edited = replayed(adapter, model, generate=generate, edits=(edit,))
+        assert (edited.verdict, edited.cause) == (Verdict.INCONCLUSIVE, Cause.CHECK_FAILED)
+
+
+@pytest.mark.parametrize("position", [None, -1])
+@pytest.mark.parametrize("reduce", [ca.Norm((-1,)), ca.Mean((-1,)), ca.TopElements(3), ca.Project("lm_head")])
+def test_a_wrong_reduction_of_the_prompt_is_found(reduce: Any, position: int | None, tmp_path: Path) -> None:
+    adapter = CausalLMAdapter(directory=saved(tmp_path))
+    model = load_model(adapter, "cpu")
+    capture = ca.Capture("transformer.h.1", reduce=reduce, position=position)
+    assert replayed(adapter, model, generate=ca.Generate(1), captures=(capture,)).verdict is Verdict.AGREES
+    plain, calls = CaptureSpec.apply, list[int]()
+
+    def sevenfold(spec: CaptureSpec, *given: Any) -> Any:
+        part = plain(spec, *given)
+        calls.append(1)
+        return part._replace(values=part.values * 7) if len(calls) == 1 else part
+
+    with patch.object(CaptureSpec, "apply", sevenfold):
+        wrong = replayed(adapter, model, generate=ca.Generate(1), captures=(capture,))
+    assert wrong.verdict is Verdict.DISAGREES
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_rounding_of_parts_and_of_the_reply_is_no_fault(dtype: str, tmp_path: Path) -> None:
+    """Of narrow slices, projections to one number and means, and of replies in a coarser type."""
+    adapter = CausalLMAdapter({"dtype": dtype}, saved(tmp_path, "llama"))
+    model, block = load_model(adapter, "cpu"), "model.layers.1"
+    matrix = np.random.default_rng(0).normal(size=(1, 16)).astype(np.float32)
+    for seed in range(6):
+        for more in (
+            {"data_type": "bfloat16"},
+            {"slices": (ca.Slice(-1, 3, 4),)},
+            {"reduce": ca.Project(matrix)},
+            {"reduce": ca.Mean((-1,))},
+        ):
+            asked = {"seed": seed, "generate": ca.Generate(8, temperature=1.0)}
+            found = replayed(adapter, model, captures=(ca.Capture(block, **more),), **asked)
+            assert found.verdict is Verdict.AGREES, (seed, more, found)

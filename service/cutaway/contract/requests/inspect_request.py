@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
+from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests.attributions import Attribution
 from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
-from cutaway.contract.requests.fields import Count, Finite, Positive, Probability, bounded
+from cutaway.contract.requests.fields import Count, Positive, Probability, bounded
 from cutaway.contract.requests.targets import PredictedClass, Target
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum, changed
@@ -105,6 +106,12 @@ class Raw:
 _Share: TypeAlias = Annotated[float, bounded(lambda value: 0 < value <= 1, "a share is above 0 and at most 1")]
 
 
+def _no_empty_text(texts: tuple[str, ...]) -> None:
+    """Raises `InvalidArgument` for a text that every row ends with."""
+    if "" in texts:
+        raise error(Reason.INVALID_VALUE, "every text ends with an empty one", f"[{texts.index('')}]")
+
+
 @dataclass(frozen=True)
 class Generate:
     """The continuation of texts by a causal language model: one token of each row a step.
@@ -122,18 +129,20 @@ class Generate:
             multiplied if not; ``None`` is 1.
         stop: a row ends behind any of these texts.
         stop_tokens: a row ends behind any of these token ids, besides those that end a text of this model.
-        alternatives: return this many of the likeliest tokens of each step.
+        alternatives: return this many of the likeliest tokens of each step, at most 1,000.
     """
 
     max_new_tokens: Count
-    temperature: Finite = 0.0
+    temperature: Annotated[float, bounded(lambda value: value == 0 or 1e-3 <= value <= 1e3, "0, or 0.001 to 1,000")] = (
+        0.0
+    )
     top_k: int = 0
     top_p: _Share | None = None
     min_p: _Share | None = None
     repetition_penalty: Positive | None = None
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], _no_empty_text] = ()
     stop_tokens: tuple[int, ...] = ()
-    alternatives: int = 0
+    alternatives: Annotated[int, bounded(lambda value: 0 <= value <= 1000, "from 0 to 1,000")] = 0
 
     @property
     def draws(self) -> bool:

@@ -234,7 +234,8 @@ class GeneratedStep:
         texts: the text that it adds to its row; ``""`` where a character is not complete.
         log_probabilities: the logarithm of its probability, by the softmax of the model's logits; 0 for a row that
             ended before.
-        alternatives: the likeliest tokens, as many of each row as were requested, row by row, the likeliest first.
+        alternatives: the likeliest tokens, as many of each row as were requested, row by row, the likeliest first; -1
+            of a row that ended before.
         alternative_log_probabilities: the logarithms of their probabilities.
     """
 

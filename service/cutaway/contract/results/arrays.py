@@ -335,6 +335,20 @@ def npy(values: Array) -> bytes:
     return file.getvalue()
 
 
+def text_entries(result: InspectResult) -> Iterator[Entry]:
+    """Yields what each row of a generation wrote, why it ended, and the verdict of its replay, as arrays of texts."""
+    columns: dict[str, Sequence[str]] = {
+        "text": result.texts,
+        "finish_reason": result.finish_reasons,
+        "unedited:text": result.unedited_texts,
+    }
+    if result.replay is not None:
+        columns["replay"] = [result.replay.of_row(row).verdict for row in range(len(result.texts))]
+    for name, texts in columns.items():
+        if texts:
+            yield Entry(np.array([str(text) for text in texts]), ArrayField(name, number=np.str_))
+
+
 def write_npz(file: BinaryIO, arrays: Mapping[str, Entry]) -> None:
     """Writes arrays by name as an NPZ file, tensors before numbers.
 

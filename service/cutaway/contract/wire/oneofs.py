@@ -140,7 +140,9 @@ def _read(message: capture_pb2.CaptureRequest) -> Capture:
         for field, _ in message.ListFields():
             if field.name in ("points", "call", "path", "steps", "position"):
                 raise error(Reason.INVALID_VALUE, f"a parameter has no {field.name}; leave it out", field.name)
-    return Capture(**_FIELDS.read(message))
+    capture = Capture(**_FIELDS.read(message))
+    _refuse_position(capture)
+    return capture
 
 
 CAPTURES = several(Codec(_write, _read))
@@ -197,6 +199,14 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
 )
 
 
+def _refuse_position(part: Capture | Edit) -> None:
+    """Refuses the position of an operator's tensor, whose axis 1 may be that of heads."""
+    if part.op and part.position is not None:
+        raise error(
+            Reason.INVALID_VALUE, "positions are those of modules: take a part of an operator's by slices", "position"
+        )
+
+
 def _write_edit(edit: Edit, message: edit_pb2.Edit) -> None:
     require_one_name(edit, "module", "op")
     EDIT_KINDS.codec.write(edit, message)
@@ -205,6 +215,7 @@ def _write_edit(edit: Edit, message: edit_pb2.Edit) -> None:
 def _read_edit(message: edit_pb2.Edit) -> Edit:
     refuse_no_name(message, "name a module or an operator")
     edit: Edit = EDIT_KINDS.codec.read(message)
+    _refuse_position(edit)
     return edit
 
 

@@ -7,9 +7,8 @@ draws again. So a stale cache shows, an edit that reached some steps only, or a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -131,9 +130,14 @@ class _Segments:
     texts: TextRanges | None
 
     def of(self, value: Tensor) -> list[slice] | None:
-        """Returns the tokens of each step along axis 1 of ``value``; None if that axis has others."""
+        """Returns the tokens of each step along axis 1 of ``value``; None if that axis may be another.
+
+        Four axes are those of heads, ``[batch, heads, tokens, ...]``.
+        """
         tokens = self.prompt + self.steps - 1
-        if value.ndim < 2 or value.shape[0] != self.rows or value.shape[1] not in (tokens, self.steps):
+        if not 2 <= value.ndim <= 3 or value.shape[0] != self.rows or value.shape[1] not in (tokens, self.steps):
+            return None
+        if value.shape[1] != tokens and tokens in value.shape[2:]:  # which has the tokens
             return None
         if value.shape[1] == tokens:
             return [slice(0, self.prompt), *(slice(at, at + 1) for at in range(self.prompt, tokens))]
@@ -157,13 +161,17 @@ class _Segments:
         """Returns what ``spec`` takes of ``value``, the tokens of ``step``."""
         return spec.apply(value, "a capture", 0, None if step else self.texts).values
 
-    def is_text(self, value: Tensor, step: int) -> Tensor:
-        """Returns 1 for the elements of ``value``, the tokens of ``step``, that are no padding, and 0 for others."""
-        found = torch.ones_like(value)
-        if not step and value.shape[1] == self.prompt:
-            for row, (start, _) in enumerate(self.texts or ()):
-                found[row, :start] = 0
-        return found
+    def padding(self, spec: CaptureSpec, value: Tensor, step: int) -> Tensor:
+        """Returns which elements of what ``spec`` takes of ``value``, the tokens of ``step``, are of padding."""
+        is_text, starts = torch.ones_like(value), [start for start, _ in self.texts or ()]
+        if not step and value.shape[1] == self.prompt and spec.position is None:
+            for row, start in enumerate(starts):
+                is_text[row, :start] = 0
+        if spec.reduce is None:
+            return self.taken(replace(spec, data_type=""), is_text, step) == 0
+        like = self.taken(spec, value, step)  # of several tokens: all of a padded row
+        has_padding = (is_text == 0).reshape(self.rows, -1).any(dim=1)
+        return has_padding.reshape(-1, *[1] * (like.ndim - 1)).expand_as(like)
 
 
 @dataclass(frozen=True)
@@ -390,28 +398,33 @@ def _capture_errors(
         tokens = None if whole is None else segments.of(whole.values)
         if part is None or whole is None or tokens is None or not part.values.is_floating_point():
             continue
-        spec, own = specs[point], whole.values[:, tokens[call.step]]
-        has_padding = not call.step and segments.texts is not None
-        if part.row_axis != 0 or (spec.reduce is not None and has_padding):  # which may be of padding
+        if part.row_axis != 0:
             continue
-        by_row = (segments.rows, -1)
+        spec, own = specs[point], whole.values[:, tokens[call.step]]
         expected = segments.taken(spec, own, call.step)
         differences = errors(part.values, expected)
         if differences.shape != expected.shape:
             return torch.full_like(found, torch.inf)
-        is_padding = torch.zeros_like(expected, dtype=torch.bool)
-        if has_padding:
-            is_padding = segments.taken(spec, segments.is_text(own, call.step), call.step) == 0
-        least = _LEAST * largest_magnitude(whole.values) * math.sqrt(expected[0].numel())
-        own_norms = expected.double().masked_fill(is_padding, 0.0).nan_to_num(0.0, 0.0, 0.0).reshape(by_row).norm(dim=1)
-        norms = differences.masked_fill(is_padding, 0.0).reshape(by_row).norm(dim=1)
-        found = torch.maximum(found, norms / own_norms.clamp(min=max(least, torch.finfo(torch.float64).tiny)))
+        is_padding = segments.padding(spec, own, call.step)
+        typical = segments.taken(spec, _noise_like(own, whole.values), call.step)
+        norms, own_norms, typical_norms = (
+            values.double().masked_fill(is_padding, 0.0).nan_to_num(torch.inf).reshape(segments.rows, -1).norm(dim=1)
+            for values in (differences, expected, typical)
+        )
+        # A type of the reply that is coarser than the model's rounds once more.
+        own_type, sent_type = (OF_CAPTURES.of(values.dtype) for values in (whole.values, part.values))
+        scale = torch.maximum(own_norms.nan_to_num(0.0, 0.0), typical_norms).clamp(min=torch.finfo(torch.float64).tiny)
+        found = torch.maximum(found, norms / scale * min(1.0, own_type / sent_type))
     return found
 
 
-_LEAST = 1e-2
-"""The share of the largest magnitude of a place that counts for errors at all its tokens: small values are what is left
-of larger ones."""
+def _noise_like(own: Tensor, whole: Tensor) -> Tensor:
+    """Returns random numbers of the size of ``own``, by row, or of a hundredth of the largest of ``whole``: rounding
+    errors of a part, a reduction or a projection are relative to what it makes of them."""
+    numbers = torch.randn(own.shape, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64)
+    finite = own.double().nan_to_num(0.0, 0.0, 0.0).reshape(len(own), -1)
+    sizes = finite.square().mean(dim=1).sqrt().clamp(min=1e-2 * largest_magnitude(whole))
+    return (numbers * sizes.reshape(-1, *[1] * (own.ndim - 1))).to(own.dtype)
 
 
 def _cause(generated: Generated, found: Tensor, tolerance: float) -> tuple[Cause, str]:

@@ -6,6 +6,7 @@ own hooks, options and seeds. A row writes what it writes alone, but for the rou
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import Share, observing, observing_together
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, Outputs
-from cutaway.engine.model.session import timed
+from cutaway.engine.model.session import EVERY_S, FIRST_S, timed
 from cutaway.engine.planning.plan import RequestPlan
 
 Tell: TypeAlias = Callable[[results.InspectResult], object]
@@ -113,6 +114,8 @@ class _Writing:
 
     def __post_init__(self) -> None:
         self.batch: Batch = batch_of(self.plan)
+        self._began = time.perf_counter()
+        self._told = self._began + FIRST_S - EVERY_S
         self._calls: dict[str, list[results.CapturedCall]] = {}
         self._seen: dict[str, int] = {}
 
@@ -141,6 +144,16 @@ class _Writing:
         self.recording.next_step()
         if self.tell is not None:
             self.tell(self._so_far())
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """Tells a listener how far the texts are, if they take a while; they may end sooner."""
+        now, listener = time.perf_counter(), self.plan.listener
+        if listener is None or now - self._told < EVERY_S:
+            return
+        self._told, done, most = now, len(self.written.steps), chosen_of(self.plan).max_new_tokens
+        left_s = (now - self._began) / done * (most - done)
+        listener.progress(results.Progress(done * self.plan.rows, most * self.plan.rows, left_s, 0))
 
     def _so_far(self) -> results.InspectResult:
         """Returns the steps so far, and their captures; operators that a glob names are in the whole result only."""

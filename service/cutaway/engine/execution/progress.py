@@ -10,12 +10,8 @@ from contextlib import contextmanager
 from cutaway.contract.results import InspectResult, Progress
 from cutaway.engine.execution.inspect import Tell
 from cutaway.engine.model.inspected_model import Inputs
+from cutaway.engine.model.session import EVERY_S, FIRST_S
 from cutaway.engine.planning.plan import RequestPlan
-
-_FIRST_S = 1.0
-"""Seconds without progress: what takes less needs none."""
-
-_EVERY_S = 0.25
 
 
 @contextmanager
@@ -66,14 +62,14 @@ class _Meter:
         """Notes that the first attribution begins, or the next one."""
         if self._current < 0:
             self._began = time.perf_counter()
-            self._told = self._began + _FIRST_S - _EVERY_S
+            self._told = self._began + FIRST_S - EVERY_S
         self._current, self._examples = self._current + 1, 0
 
     def ran(self, inputs: Inputs) -> None:
         """Counts a forward pass, and tells listeners if they heard nothing for a while."""
         self._examples += len(next(iter(inputs.values())))
         now = time.perf_counter()
-        if now - self._told > _EVERY_S and 0 <= self._current < len(self._numbers):
+        if now - self._told > EVERY_S and 0 <= self._current < len(self._numbers):
             self._told = now
             self._tell(now - self._began)
 

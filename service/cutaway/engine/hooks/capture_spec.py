@@ -193,7 +193,8 @@ def token_index(
     for row, ((start, stop), place) in enumerate(zip(ranges, places)):
         if not start <= place < stop <= size:
             what = f"row {row} has {stop - start} tokens, and axis 1 has size {size}: there is no token {position}"
-            raise error(Reason.SLICE_RANGE, what)
+            hint = "; of a generation, steps=(0,) has the tokens of the prompt, a later step one of each row"
+            raise error(Reason.SLICE_RANGE, what + hint * (size == 1))
     return torch.arange(rows, device="cpu"), torch.tensor(places, device="cpu")
 
 

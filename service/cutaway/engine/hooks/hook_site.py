@@ -103,7 +103,7 @@ _EDIT_FUNCTIONS: dict[type[Edit], Callable[[Any, Tensor, SelectPart, int | None]
 }
 """Each returns the new values of the selected part."""
 
-_ANY_TYPE = (Replace, Zero)
+_ANY_TYPE = (Replace, Zero, Override)
 """Edits that apply to integers and booleans too."""
 
 

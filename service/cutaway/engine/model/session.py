@@ -48,6 +48,13 @@ class Cancellation(NamedTuple):
 NEVER_CANCELLED = Cancellation()
 
 
+FIRST_S = 1.0
+"""Seconds without progress: what takes less needs none."""
+
+EVERY_S = 0.25
+"""Seconds between two tellings of progress."""
+
+
 class Listener(Protocol):
     """An observer of a request while it runs.
 

@@ -172,21 +172,34 @@ def _refuse_generation(model: InspectedModel, request: requests.InspectRequest) 
     if model.generate is None:
         raise error(Reason.METHOD_INAPPLICABLE, "this model writes no tokens", "generate")
     one_pass = "is of one pass, and a generation has many: send the whole text without generate"
-    for name in ("input_gradients", "attributions", "explain_if", "dry_run", "target"):
-        if getattr(request, name) not in _NOT_ASKED:
+    for name, none in _OF_ONE_PASS.items():
+        if getattr(request, name) != none:
             raise error(Reason.INVALID_VALUE, f"it {one_pass}", name)
     for field, (_, is_gradient) in asked.items():
         if is_gradient:
             raise error(Reason.INVALID_VALUE, f"a gradient {one_pass}", field)
-    chosen = request.generate
+    chosen, tokens = request.generate, len(model.labels)
+    with at("generate"):
+        if tokens and chosen.alternatives > tokens:
+            raise error(Reason.INVALID_VALUE, f"{chosen.alternatives}; the model has {tokens} tokens", "alternatives")
+        for number, token in enumerate(chosen.stop_tokens):
+            if token < 0 or (tokens and token >= tokens):
+                raise error(Reason.INVALID_VALUE, f"{token} is none of {tokens} tokens", f"stop_tokens[{number}]")
     if not chosen.draws and (chosen.top_k or chosen.top_p or chosen.min_p):
         raise error(
             Reason.INVALID_VALUE, "tokens are drawn with a temperature above 0: set one", "generate.temperature"
         )
 
 
-_NOT_ASKED: tuple[object, ...] = (None, (), False, requests.PredictedClass())
-"""The values of fields that ask for nothing."""
+_OF_ONE_PASS: Mapping[str, object] = {
+    "input_gradients": None,
+    "attributions": (),
+    "explain_if": None,
+    "dry_run": False,
+    "target": requests.PredictedClass(),
+    "arguments": {},
+}
+"""The fields of a request that a generation cannot have, and their values where they ask for nothing."""
 
 
 def _edited_places(tree: ModuleTree, edit: requests.Edit) -> list[str]:

@@ -26,6 +26,7 @@ from cutaway.contract.results.arrays import (
     examples_first,
     npy,
     tensors,
+    text_entries,
     write_npz,
 )
 from cutaway.contract.results.document import document, numbers
@@ -340,7 +341,7 @@ def as_npz(result: InspectResult) -> bytes:
             raise from_wire(own.code, own.reason, f"{own.message}; {_ACCEPT_JSON} for what did not fail", own.field)
     arrays = entries(result)
     file = io.BytesIO()
-    write_npz(file, by_name([*arrays, *_verdicts_by_row(result, arrays), *_texts_by_row(result)]))
+    write_npz(file, by_name([*arrays, *_verdicts_by_row(result, arrays), *text_entries(result)]))
     return file.getvalue()
 
 
@@ -353,20 +354,6 @@ def _verdicts_by_row(result: InspectResult, arrays: Sequence[Entry]) -> Iterator
         if checks := owner.result.checks:
             verdicts = np.array([outcome_of_row(checks, row).verdict.value for row in rows])
             yield Entry(verdicts, ArrayField("verdict", number=np.str_), attribution=owner)
-
-
-def _texts_by_row(result: InspectResult) -> Iterator[Entry]:
-    """Yields what each row of a generation wrote, why it ended, and the verdict of its replay."""
-    columns: dict[str, Sequence[str]] = {
-        "text": result.texts,
-        "finish_reason": result.finish_reasons,
-        "unedited:text": result.unedited_texts,
-    }
-    if result.replay is not None:
-        columns["replay"] = [result.replay.of_row(row).verdict for row in range(len(result.texts))]
-    for name, texts in columns.items():
-        if texts:
-            yield Entry(np.array([str(text) for text in texts]), ArrayField(name, number=np.str_))
 
 
 def as_npy(result: InspectResult) -> bytes:

@@ -222,7 +222,7 @@ export type Generate = Message<"cutaway.v1.Generate"> & {
   stopTokens: bigint[];
 
   /**
-   * Return this many of the likeliest tokens of each step. Default: 0.
+   * Return this many of the likeliest tokens of each step, at most 1,000. Default: 0.
    *
    * @generated from field: uint32 alternatives = 9;
    */
