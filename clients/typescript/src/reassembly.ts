@@ -4,6 +4,7 @@ import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { entries } from "./arrays.js";
 import { crc32c } from "./crc32c.js";
 import { CutawayError } from "./errors.js";
+import type { Capture } from "./gen/cutaway/v1/capture_pb.js";
 import { type InspectResponse, InspectResponseSchema } from "./gen/cutaway/v1/inspection_pb.js";
 import type { StreamPiece, StreamProgress } from "./gen/cutaway/v1/inspection_service_pb.js";
 import { Compression, DataType, type Tensor } from "./gen/cutaway/v1/tensor_pb.js";
@@ -84,7 +85,24 @@ function joined(reply: InspectResponse, part: InspectResponse): InspectResponse 
     const [before, added] = [reply, part].map((each) => (each as unknown as Record<string, unknown>)[localName]);
     return [localName, fieldKind === "list" ? [...(before as unknown[]), ...(added as unknown[])] : (added ?? before)];
   });
-  return create(InspectResponseSchema, Object.fromEntries(fields) as MessageInitShape<typeof InspectResponseSchema>);
+  const captures = withCalls(reply.captures, part.captures);
+  return create(InspectResponseSchema, {
+    ...(Object.fromEntries(fields) as MessageInitShape<typeof InspectResponseSchema>),
+    captures,
+  });
+}
+
+/** Returns captures with those of the next part: of a place that was captured before, further calls of it. */
+function withCalls(captures: readonly Capture[], added: readonly Capture[]): Capture[] {
+  const at = new Map(captures.map((each, number) => [`${each.point} ${each.module}`, number]));
+  const found = [...captures];
+  for (const each of added) {
+    const number = at.get(`${each.point} ${each.module}`);
+    const before = number === undefined ? undefined : found[number];
+    if (number === undefined || before === undefined) found.push(each);
+    else found[number] = { ...before, calls: [...before.calls, ...each.calls] };
+  }
+  return found;
 }
 
 function size({ shape, dataType }: Tensor): number {

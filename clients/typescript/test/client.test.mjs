@@ -57,6 +57,28 @@ test("parts come as they exist, and together they are the result", async () => {
   assert.ok(result.message.timings.forwardMs > 0);
 });
 
+test("a text comes token by token, with what is inside at each", async () => {
+  const calls = [];
+  const asked = {
+    model: "gpt",
+    inputs: ["the hooks see"],
+    generate: { maxNewTokens: 4 },
+    captures: ["transformer.h.1"],
+    options: { seed: 3n },
+  };
+  const writer = new Client(guarded.url, { token: guarded.token });
+  const result = await writer.inspect(asked, {
+    onPart: ({ captured }) => calls.push(captured.filter(({ point }) => point === HookPoint.OUTPUT).length),
+  });
+  const whole = await writer.inspect(asked);
+  assert.deepEqual(calls.slice(0, 4), [1, 2, 3, 4]);
+  assert.deepEqual(Object.keys(result.captures), Object.keys(whole.captures));
+  for (const [name, found] of Object.entries(whole.captures)) assert.equal(bits(result.captures[name]), bits(found));
+  assert.deepEqual(result.message.generated, whole.message.generated);
+  assert.equal(bits(result.predictions.tokens), bits(whole.predictions.tokens));
+  assert.equal(Verdict[result.message.replay.verdict], "AGREES");
+});
+
 test("every type of tensor", async () => {
   for (const [name, type] of Object.entries({ float16: 1, bfloat16: 2, float32: 3, float64: 4 })) {
     const { predictions } = await client.inspect({ ...question, options: { replyDataType: type } });

@@ -31,6 +31,7 @@ from torch import nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
+from cutaway.adapters.causal_lm import CausalLMAdapter
 from cutaway.contract.results.arrays import by_name, tensors
 from cutaway.contract.wire import results as wire_results
 from cutaway.gateway import serve
@@ -39,6 +40,7 @@ from cutaway.v1 import inspection_pb2
 from examples.digits.digits_adapter import Digits
 from tests.support import node
 from tests.support.adapters.mirror_adapter import MirrorAdapter
+from tests.support.causal_lms import saved
 from tests.support.digits import WEIGHTS
 from tests.support.documents import ROOT
 from tests.support.doors import message, outcome, plain, post, seeded
@@ -70,11 +72,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A server with tokens, and room for half a megabyte in one message."""
+    """A server with tokens, and room for half a megabyte in one message; one of its models writes texts."""
     tokens = write(tmp_path_factory.mktemp("tokens") / "tokens.toml", entry("app", {"*": EVERY}))
+    writer = CausalLMAdapter(directory=saved(tmp_path_factory.mktemp("gpt2")))
     torch.manual_seed(0)
     settings = Settings(tokens=tokens, http_address="127.0.0.1:0", max_message_bytes=1 << 19)
-    with serve({"net": nn.Sequential(nn.Linear(4, 64), nn.ReLU())}, settings=settings) as server:
+    with serve({"net": nn.Sequential(nn.Linear(4, 64), nn.ReLU()), "gpt": writer}, settings=settings) as server:
         yield {"url": f"http://{server.http_address}", "token": "app"}
 
 
@@ -119,7 +122,7 @@ def test_it_answers_as_python_does(built: Path, server: Server, guarded: dict[st
         env=os.environ | {"CUTAWAY_TEST": str(told)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "# pass 11" in done.stdout
+    assert "# pass 12" in done.stdout
 
 
 @pytest.mark.parametrize("page", ["clients/typescript/README.md", "docs/clients.md"])
