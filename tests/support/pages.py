@@ -72,7 +72,7 @@ class Inspector:
         self.page.click(".strip button.primary")
         self.page.wait_for_selector(".strip .said, main .problem")
         self.page.wait_for_selector(".strip button.primary")
-        assert not self.texts("main .problem")
+        assert not self.texts("main .problem"), self.texts("main .problem")
 
     def give(self, numbers: Any) -> None:
         """Gives the only input as nested lists."""

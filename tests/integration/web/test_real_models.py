@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter
+from cutaway.adapters.causal_lm import CausalLMAdapter
 from cutaway.contract.results import InputSpec
 from cutaway.gateway import serve
 from cutaway.server.settings import Settings
@@ -21,6 +23,7 @@ from examples.sentences.sentences_adapter import Sentences
 from examples.tumours.data import held_out
 from examples.tumours.tumours_adapter import FEATURES, Tumours
 from tests.support import tumours
+from tests.support.causal_lms import saved
 from tests.support.pages import asking
 from tests.support.serving import Server
 
@@ -99,6 +102,36 @@ def test_attention_by_pairs_of_tokens(browser: Browser) -> None:
         head = np.float32(attention[0, 0, 2])
         assert told.startswith("[CLS] looks at doctor: ")
         assert float(told.rpartition(" ")[2]) == pytest.approx(head, rel=5e-3)
+
+
+def test_a_text_that_a_model_writes(browser: Browser, tmp_path: Path) -> None:
+    """The page asks for it by a number of tokens; it shows the text, its end, the replay, and what edits changed."""
+    adapter = CausalLMAdapter(directory=saved(tmp_path))
+    edit = {"module": "transformer.h.0", "point": "HOOK_POINT_OUTPUT", "scale": {"factor": -1.0}}
+    with (
+        serve({"gpt": adapter}, settings=Settings(http_address="127.0.0.1:0")) as served,
+        asking(
+            browser, served.http_address, "gpt", edits=[edit], compare=True, captures=[{"module": "lm_head"}]
+        ) as inspector,
+        ca.Client(served.address) as client,
+    ):
+        inspector.page.fill("textarea", "the hooks see")
+        inspector.page.fill("label:has-text('Tokens to write') input", "6")
+        inspector.ask()
+        edits = [ca.Scale("transformer.h.0", factor=-1.0)]
+        expected = client.inspect("gpt", "the hooks see", generate=ca.Generate(6), edits=edits, compare=True)
+        shown = [quoted.text_content() for quoted in inspector.page.query_selector_all(".written blockquote")]
+        assert shown == [expected.texts[0], expected.unedited_texts[0]]
+        assert shown[0] != shown[1]
+        assert inspector.texts(".written figcaption") == ["6 tokens, as long as it may be"]
+        assert inspector.texts(".written .verdict") == ["✓ agrees"]
+        inspector.page.click(".written summary")
+        probabilities = [float(np.exp(step.log_probabilities[0])) for step in expected.generated]
+        told = [float(text.removeprefix("<").removesuffix("%")) / 100 for text in inspector.texts(".tokens .number")]
+        np.testing.assert_allclose(told, probabilities, atol=1e-3)
+        assert not inspector.serious()
+        for view in ("Model", "Activations", "Explanations", "Gradients", "Edits", "Cost", "Take along"):
+            inspector.go(view)
 
 
 @pytest.mark.slow

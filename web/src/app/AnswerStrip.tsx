@@ -4,7 +4,8 @@ import { useEffect, useState } from "preact/hooks";
 import { Button, Select } from "../ui/controls.js";
 import { Verdict } from "@cutaway/client";
 import { outputsOf } from "../ask/probabilities.js";
-import { verdictOn } from "../ui/verdicts.js";
+import { textOf } from "../ask/Writing.js";
+import { comparedIn, verdictOn } from "../ui/verdicts.js";
 import { percent } from "../ui/text.js";
 import { ask, asked, cancel, changed, complete, model, opening, progress, row, since } from "../state/asking.js";
 import { type Exchange, rowsOf } from "../state/exchange.js";
@@ -78,15 +79,20 @@ function Said({ answer: { question, reply, whole, milliseconds } }: { answer: Ex
   const wrong = reply.attributions.filter((each) => verdictOn(each, row.value) === Verdict.DISAGREES).length;
   const counted = (count: number): string => `${count} of ${all} explanation${all === 1 ? "" : "s"}`;
   const outputs = outputsOf(reply).map(([name]) => name);
+  const { replay } = reply.message;
+  const replayed = comparedIn({ checks: replay ? [replay] : [] }, row.value);
   return (
     <>
-      <bdi class="said">{own ? own.label || `class ${own.index}` : outputs.join(", ")}</bdi>
+      <bdi class="said">
+        {own ? own.label || `class ${own.index}` : textOf(reply.message, row.value) || outputs.join(", ")}
+      </bdi>
       <span class="muted">
         {own && percent(own.probability)} in {milliseconds.toFixed(0)} ms
       </span>
       {!whole && since.value === undefined && <span class="unsure">not all explanations</span>}
       {(question.edits ?? []).length > 0 && <span class="unsure">edited</span>}
       {failed > 0 && <span class="bad">{counted(failed)} failed</span>}
+      {replayed.some(({ verdict }) => verdict === Verdict.DISAGREES) && <span class="bad">the replay disagrees</span>}
       {wrong > 0 && <span class="bad">{counted(wrong)} wrong: the raw hooks disagree</span>}
       {changed.value && <span class="unsure">The question has changed since.</span>}
     </>

@@ -7,12 +7,23 @@ import { History } from "./History.js";
 import { Inputs } from "./Inputs.js";
 import { Prediction } from "./Prediction.js";
 import { Target } from "./Target.js";
+import { Writing } from "./Writing.js";
 import { Problem } from "../ui/problems.js";
 import { alter, asked, complete, draft, model, row } from "../state/asking.js";
 import "./ask.css";
 
 /** The fields of the contract that have a section of their own here. */
-const SECTIONS = ["tensors", "raw", "input", "target", "captures", "attributions", "input_gradients", "edits"];
+const SECTIONS = [
+  "tensors",
+  "raw",
+  "input",
+  "target",
+  "captures",
+  "attributions",
+  "input_gradients",
+  "edits",
+  "generate",
+];
 
 /** Shows the question beside its answer. */
 export function AskView(): preact.JSX.Element | null {
@@ -36,6 +47,8 @@ export function AskView(): preact.JSX.Element | null {
               onCheck={(inputGradients) => alter({ inputGradients })}
             />
             <Problem of={["input_gradients"]} />
+            <Writing detail={detail} />
+            <Problem of={["generate"]} />
           </Panel>
         </div>
         <div class="column">

@@ -1,7 +1,8 @@
-/** What the model says: classes with their probabilities, or the elements of its outputs. */
+/** What the model says: classes with their probabilities, the elements of its outputs, or the text that it wrote. */
 
 import { byName } from "@cutaway/client";
 import { BeforeAfter } from "../edits/BeforeAfter.js";
+import { Written } from "./Writing.js";
 import { percent, shapeText } from "../ui/text.js";
 import { Bars } from "../pictures/Bars.js";
 import type { Exchange } from "../state/exchange.js";
@@ -12,6 +13,14 @@ export function Prediction({ asked, row }: { asked: Exchange; row: number }): pr
   const { reply } = asked;
   const outputs = outputsOf(reply);
   const unedited = byName(reply.message.uneditedPredictions?.outputs ?? []);
+  if (reply.message.generated.length > 0) {
+    return (
+      <>
+        <Written {...{ asked, row }} />
+        <Warnings asked={asked} />
+      </>
+    );
+  }
   return (
     <>
       {outputs.length === 0 && <p class="muted">Nothing came back: the question leaves predictions out.</p>}

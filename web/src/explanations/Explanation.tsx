@@ -74,7 +74,7 @@ function Sums({ asked, row, attribution }: ExplanationProps): preact.JSX.Element
 const DECADES = 6;
 
 /** Shows each check. */
-function Checks({ compared }: { compared: readonly Compared[] }): preact.JSX.Element {
+export function Checks({ compared }: { compared: readonly Compared[] }): preact.JSX.Element {
   if (compared.length === 0) return <p class="muted">It was not checked: the question has checks off.</p>;
   return (
     <ul class="checks">
