@@ -25,7 +25,7 @@ def told(monkeypatch: pytest.MonkeyPatch, passes: list[int], seconds: list[list[
     """The progress of attributions with the expected ``passes``, of which each takes the ``seconds`` of its passes."""
     clock, found = Clock(), list[Progress]()
     monkeypatch.setattr(progress, "time", clock)
-    monkeypatch.setattr(progress, "_FIRST_S", 0.0)
+    monkeypatch.setattr(progress, "FIRST_S", 0.0)
     listener = SimpleNamespace(passes=passes, progress=found.append)
     plan: Any = SimpleNamespace(numbers=range(len(passes)), failed={}, rows=2, listener=listener)
     meter = progress._Meter([plan])
