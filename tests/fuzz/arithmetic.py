@@ -272,11 +272,18 @@ def _contrast(target: ca.Contrast, output: Tensor) -> list[Scalars]:
     return [Scalars(one.values - other.values)]
 
 
+def _log_probability(target: ca.LogProbability, output: Tensor) -> list[Scalars]:
+    refuse_unless(output.ndim > 1, Reason.TARGET_SHAPE)
+    (own,) = TARGETS[type(target.target)](target.target, output - output.logsumexp(-1, keepdim=True))
+    return [Scalars(own.values)]
+
+
 TARGETS: Mapping[type[ca.Target], Callable[[Any, Tensor], list[Scalars]]] = {
     ca.PredictedClass: _predicted,
     ca.ClassIndex: _given_class,
     ca.MultiIndex: _element,
     ca.Contrast: _contrast,
+    ca.LogProbability: _log_probability,
     ca.TopK: _ranked,
     ca.CrossEntropy: _cross_entropy,
     ca.MeanSquaredError: _squared_error,

@@ -14,6 +14,7 @@ from cutaway.contract.requests import (
     Contrast,
     Cotangent,
     CrossEntropy,
+    LogProbability,
     LossReduction,
     MeanSquaredError,
     MultiIndex,
@@ -61,6 +62,7 @@ def of_output(asker: Asker, kind: type[Target], output: Tensor) -> Target:
         Contrast: lambda: Contrast(
             *(of_output(asker, asker.pick([OutputSum, OutputNorm, MultiIndex]), output) for _ in "ab")
         ),
+        LogProbability: lambda: LogProbability(of_output(asker, MultiIndex, output)),
         Cotangent: lambda: Cotangent(asker.array(whole, output.dtype)),
         MeanSquaredError: lambda: MeanSquaredError(asker.array(whole, output.dtype), sum_or_mean),
         TopK: lambda: TopK(asker.draw(st.integers(1, whole[1]))),
@@ -84,6 +86,7 @@ def neuron(asker: Asker) -> Target:
 
 TARGETS: Mapping[type[Target], Callable[[Tensor], bool]] = {
     **dict.fromkeys([OutputSum, OutputNorm, MultiIndex, Contrast, Cotangent, MeanSquaredError], lambda _: True),
+    LogProbability: lambda output: output.ndim > 1,
     **dict.fromkeys([PredictedClass, TopK, ClassIndex, CrossEntropy], lambda output: output.ndim == 2),
 }
 """Which targets fit which outputs."""

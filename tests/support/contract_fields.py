@@ -71,6 +71,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "RawInputs": {"examples": None},
     "ClassIndex": {"indices": 0},
     "Contrast": {"target": None, "other": None},
+    "LogProbability": {"target": None},
     "Generate": {"max_new_tokens": 3},
     "Project": {"module": "module"},
     "AddVector": {"vector": None},

@@ -85,6 +85,9 @@ TARGETS: dict[str, ca.Target] = {
     "{contrast: {target: benign, other: 3}}": ca.Contrast(ca.ClassLabel(("benign",)), ca.ClassIndex((3,))),
     "{Contrast: {target: sum, other: {norm: 1}, output: logits}}": ca.Contrast(
         ca.OutputSum(), ca.OutputNorm(1.0), output="logits"),
+    "{log_probability: benign}": ca.LogProbability(ca.ClassLabel(("benign",))),
+    "{LogProbability: {target: {multi_index: [[1, 3]]}, output: logits}}": ca.LogProbability(
+        ca.MultiIndex(((1, 3),)), output="logits"),
     "predicted_class": ca.PredictedClass(),
     "{predicted_class: {output: logits}}": ca.PredictedClass(output="logits"),
     "{top_k: 5}": ca.TopK(5),

@@ -233,9 +233,9 @@ def made(kind: type, **parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 slices = made(requests.Slice)
-_NO_SCALAR_ALONE = (requests.ClassLabel, requests.Contrast)
+_NO_SCALAR_ALONE = (requests.ClassLabel, requests.Contrast, requests.LogProbability)
 targets = st.one_of([made(kind) for kind in TARGETS.kinds.values() if kind not in _NO_SCALAR_ALONE])
-targets |= made(requests.Contrast, target=targets, other=targets)
+targets |= made(requests.Contrast, target=targets, other=targets) | made(requests.LogProbability, target=targets)
 TYPES[requests.Reduction] = st.one_of([made(kind) for kind in REDUCTIONS.kinds.values()])
 TYPES[requests.Target] = targets
 TYPES[requests.LrpRule] = st.one_of([made(kind) for kind in requests.LrpRule.__subclasses__()])

@@ -69,6 +69,7 @@ class Target(_message.Message):
     NEURON_FIELD_NUMBER: _builtins.int
     CLASS_LABEL_FIELD_NUMBER: _builtins.int
     CONTRAST_FIELD_NUMBER: _builtins.int
+    LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
     output: _builtins.str
     """The output it is read from, by name. Default: that of the model's classes, else the first that is no loss."""
     @_builtins.property
@@ -119,6 +120,10 @@ class Target(_message.Message):
     def contrast(self) -> Global___Contrast:
         """The difference of two others."""
 
+    @_builtins.property
+    def log_probability(self) -> Global___LogProbability:
+        """The logarithm of the probability of a given class or token."""
+
     def __init__(
         self,
         *,
@@ -135,12 +140,13 @@ class Target(_message.Message):
         neuron: Global___Neuron | None = ...,
         class_label: Global___ClassLabel | None = ...,
         contrast: Global___Contrast | None = ...,
+        log_probability: Global___LogProbability | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "log_probability", b"log_probability", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "output", b"output", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "log_probability", b"log_probability", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "output", b"output", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["predicted_class", "class_index", "multi_index", "top_k", "cross_entropy", "mean_squared_error", "cotangent", "sum", "norm", "neuron", "class_label", "contrast"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["predicted_class", "class_index", "multi_index", "top_k", "cross_entropy", "mean_squared_error", "cotangent", "sum", "norm", "neuron", "class_label", "contrast", "log_probability"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -240,6 +246,30 @@ class Contrast(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Contrast: _TypeAlias = Contrast  # noqa: Y015
+
+@_typing.final
+class LogProbability(_message.Message):
+    """The logarithm of a probability: torch.nn.functional.log_softmax over the last axis of the output, taken as logits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def target(self) -> Global___Target:
+        """The class or the element. Its output is named in the outer target."""
+
+    def __init__(
+        self,
+        *,
+        target: Global___Target | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogProbability: _TypeAlias = LogProbability  # noqa: Y015
 
 @_typing.final
 class MultiIndex(_message.Message):

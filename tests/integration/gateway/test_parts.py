@@ -140,7 +140,7 @@ def test_a_caller_who_leaves_ends_the_passes(client: ca.Client, doors: Callable[
 @pytest.fixture
 def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "FIRST_S", 0.0)
-    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("told_at_once")

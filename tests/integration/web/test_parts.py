@@ -33,7 +33,7 @@ def doored() -> Iterator[Served]:
 def inspector(browser: Browser, doored: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inspector]:
     """The page, with a question whose explanations wait behind the prediction."""
     monkeypatch.setattr(progress, "FIRST_S", 0.0)
-    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
     with asking(browser, doored.http_address or "", "doored", attributions=METHODS) as page:
         page.page.fill(".one-input textarea", str(X.tolist()))
         DOOR.let_through(1)

@@ -191,6 +191,20 @@ KINDS = {
     "a contrast in a named output": Kind(
         ca.Contrast(ca.ClassIndex((7,)), ca.ClassIndex((6,)), output="features"), lambda row, r: row[7] - row[6],
         ca.ClassIndex((7,), output="features"), "names", "features"),
+    "a log-probability": Kind(
+        ca.LogProbability(ca.ClassIndex((2,))), lambda row, r: row[2] - row.exp().sum().log(), ca.ClassIndex((2,))),
+    "a log-probability of a class each": Kind(
+        ca.LogProbability(ca.ClassIndex((4, 0, 2))), lambda row, r: row[(4, 0, 2)[r]] - row.exp().sum().log(),
+        ca.LogProbability(ca.ClassIndex((4, 2, 0)))),
+    "a log-probability of the predicted class": Kind(
+        ca.LogProbability(ca.PredictedClass()), lambda row, r: row[BEST[r][0]] - row.exp().sum().log(),
+        ca.PredictedClass()),
+    "a log-probability at a position": Kind(
+        ca.LogProbability(ca.MultiIndex(PLACES)), lambda row, r: row[PLACES[r]] - row[PLACES[r][:-1]].exp().sum().log(),
+        ca.MultiIndex(PLACES), "maps"),
+    "a log-probability in a named output": Kind(
+        ca.LogProbability(ca.ClassIndex((7,)), output="features"), lambda row, r: row[7] - row.exp().sum().log(),
+        ca.ClassIndex((7,), output="features"), "names", "features"),
     "sum": Kind(ca.OutputSum(), lambda row, r: row.sum(), ca.Cotangent(WEIGHTS.abs())),
     "sum of maps": Kind(ca.OutputSum(), lambda row, r: row.sum(), ca.Cotangent(MAPS.abs()), "maps"),
     "sum of a number": Kind(ca.OutputSum(), lambda row, r: row, ca.Cotangent(UNLIKE), "numbers"),
@@ -490,6 +504,13 @@ BAD: dict[str, tuple[Target, str, str, str]] = {
         "contrast.other"),
     "contrast of two outputs": (
         ca.Contrast(ca.OutputSum(output="features"), ca.OutputSum()), "names", "INVALID_VALUE", "contrast.target"),
+    "probability past the last class": (
+        ca.LogProbability(ca.ClassIndex((5,))), "classes", "TARGET_RANGE", "log_probability.target.class_index"),
+    "probability of a sum": (
+        ca.LogProbability(ca.OutputSum()), "classes", "INVALID_VALUE", "log_probability.target"),
+    "probability of a number": (ca.LogProbability(ca.ClassIndex((0,))), "numbers", "TARGET_SHAPE", "log_probability"),
+    "probability with its output inside": (
+        ca.LogProbability(ca.ClassIndex((0,), output="features")), "names", "INVALID_VALUE", "log_probability.target"),
     "two classes for three numbers": (ca.ClassIndex((0, 0)), "numbers", "TARGET_MISMATCH", "class_index"),
 }  # fmt: skip
 

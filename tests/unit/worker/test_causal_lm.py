@@ -131,6 +131,25 @@ def test_why_this_token_and_not_that_one(gpt2: Path) -> None:
         asked(adapter, inputs, target=ca.Contrast(sides[0], ca.ClassLabel((" thee",))), **request)
 
 
+def test_the_log_probability_of_a_token(gpt2: Path) -> None:
+    """By the text of the token; its value and gradient are those of log_softmax, and its sums add up to it."""
+    adapter, plain = CausalLMAdapter(directory=gpt2), by_hand(gpt2)
+    inputs = adapter.example() or {}
+    explained = ca.LogProbability(ca.ClassLabel((" see",)))
+    path = ca.LayerIntegratedGradients(layer="transformer.wte", n_steps=32)
+    result = asked(adapter, inputs, target=explained, attributions=(path,), captures=(
+        ca.Capture("transformer.wte", at="grad_output"),))  # fmt: skip
+    words = plain.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()  # type: ignore[attr-defined]
+    logits = plain(inputs_embeds=words, logits_to_keep=1).logits[0, -1]
+    value = torch.log_softmax(logits, 0)[adapter.labels.index(" see")]
+    (expected,) = torch.autograd.grad(value, words)
+    np.testing.assert_allclose(result.captures["transformer.wte"].grad_output, expected, rtol=0, atol=1e-6)
+    assert result.target_values is not None
+    np.testing.assert_allclose(result.target_values, np.array([value.item()]), rtol=0, atol=1e-5)
+    assert {check.verdict for check in result.attributions[0].checks} <= {Verdict.AGREES, Verdict.NOT_APPLICABLE}
+    assert passes(gpt2, explained, path) == passes(gpt2, ca.ClassLabel((" see",)), path)
+
+
 def test_labels_are_texts_of_tokens(gpt2: Path) -> None:
     """Each once: bytes that are no character by themselves are as the tokenizer writes them."""
     adapter = CausalLMAdapter(directory=gpt2)

@@ -16,6 +16,7 @@ __all__ = [
     "Contrast",
     "Cotangent",
     "CrossEntropy",
+    "LogProbability",
     "LossReduction",
     "MeanSquaredError",
     "MultiIndex",
@@ -77,6 +78,18 @@ class Contrast(Target):
 
     target: Target
     other: Target
+
+
+@dataclass(frozen=True)
+class LogProbability(Target):
+    """The logarithm of a class' or token's probability: ``torch.nn.functional.log_softmax`` over the last axis of an
+    output, taken as logits.
+
+    Args:
+        target: the class, or the element of an output with further axes; its own ``output`` is left out.
+    """
+
+    target: Target
 
 
 @dataclass(frozen=True)

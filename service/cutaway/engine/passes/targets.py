@@ -224,26 +224,47 @@ def _multi_index(target: requests.MultiIndex, name: str, output: Tensor) -> Reso
     return _element(name, index) if output.ndim > 1 else ResolvedTarget(name, identity)
 
 
-_SIDES = (
-    requests.PredictedClass, requests.ClassIndex, requests.MultiIndex, requests.OutputSum, requests.OutputNorm
-)  # fmt: skip
+_ELEMENTS = (requests.PredictedClass, requests.ClassIndex, requests.MultiIndex)
+"""The kinds of targets that a probability is of."""
+_SIDES = (*_ELEMENTS, requests.OutputSum, requests.OutputNorm)
 """The kinds of targets that a contrast takes."""
 
 
+def _log_probability(target: requests.LogProbability, name: str, output: Tensor) -> ResolvedTarget:
+    what = "a probability is of a class or an element, and its output is named in the probability itself"
+    one = _inner(target.target, "target", _ELEMENTS, what, name, output)
+    if one.positions is None:
+        what = f"{name!r} has one number an example, of shape {list(output.shape)}: a probability is of one of several"
+        raise error(Reason.TARGET_SHAPE, what)
+    element = _of_every_row(one)
+    return ResolvedTarget(
+        name,
+        lambda output: element(functional.log_softmax(output, dim=-1)),
+        is_row_specific=not _is_uniform(one),
+    )
+
+
 def _contrast(target: requests.Contrast, name: str, output: Tensor) -> ResolvedTarget:
-    one, other = (_side(target, field, name, output) for field in ("target", "other"))
+    what = "a contrast is of classes, elements, sums or norms, and its output is named in the contrast itself"
+    one, other = (_inner(getattr(target, each), each, _SIDES, what, name, output) for each in ("target", "other"))
     first, second = _of_every_row(one), _of_every_row(other)
     is_row_specific = not (_is_uniform(one) and _is_uniform(other))
     return ResolvedTarget(name, lambda output: first(output) - second(output), is_row_specific=is_row_specific)
 
 
-def _side(contrast: requests.Contrast, field: str, name: str, output: Tensor) -> ResolvedTarget:
-    side: requests.Target = getattr(contrast, field)
+def _inner(
+    target: requests.Target,
+    field: str,
+    kinds: tuple[type[requests.Target], ...],
+    refusal: str,
+    name: str,
+    output: Tensor,
+) -> ResolvedTarget:
+    """Resolves a target inside another one, which takes those ``kinds`` alone."""
     with at(field):
-        if not isinstance(side, _SIDES) or side.output:
-            what = "a contrast is of classes, elements, sums or norms, and its output is named in the contrast itself"
-            raise error(Reason.INVALID_VALUE, what)
-        (resolved,) = resolve_for_output(side, name, output, len(output))
+        if not isinstance(target, kinds) or target.output:
+            raise error(Reason.INVALID_VALUE, refusal)
+        (resolved,) = resolve_for_output(target, name, output, len(output))
         return resolved
 
 
@@ -348,6 +369,7 @@ _RESOLVERS: dict[type[requests.Target], Callable[[Any, str, Tensor], ResolvedTar
     requests.ClassIndex: _given_class,
     requests.MultiIndex: _multi_index,
     requests.Contrast: _contrast,
+    requests.LogProbability: _log_probability,
     requests.TopK: _top_k,
     requests.CrossEntropy: _cross_entropy,
     requests.MeanSquaredError: _squared_error,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -224,12 +224,12 @@ def by_index(model: InspectedModel, target: requests.Target) -> requests.Target:
     Raises:
         InvalidArgument: ``LABEL_NOT_FOUND``, with the position of the label.
     """
-    if isinstance(target, requests.Contrast):
-        sides = {}
-        for name in ("target", "other"):
-            with at(f"contrast.{name}"):
-                sides[name] = by_index(model, getattr(target, name))
-        return changed(target, **sides)
+    if isinstance(target, (requests.Contrast, requests.LogProbability)):
+        inner = {}
+        for name in (field.name for field in fields(target) if field.name != "output"):
+            with at(f"{requests.field_name(type(target))}.{name}"):
+                inner[name] = by_index(model, getattr(target, name))
+        return changed(target, **inner)
     if not isinstance(target, requests.ClassLabel):
         return target
     if len(target.labels) == 1:  # only such requests are joined, and a comparison of objects is cheap
