@@ -150,9 +150,9 @@ class Asking:
         refuse_unless(all(row in rows for row in edit.rows), Reason.ROW_RANGE)
         if isinstance(edit, Mix):
             refuse_unless(sorted(edit.permutation) == list(rows), Reason.PERMUTATION_INVALID)
-        refuse_unless(not places.is_glob(edit.op or edit.module), Reason.INVALID_VALUE)
-        own = self._address(edit.op) if edit.op else self._matching(edit.module).pop()
-        self._edits[own].append((number, edit))
+        refuse_unless(not places.is_glob(edit.op), Reason.INVALID_VALUE)
+        for own in {self._address(edit.op)} if edit.op else self._matching(edit.module):
+            self._edits[own].append((number, edit))
 
     def _resolve_inputs(self) -> None:
         if self._request.input_gradients is not None:
@@ -230,7 +230,8 @@ class Asking:
             if ":" in name and name not in ran:
                 self.expected.refusals.add(Reason.OP_NOT_FOUND)
             for _, edit in edits:
-                self._absent(name, edit.call, edit.path, (edit.point,))
+                if not places.is_glob(edit.module):
+                    self._absent(name, edit.call, edit.path, (edit.point,))
 
     def _look(self, name: str, wishes: list[Capture]) -> None:
         for wish in wishes:
