@@ -19,7 +19,7 @@ from rich.console import Console
 from bench import growth, report
 from bench.pipe import ROOT, CannotRun
 from bench.row import Bench, Outcome, Row
-from bench.rows import fairness, real
+from bench.rows import fairness, real, texts
 from bench.rows.inside import cuda
 from bench.rows.real import Sides
 from bench.rows.table import TABLE
@@ -40,7 +40,7 @@ def main() -> None:
     console.print(", ".join(f"{name} {value}" for name, value in report.machine().items()))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory, closing(Sides()) as sides:
         store = Store(Path(directory))
-        rows = [*real.table(sides), *fairness.table()] if given.real else TABLE
+        rows = [*real.table(sides), *fairness.table(), *texts.table()] if given.real else TABLE
         outcomes = [run(row, store, given.rounds) for row in chosen(given.only, rows)]
         sides.close()
         console.print(report.screen(outcomes))

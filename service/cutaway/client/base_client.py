@@ -101,7 +101,7 @@ def _signature(request: InspectRequest) -> Hashable:
         tuple(sorted({raw.media_type for raw in request.raw})),
         repr((request.captures, request.input_gradients, request.target.__class__)),
         tuple((type(attribution), getattr(attribution, "layer", "")) for attribution in request.attributions),
-        (request.compare, request.omit_predictions),
+        (request.compare, request.omit_predictions, repr(request.generate)),
     )
 
 
