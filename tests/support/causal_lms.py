@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
+
+from cutaway.contract.results import InspectResult
 
 VOCABULARY = 300
 """More than the tokenizer has: models round their sizes up."""
@@ -58,6 +60,21 @@ def saved(directory: Path, architecture: str = "gpt2", **more: Any) -> Path:
     model.save_pretrained(directory, **more)
     tokenizer().save_pretrained(directory)
     return directory
+
+
+class Watched:
+    """A listener that keeps what it hears."""
+
+    passes: Sequence[int] = ()
+
+    def __init__(self) -> None:
+        self.heard: list[InspectResult] = []
+
+    def so_far(self, result: InspectResult) -> None:
+        self.heard.append(result)
+
+    def progress(self, progress: Any) -> None:
+        raise AssertionError(progress)
 
 
 def tokenizer() -> Any:

@@ -137,7 +137,7 @@ class _Writer:
 
 
 class _Choices:
-    """What the options of each row leave to choose from, and the texts at which it stops.
+    """Limits the tokens that each row may choose by its options, and ends it at its stop texts.
 
     Args:
         tokenizer: that of the model.

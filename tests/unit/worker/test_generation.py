@@ -24,7 +24,7 @@ from cutaway.engine.execution.inspect import inspect, run_plan
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation
 from cutaway.engine.planning.plan import plan_request
-from tests.support.causal_lms import ARCHITECTURES, BLOCKS, saved
+from tests.support.causal_lms import ARCHITECTURES, BLOCKS, Watched, saved
 
 TEXTS = ("the hooks see layers of the layers", "hooks", "see the hooks")
 STEPS = 6
@@ -325,21 +325,6 @@ def test_a_generation_ends_within_a_token_of_its_caller(gpt2: Served) -> None:
     assert gpt2.model.module.generation_config is configuration
     assert all(torch.equal(value, before[name]) for name, value in gpt2.model.module.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in gpt2.model.module.modules())
-
-
-class Watched:
-    """A listener that keeps what it hears."""
-
-    passes = ()
-
-    def __init__(self) -> None:
-        self.heard: list[InspectResult] = []
-
-    def so_far(self, result: InspectResult) -> None:
-        self.heard.append(result)
-
-    def progress(self, progress: Any) -> None:
-        raise AssertionError(progress)
 
 
 def test_steps_are_told_as_they_come(gpt2: Served) -> None:

@@ -25,7 +25,7 @@ from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import Cancellation
 from cutaway.engine.planning.plan import plan_request
 from tests.support import worker_calls
-from tests.support.causal_lms import ARCHITECTURES, BLOCKS, saved
+from tests.support.causal_lms import ARCHITECTURES, BLOCKS, Watched, saved
 
 TEXTS = ("the hooks see layers of the layers", "hooks", "see the hooks", "the", "see see see the hooks")
 Question = tuple[Sequence[str], ca.InspectRequest]
@@ -124,21 +124,6 @@ def test_each_writes_what_it_writes_alone(architecture: str, tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(saved(tmp_path_factory.mktemp("gpt2")))
-
-
-class Watched:
-    """A listener that keeps what it hears."""
-
-    passes: Sequence[int] = ()
-
-    def __init__(self) -> None:
-        self.heard: list[InspectResult] = []
-
-    def so_far(self, result: InspectResult) -> None:
-        self.heard.append(result)
-
-    def progress(self, progress: Any) -> None:
-        raise AssertionError(progress)
 
 
 def test_one_that_fails_or_leaves_harms_no_other(gpt2: Served) -> None:

@@ -248,7 +248,7 @@ class GeneratedStep:
 
 @dataclass(frozen=True)
 class EditReceipt:
-    """What an edit did.
+    """Tells what an edit did.
 
     Attributes:
         tensors: the number of tensors that it was applied to.

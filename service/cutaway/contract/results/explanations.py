@@ -71,7 +71,7 @@ class Cause(StrEnum):
     CHECK_FAILED = "CHECK_FAILED"
     """The check ended in an error, or could not test a function of the model: it says nothing of the values."""
     STALE_CACHE = "STALE_CACHE"
-    """What a model keeps of earlier tokens is not what one pass over them computes."""
+    """The cache of earlier tokens differs from what one pass over them computes."""
     EDIT_NOT_APPLIED = "EDIT_NOT_APPLIED"
     """The tokens of a generation are those of the model without its edits, in all steps or behind the prompt."""
     DISCONTINUOUS = "DISCONTINUOUS"

@@ -36,7 +36,7 @@ EditsBySite: TypeAlias = Mapping[str, Sequence[NumberedEdit]]
 
 @dataclass
 class Written:
-    """What a generation wrote so far.
+    """Holds what a generation wrote so far.
 
     Attributes:
         steps: the steps.
@@ -176,7 +176,7 @@ class _Segments:
 
 @dataclass(frozen=True)
 class _Replay:
-    """What the replay computed.
+    """Holds what the replay computed.
 
     Attributes:
         log_probabilities: of the tokens that were written, [batch, steps], float64.

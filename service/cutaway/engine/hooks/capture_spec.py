@@ -36,7 +36,7 @@ class CapturedValues(NamedTuple):
 
 
 class Call(Protocol):
-    """What `CaptureSpec.matches` reads of a call: its number in the pass, and the pass's number in a generation."""
+    """Names what `CaptureSpec.matches` reads of a call: its number in the pass, and the pass's in a generation."""
 
     number: int | None
     step: int
