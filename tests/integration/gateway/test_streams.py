@@ -408,9 +408,10 @@ def test_the_way_is_chosen_by_the_size_of_earlier_replies() -> None:
     seen = base_client.ReplySizes()
     one, two = (build_request("m", {"x": np.zeros((rows, 3), np.float32)}, captures="a") for rows in (1, 2))
     other = build_request("m", {"x": np.zeros((2, 3), np.float32)}, captures="b")
+    text = build_request("m", {"x": np.zeros((2, 3), np.float32)}, captures="a", generate=ca.Generate(2))
     assert not seen.is_large(one)
     seen.note(one, base_client.LARGE_BYTES)
-    assert (seen.is_large(one), seen.is_large(two), seen.is_large(other)) == (False, True, False)
+    assert [seen.is_large(each) for each in (one, two, other, text)] == [False, True, False, False]
 
 
 @pytest.mark.slow
