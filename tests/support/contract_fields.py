@@ -72,6 +72,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "ClassIndex": {"indices": 0},
     "Contrast": {"target": None, "other": None},
     "LogProbability": {"target": None},
+    "SequenceLogProbability": {"texts": " a text"},
     "Generate": {"max_new_tokens": 3},
     "Project": {"module": "module"},
     "AddVector": {"vector": None},

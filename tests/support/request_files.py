@@ -88,6 +88,9 @@ TARGETS: dict[str, ca.Target] = {
     "{log_probability: benign}": ca.LogProbability(ca.ClassLabel(("benign",))),
     "{LogProbability: {target: {multi_index: [[1, 3]]}, output: logits}}": ca.LogProbability(
         ca.MultiIndex(((1, 3),)), output="logits"),
+    "{sequence_log_probability: ' a text'}": ca.SequenceLogProbability((" a text",)),
+    "{SequenceLogProbability: {texts: [' a', ' text'], by_token: true}}": ca.SequenceLogProbability(
+        (" a", " text"), by_token=True),
     "predicted_class": ca.PredictedClass(),
     "{predicted_class: {output: logits}}": ca.PredictedClass(output="logits"),
     "{top_k: 5}": ca.TopK(5),

@@ -191,6 +191,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "Project.then": st.none(),
     "Outline.data_type": st.sampled_from(list(DTYPES)),
     "Outline.shape": tuples_of(st.integers(0, 2**40)),
+    "SequenceLogProbability.texts": tuples_of(texts, least=1),
     "OutputSpec.data_type": st.sampled_from(list(DTYPES)),
     "Provenance.seed": st.integers(0, UNSIGNED_64),
 }

@@ -16,11 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.adapters import TextAdapter
-from cutaway.adapters.generation import left_padded, refuse_long, score, shortfalls, write
+from cutaway.adapters.generation import (
+    continued,
+    left_padded,
+    log_probabilities,
+    refuse_long,
+    score,
+    shortfalls,
+    write,
+)
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import Generate
 from cutaway.contract.results import FinishReason, InputSpec
-from cutaway.engine.model.inspected_model import Generation, Inputs, TellStep
+from cutaway.engine.model.inspected_model import CONTINUATION, Generation, Inputs, TellStep
 
 _CHAT = "application/json"
 _WORD_START = "\u2581"
@@ -38,8 +46,10 @@ class CausalLMAdapter(TextAdapter):
     the form of ``[{"role": "user", "content": "Hello"}]`` as ``application/json``, for the tokenizer's chat template.
     Texts are padded on the left: index -1 of an axis of tokens is the last token of every row.
 
-    Outputs are ``next`` [batch, vocabulary], the logits after the last token of each row, whichever side is padded; and
-    with the argument ``logits=True``, ``logits`` [batch, tokens, vocabulary]. Labels are the texts of tokens.
+    Outputs are ``next`` [batch, vocabulary], the logits after the last token of each row, whichever side is padded;
+    with the argument ``logits=True``, ``logits`` [batch, tokens, vocabulary]; and with a target
+    `SequenceLogProbability`, ``continuation`` [batch, steps], the log-probabilities of its tokens. Labels are the texts
+    of tokens.
 
     Options:
         dtype: of the weights, such as ``float32``; by default as they were saved.
@@ -127,9 +137,17 @@ class CausalLMAdapter(TextAdapter):
         return _Generation(self, model)
 
     def forward(self, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Returns ``next`` [batch, vocabulary], and ``logits`` [batch, tokens, vocabulary] where they are asked for."""
+        """Returns ``next`` [batch, vocabulary], and ``logits`` [batch, tokens, vocabulary] where they are asked for; of
+        a prompt with a text behind it ``next`` and ``continuation`` [batch, steps]."""
         given = {name: value for name, value in inputs.items() if name != "logits"}
-        mask, is_whole = given.get("attention_mask"), inputs.get("logits", False)
+        is_whole = inputs.get("logits", False)
+        if (tokens := given.pop(CONTINUATION, None)) is not None:
+            mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
+            logits = score(model, {**given, "attention_mask": mask}, tokens, self._arguments, is_whole=is_whole)
+            scores = logits[:, -tokens.shape[1] :]
+            outputs = {"next": scores[:, 0], CONTINUATION: log_probabilities(scores, tokens)}
+            return {**outputs, **({"logits": logits} if is_whole else {})}
+        mask = given.get("attention_mask")
         if mask is not None and "position_ids" in self._arguments:
             given["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
         if mask is None and not is_whole and "logits_to_keep" in self._arguments:
@@ -152,6 +170,9 @@ class _Generation:
 
     def aligned(self, inputs: Inputs) -> Inputs:
         return left_padded(inputs)
+
+    def continued(self, inputs: Inputs, texts: Sequence[str]) -> Inputs:
+        return continued(self.adapter.tokenizer, inputs, texts, self.adapter.max_tokens)
 
     def write(
         self, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int], tell: TellStep

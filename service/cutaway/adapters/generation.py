@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from cutaway.contract.errors import Reason, error
+from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import Generate
 from cutaway.contract.results import FinishReason, GeneratedStep
-from cutaway.engine.model.inspected_model import Inputs, TellStep
+from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, TellStep
 
 _CONTEXT = 6
 """The tokens of the prompt with which the first ones of an answer are decoded: their spaces depend on these."""
@@ -251,20 +251,20 @@ def write(
     return [reason or FinishReason.LENGTH for reason in writer.reasons]
 
 
-def score(model: nn.Module, inputs: Inputs, tokens: Tensor, arguments: Any) -> Tensor:
+def score(model: nn.Module, inputs: Inputs, tokens: Tensor, arguments: Any, *, is_whole: bool = False) -> Tensor:
     """Returns the logits of ``tokens`` behind ``inputs`` in one pass without a cache; see `write`.
 
-    ``arguments``: the names that the model's forward has.
+    ``arguments``: the names that the model's forward has; ``is_whole``: returns the logits of the prompt too.
     """
     later = tokens[:, :-1].clamp(min=0)
     mask = pad(inputs["attention_mask"], (0, later.shape[1]), value=1)
     given: dict[str, Any] = {"input_ids": torch.cat([inputs["input_ids"], later], dim=1), "attention_mask": mask}
     if "position_ids" in arguments:
         given["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    if "logits_to_keep" in arguments:
+    if "logits_to_keep" in arguments and not is_whole:
         given["logits_to_keep"] = tokens.shape[1]
     logits: Tensor = model(**given, use_cache=False).logits
-    return logits[:, -tokens.shape[1] :]
+    return logits if is_whole else logits[:, -tokens.shape[1] :]
 
 
 def shortfalls(inputs: Inputs, tokens: Tensor, logits: Tensor, chosen: Generate, seeds: Sequence[int]) -> Tensor:
@@ -316,3 +316,28 @@ def refuse_long(inputs: Inputs, chosen: Sequence[Generate], most: int) -> None:
                 f"the model has {most} positions, and row {row} has {tokens} tokens: {max(0, most - tokens)} are left"
             )
             raise error(Reason.LIMIT_EXCEEDED, what, "generate.max_new_tokens")
+
+
+def continued(tokenizer: Any, inputs: Inputs, texts: Sequence[str], most: int) -> Inputs:
+    """Returns ``inputs`` with the tokens of ``texts`` behind them, as `Generation.continued` of
+    `cutaway.engine.model.inspected_model` says; ``most`` are the model's positions."""
+    rows = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+    if not bool(mask[:, -1].all()):
+        raise error(Reason.INVALID_VALUE, "a text is written behind its prompt: pad prompts on the left")
+    for row, (ids, length) in enumerate(zip(rows, mask.sum(dim=1).tolist())):
+        with at(f"[{row if len({*texts}) > 1 else 0}]"):
+            if not ids:
+                raise error(Reason.INVALID_VALUE, "the text has no tokens")
+            if length + len(ids) - 1 > most:
+                what = f"the model has {most} positions, and the prompt and the text {length} and {len(ids)} tokens"
+                raise error(Reason.LIMIT_EXCEEDED, what)
+    longest = max(map(len, rows))
+    padded = [[*ids, *[-1] * (longest - len(ids))] for ids in rows]
+    return {**inputs, CONTINUATION: torch.tensor(padded, device=mask.device)}
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Returns those of ``tokens`` [batch, steps], of ``logits`` [batch, steps, vocabulary]; 0 for a token of -1."""
+    own = logits.log_softmax(dim=-1).gather(2, tokens.clamp(min=0).unsqueeze(2)).squeeze(2)
+    return own.where(tokens >= 0, 0.0)

@@ -30,6 +30,7 @@ from cutaway.contract.requests import (
     Attribution,
     InspectRequest,
     PredictedClass,
+    SequenceLogProbability,
     Target,
     field_name,
 )
@@ -410,6 +411,14 @@ def parse_request(section: Mapping[str, Any], target: Any) -> RequestTemplate:
             if capture.parameter:
                 problem = "the gradient of a parameter does not belong to single rows"
                 raise error(Reason.INVALID_VALUE, problem, f"captures[{index}].parameter")
+        asked = {"target": resolved} | {
+            f"attributions[{index}].target": attribution.target
+            for index, attribution in enumerate(request.attributions)
+        }
+        for field, each in asked.items():
+            if isinstance(each, SequenceLogProbability) and each.by_token:
+                problem = "a table has columns for one number of tokens, and texts have different ones: leave it out"
+                raise error(Reason.INVALID_VALUE, problem, f"{field}.sequence_log_probability.by_token")
         seed = request.seed or 0
         if not 0 <= seed <= MAX_SEED:
             raise error(Reason.INVALID_VALUE, f"{seed}; each row has one of its own behind it: from 0 to 2**62", "seed")

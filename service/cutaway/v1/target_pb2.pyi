@@ -70,6 +70,7 @@ class Target(_message.Message):
     CLASS_LABEL_FIELD_NUMBER: _builtins.int
     CONTRAST_FIELD_NUMBER: _builtins.int
     LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
+    SEQUENCE_LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
     output: _builtins.str
     """The output it is read from, by name. Default: that of the model's classes, else the first that is no loss."""
     @_builtins.property
@@ -124,6 +125,10 @@ class Target(_message.Message):
     def log_probability(self) -> Global___LogProbability:
         """The logarithm of the probability of a given class or token."""
 
+    @_builtins.property
+    def sequence_log_probability(self) -> Global___SequenceLogProbability:
+        """The logarithm of the probability of a whole text behind the prompt of a language model."""
+
     def __init__(
         self,
         *,
@@ -141,12 +146,13 @@ class Target(_message.Message):
         class_label: Global___ClassLabel | None = ...,
         contrast: Global___Contrast | None = ...,
         log_probability: Global___LogProbability | None = ...,
+        sequence_log_probability: Global___SequenceLogProbability | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "log_probability", b"log_probability", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "log_probability", b"log_probability", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "predicted_class", b"predicted_class", "sequence_log_probability", b"sequence_log_probability", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "log_probability", b"log_probability", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "output", b"output", "predicted_class", b"predicted_class", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "log_probability", b"log_probability", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "output", b"output", "predicted_class", b"predicted_class", "sequence_log_probability", b"sequence_log_probability", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["predicted_class", "class_index", "multi_index", "top_k", "cross_entropy", "mean_squared_error", "cotangent", "sum", "norm", "neuron", "class_label", "contrast", "log_probability"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["predicted_class", "class_index", "multi_index", "top_k", "cross_entropy", "mean_squared_error", "cotangent", "sum", "norm", "neuron", "class_label", "contrast", "log_probability", "sequence_log_probability"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -270,6 +276,38 @@ class LogProbability(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LogProbability: _TypeAlias = LogProbability  # noqa: Y015
+
+@_typing.final
+class SequenceLogProbability(_message.Message):
+    """The logarithm of the probability that a language model writes given texts behind its prompts: the sum of those of the
+    text's tokens, from one pass over both. Hooks see the prompt and all tokens of the text but the last.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    BY_TOKEN_FIELD_NUMBER: _builtins.int
+    by_token: _builtins.bool
+    """Whether each token's log-probability is a target of its own. Each attribution then comes back once a token; a text
+    that has fewer tokens than another has 0 at the end.
+    """
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Size 1, or the batch size; with their leading spaces."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        by_token: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_token", b"by_token", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceLogProbability: _TypeAlias = SequenceLogProbability  # noqa: Y015
 
 @_typing.final
 class MultiIndex(_message.Message):

@@ -42,6 +42,7 @@ from cutaway.contract.requests.perturbations import Grouped as Grouped
 from cutaway.contract.requests.perturbations import Perturbation as Perturbation
 from cutaway.contract.requests.perturbations import Surrogate as Surrogate
 from cutaway.contract.requests.targets import *
+from cutaway.contract.requests.targets import is_several as is_several
 
 for _kind in list(vars().values()):
     if is_dataclass(_kind):

@@ -24,6 +24,7 @@ __all__ = [
     "OutputNorm",
     "OutputSum",
     "PredictedClass",
+    "SequenceLogProbability",
     "Target",
     "TopK",
 ]
@@ -90,6 +91,23 @@ class LogProbability(Target):
     """
 
     target: Target
+
+
+@dataclass(frozen=True)
+class SequenceLogProbability(Target):
+    """The logarithm of the probability that a language model writes given texts behind its prompts: why this text?
+
+    It is the sum of the log-probabilities of the text's tokens, each behind the prompt and the tokens before it, from
+    one pass. Hooks see the prompt and all tokens of the text but the last.
+
+    Args:
+        texts: one for all examples, or one an example; with their leading spaces.
+        by_token: each token's log-probability is a target of its own, one after the other; a text that has fewer
+            tokens than another has 0 at the end.
+    """
+
+    texts: tuple[str, ...]
+    by_token: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,3 +208,8 @@ class Neuron(Target):
     module: Annotated[str, given("name the module")]
     index: tuple[int, ...] = ()
     slices: tuple[Slice, ...] = ()
+
+
+def is_several(target: Target) -> bool:
+    """Returns whether ``target`` is several scalars of each example, which are explained one after the other."""
+    return isinstance(target, TopK) or (isinstance(target, SequenceLogProbability) and target.by_token)

@@ -25,6 +25,7 @@ from cutaway.contract.requests import (
     PredictedClass,
     Project,
     Reduction,
+    SequenceLogProbability,
     Slice,
     Target,
     TopElements,
@@ -264,6 +265,7 @@ TARGETS: OneOf[Target] = OneOf(
         ClassLabel: _some("labels", "label"),
         MultiIndex: _some("indices", "position"),
         CrossEntropy: _some("labels", "label"),
+        SequenceLogProbability: _some("texts", "text"),
     },
     default=PredictedClass,
 )

@@ -239,8 +239,8 @@ def _fill(main: MainPass, at_gradients: Recording) -> None:
 
 
 def _class_axis(plan: RequestPlan) -> tuple[int, ...]:
-    """Returns ``(k,)``, the additional axis of gradients of a top-k target; else ``()``."""
-    return (plan.request.target.k,) if isinstance(plan.request.target, requests.TopK) else ()
+    """Returns ``(k,)``, the additional axis of gradients of a target of k scalars; else ``()``."""
+    return (plan.scalars,) if plan.scalars else ()
 
 
 def _input_gradients(plan: RequestPlan) -> Values:

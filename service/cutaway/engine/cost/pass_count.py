@@ -17,11 +17,12 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec, TextRanges
-from cutaway.engine.methods.captum_call import method_of
+from cutaway.engine.methods.captum_call import method_of, shares_passes
 from cutaway.engine.methods.paths import max_steps, steps_to_try
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.passes.features import Features, cost
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
+from cutaway.engine.passes.targets import number_of_scalars
 from cutaway.engine.planning.plan import RequestPlan
 from cutaway.engine.references.observation import observe_forward
 
@@ -127,13 +128,14 @@ def expected_passes(plan: RequestPlan) -> list[int]:
 
 
 def _of_all(plan: RequestPlan, attribution: ResolvedAttribution, once: int, again: int, further: int) -> int:
-    """Returns the passes of all classes, noisy copies and metrics."""
+    """Returns the passes of all scalars, noisy copies and metrics."""
     request = attribution.request
     copies = request.noise.n_samples if request.noise else 1
     judging = sum(_METRICS[type(metric)](metric, once * copies) for metric in request.metrics)
     target = request.target or plan.request.target
-    classes = target.k if isinstance(target, requests.TopK) and method_of(request).has_target else 1
-    return classes * ((once + again) * copies + judging + further)
+    scalars = (number_of_scalars(target, plan.inputs) if method_of(request).has_target else 0) or 1
+    runs = 1 if shares_passes(attribution) else scalars
+    return runs * once * copies + scalars * (again * copies + judging + further)
 
 
 def kept_elements(plan: RequestPlan) -> int:

@@ -45,7 +45,7 @@ from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import axes_first, observing
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.methods.captum_call import explain, method_of, metrics
+from cutaway.engine.methods.captum_call import explain, method_of, metrics, with_shared_passes
 from cutaway.engine.methods.paths import finer_steps
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, ran_out_of_memory, timed
@@ -177,10 +177,11 @@ def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) 
         index: the attribution's number in the plan.
         read_neuron: reads the activation of a neuron's module; by default from a forward pass.
     """
-    attribution = main.plan.attributions[index]
-    attribution = with_known_axes(attribution, main.batch)
+    attribution = with_known_axes(main.plan.attributions[index], main.batch)
     run_neuron = torch.no_grad()(partial(run_to_neuron, attribution.model, attribution.inputs))
-    for target in _targets(main, attribution, read_neuron or run_neuron):
+    targets = _targets(main, attribution, read_neuron or run_neuron)
+    attribution = with_shared_passes(attribution, len(targets))
+    for target in targets:
         explained = (attribution.inputs[name] for name in attribution.explained)
         if attribution.layer and not all(tensor.is_floating_point() for tensor in explained):
             attribution.model.guard.enable_gradients()

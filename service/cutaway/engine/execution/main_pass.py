@@ -18,16 +18,16 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import Capture, InspectRequest, Neuron, Point, TopK
+from cutaway.contract.requests import Capture, InspectRequest, Neuron, Point, is_several
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
-from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, text_ranges
+from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, TextRanges, text_ranges
 from cutaway.engine.hooks.channel_axes import find_channels
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording, StopForward, stack_gradients
 from cutaway.engine.hooks.row_axes import row_axes
-from cutaway.engine.model.inspected_model import Inputs, Outputs, gradients
+from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, Outputs, gradients
 from cutaway.engine.model.module_tree import is_glob
 from cutaway.engine.model.session import timed
 from cutaway.engine.passes.pass_recorder import RowRange, Values, concatenated, consecutive, neuron_output
@@ -50,7 +50,8 @@ def may_share(request: InspectRequest) -> bool:
         request.dry_run
         or request.generate
         or request.edits
-        or isinstance(request.target, (TopK, Neuron))
+        or isinstance(request.target, Neuron)
+        or is_several(request.target)
         or any(map(_is_of_its_request, request.captures))
     )
 
@@ -158,7 +159,7 @@ class MainPass(NamedTuple):
         return self._columns([target.scalars(self.source.detach()).double() for target in self.targets])
 
     def _columns(self, columns: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(columns), dim=1) if self.plan.is_top_k else columns[0]
+        return torch.stack(list(columns), dim=1) if self.plan.scalars else columns[0]
 
     @property
     def predictions(self) -> tuple[ClassPrediction, ...]:
@@ -236,8 +237,17 @@ def batch_of(plan: RequestPlan, joined: Sequence[RequestPlan] = ()) -> Batch:
     for layer, named in filter(None, (one.channels for one in attributions)):
         find_channels(plan.model, plan.inputs, axes, layer, named)
     positions = [one.position for one in plan.request.captures] + [one.position for one in plan.request.edits]
-    mask = plan.inputs.get(MASK) if set(positions) - {None} else None
-    return Batch(plan.rows, axes, None if mask is None or mask.ndim != 2 else text_ranges(mask))
+    return Batch(plan.rows, axes, _texts_of(plan.inputs) if set(positions) - {None} else None)
+
+
+def _texts_of(inputs: Inputs) -> TextRanges | None:
+    """Returns the tokens of each row that the model reads and that are no padding; None where all are."""
+    mask, more = inputs.get(MASK), inputs.get(CONTINUATION)
+    if more is not None:
+        prompt = next(iter(inputs.values())) if mask is None else mask
+        read = (more[:, 1:] >= 0).to(prompt.dtype)
+        mask = torch.cat([torch.ones_like(prompt) if mask is None else mask, read], dim=1)
+    return None if mask is None or mask.ndim != 2 else text_ranges(mask)
 
 
 def _own_outputs(outputs: Outputs, batch: Batch, own: RowRange) -> Outputs:
@@ -311,7 +321,7 @@ def _run_backward(mains: Sequence[MainPass], roots: Values, recording: Recording
             scalar = scalars[0] if len(scalars) == 1 else torch.cat(scalars)
             at_edges = gradients(scalar, edges, again=number + 1 < len(passes))
             arrived.append({name: gradient for name, gradient in zip(roots, at_edges) if gradient is not None})
-            if mains[0].plan.is_top_k:
+            if mains[0].plan.scalars:
                 by_call.append([call.take_gradients() for call in calls])
         for call, *taken in zip(calls, *by_call) if by_call else ():
             call.put_gradients(stack_gradients(taken))
@@ -331,7 +341,7 @@ def _collect(
         return [dense(gradient) for gradient in several]  # that of an embedding may be sparse
 
     def joined(by_class: Sequence[Tensor], dim: int) -> Tensor:
-        return torch.stack(list(by_class), dim=dim) if plan.is_top_k else by_class[0]
+        return torch.stack(list(by_class), dim=dim) if plan.scalars else by_class[0]
 
     return main._replace(
         recording=recording,

@@ -149,7 +149,15 @@ def plan_divides(plan: RequestPlan) -> bool:
     """
     request, target = plan.request, plan.request.target
     by_row = isinstance(
-        target, (requests.PredictedClass, requests.ClassIndex, requests.TopK, requests.OutputSum, requests.OutputNorm)
+        target,
+        (
+            requests.PredictedClass,
+            requests.ClassIndex,
+            requests.TopK,
+            requests.SequenceLogProbability,
+            requests.OutputSum,
+            requests.OutputNorm,
+        ),
     )
     slices = (part for specs in plan.sites.values() for spec in specs.values() for part in spec.slices)
     of_batch = plan.parts or plan.edits or plan.parameters or request.compare or any(part.axis <= 0 for part in slices)

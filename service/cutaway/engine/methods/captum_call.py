@@ -23,8 +23,10 @@ from cutaway.engine.methods.captum_patches import quicker_captum, with_rows_apar
 from cutaway.engine.methods.noise_tunnel import captum_tunnel, with_noise_tunnel
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import is_out_of_memory
+from cutaway.engine.passes.pass_memory import SharedPasses
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
+    ResolvedAttribution,
     Values,
     interleave_copies,
     run_copies_separately,
@@ -50,6 +52,17 @@ def method_of(request: requests.Attribution) -> spec.Method:
     """Returns the row of ``request``, inside a noise tunnel if the request has one."""
     method = TABLE[type(request)]
     return method if request.noise is None else with_noise_tunnel(method, request.noise)
+
+
+def shares_passes(attribution: ResolvedAttribution) -> bool:
+    """Returns whether several targets of ``attribution`` share Captum's passes: none has a gradient, or a hook."""
+    return method_of(attribution.request).forward_only and not attribution.modules
+
+
+def with_shared_passes(attribution: ResolvedAttribution, targets: int) -> ResolvedAttribution:
+    """Returns ``attribution`` with passes that its ``targets`` share, if there are several and they can."""
+    is_shared = targets > 1 and shares_passes(attribution)
+    return replace(attribution, shared=SharedPasses()) if is_shared else attribution
 
 
 def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Values:
@@ -92,6 +105,7 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
         method.model_context(problem),
         quicker_captum(),
         _draws(problem),
+        problem.shared.used() if problem.shared else nullcontext(),
     ):
         if method.applies_to_modules:
             called = _Module(problem.model.module, called)

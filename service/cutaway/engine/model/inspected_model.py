@@ -94,8 +94,21 @@ TellStep: TypeAlias = Callable[[GeneratedStep, Sequence[FinishReason | None]], I
 """Takes a step and why each row has ended, None for one that has not; returns the rows that shall end now."""
 
 
+CONTINUATION = "continuation"
+"""The input with the tokens of texts behind the prompts, int64 [batch, steps], -1 behind the end of one; and the output
+with their log-probabilities, [batch, steps], 0 there."""
+
+
 class Generation(Protocol):
     """A way to write tokens behind texts, and to score them in one pass."""
+
+    def continued(self, inputs: Inputs, texts: Sequence[str]) -> Inputs:
+        """Returns ``inputs`` with `CONTINUATION`: the tokens of ``texts``, one for each row.
+
+        Raises:
+            InvalidArgument: the texts are not padded on the left, or a text has no token, or more than there are
+                positions left.
+        """
 
     def aligned(self, inputs: Inputs) -> Inputs:
         """Returns ``inputs`` with the last token of each row in the last place, for `write` and `score`."""

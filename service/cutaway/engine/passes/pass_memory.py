@@ -1,9 +1,12 @@
-"""The memory of passes: the bytes that are alive at one time, and passes in parts that take less of them."""
+"""The memory of passes: the bytes that are alive at one time, passes in parts that take less of them, and outputs that
+several targets share."""
 
 from __future__ import annotations
 
+import hashlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +22,41 @@ def run_in_parts(forward: Callable[..., Tensor], size: int, tensors: Sequence[Te
     with set_checkpoint_early_stop(False):  # stopping early, it would raise inside the model
         parts = zip(*(tensor.split(size) for tensor in tensors))
         return torch.cat([checkpoint(forward, *part, use_reentrant=False) for part in parts])
+
+
+class SharedPasses:
+    """Outputs of passes without gradients, which are the same for several targets that Captum explains one by one.
+
+    Attributes:
+        again: what one more pass at the input returned, which shows whether the model returns the same twice.
+    """
+
+    def __init__(self) -> None:
+        self.again: Tensor | None = None
+        self._outputs: dict[bytes, Tensor] = {}
+        self._is_open = False
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Lets passes in the block take outputs of earlier ones."""
+        self._is_open = True
+        try:
+            yield
+        finally:
+            self._is_open = False
+
+    def output(self, inputs: Mapping[str, Tensor], run: Callable[[], Tensor]) -> Tensor:
+        """Returns what ``run`` does, or did in an earlier block for the same ``inputs``."""
+        if not self._is_open:
+            return run()
+        known = hashlib.blake2b()
+        for name, tensor in inputs.items():
+            known.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            known.update(tensor.detach().flatten().view(torch.uint8).cpu().numpy().data)
+        key = known.digest()
+        if key not in self._outputs:
+            self._outputs[key] = run().detach()
+        return self._outputs[key].clone()
 
 
 class LiveBytes(TorchFunctionMode):

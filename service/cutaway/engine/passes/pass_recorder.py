@@ -21,7 +21,7 @@ from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording, copy_to_host
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.features import Features
-from cutaway.engine.passes.pass_memory import run_in_parts
+from cutaway.engine.passes.pass_memory import SharedPasses, run_in_parts
 from cutaway.engine.passes.targets import ResolvedTarget
 
 # Joined and repeated batches: Captum puts all copies of a row next to each other.
@@ -148,6 +148,7 @@ class ResolvedAttribution:
         seed: the seed of random numbers; None where none are drawn.
         batch_size: the number of rows of every pass, for a model that fails on others; 0 for any number.
         most_rows: the most rows of a pass that can be divided; 0 where memory allows any number.
+        shared: what passes for several targets returned; None where they share none.
     """
 
     model: InspectedModel
@@ -163,6 +164,7 @@ class ResolvedAttribution:
     is_batch_first: bool = False
     batch_size: int = 0
     most_rows: int = 0
+    shared: SharedPasses | None = None
 
     def at_target(self, target: ResolvedTarget) -> AttributionProblem:
         """Returns the problem of attributing ``target``."""
@@ -317,7 +319,9 @@ class AttributionProblem(ResolvedAttribution):
         """Runs the model, and returns what the target is read from: an output, or a neuron's module's activation."""
         if self.target.is_neuron:
             return run_to_neuron(self.model, inputs, self.target.source)
-        return self.model.run(inputs)[self.target.source]
+        if self.shared is None:
+            return self.model.run(inputs)[self.target.source]
+        return self.shared.output(inputs, lambda: self.model.run(inputs)[self.target.source])
 
 
 def cached_per_problem(function: Callable[[AttributionProblem], T]) -> Callable[[AttributionProblem], T]:

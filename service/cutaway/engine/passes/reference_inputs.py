@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast
@@ -312,7 +313,7 @@ def completeness_sums(problem: AttributionProblem, values: Values, outputs: Outp
     """
     at_baseline = torch.zeros(problem.rows, dtype=torch.float64)
     if problem.baselines:
-        with torch.no_grad():
+        with torch.no_grad(), problem.shared.used() if problem.shared else nullcontext():
             sources = (problem.read({**problem.inputs, **point}) for point in problem.baseline_points)
             at_baseline = torch.stack([problem.target.scalars(source).cpu().double() for source in sources]).mean(dim=0)
     return sums_between(problem, values, target_at_inputs(problem, outputs), at_baseline)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +17,7 @@ from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.tensors import Array, as_array
 from cutaway.engine.hooks.capture_spec import slice_index
 from cutaway.engine.hooks.hook_site import Batch
-from cutaway.engine.model.inspected_model import InspectedModel, Outputs, dtype_text
+from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, InspectedModel, Outputs, dtype_text
 from cutaway.engine.runtime.numerics import tensor_like
 
 ScalarFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -32,6 +33,7 @@ class ResolvedTarget:
         function: returns the target of each row from that output.
         positions: ``[batch, axes]`` int64, the element of each row, one index for each axis behind the batch; None for
             targets that are more than one element.
+        tokens: ``[batch]`` int64, the token of each row that a target of a text is about, -1 for none.
         is_neuron: whether ``source`` names a module.
         is_row_specific: whether ``function`` differs from row to row, or is of the whole batch, so that rows must keep
             their places and the batch its size.
@@ -40,19 +42,24 @@ class ResolvedTarget:
     source: str
     function: ScalarFunction
     positions: Int64[Tensor, "batch axes"] | None = None
+    tokens: Int64[Tensor, "batch"] | None = None
     is_neuron: bool = False
     is_row_specific: bool = False
 
     @property
     def classes(self) -> Int64[Tensor, "batch"] | None:
-        """The class of each row, ``[batch]``; None for targets that are no class."""
+        """The class or token of each row, ``[batch]``; None for targets that are none."""
+        if self.tokens is not None:
+            return self.tokens
         return self.positions[:, 0] if self.positions is not None and self.positions.shape[1] == 1 else None
 
     @property
     def captum_target(self) -> Int64[Tensor, "batch"] | list[tuple[int, ...]] | None:
         """The value of Captum's ``target``; None where Captum cannot express the target."""
-        if self.positions is None or self.classes is not None:
-            return self.classes
+        if self.positions is None:
+            return None
+        if self.positions.shape[1] == 1:
+            return self.positions[:, 0]
         return [tuple(position) for position in self.positions.tolist()]
 
     def scalars(self, output: Float[Tensor, "*axes"]) -> Float[Tensor, "batch"]:
@@ -73,7 +80,9 @@ class ResolvedTarget:
 
     def for_rows(self, rows: Int64[Tensor, "rows"]) -> ResolvedTarget:
         """Returns the target for a batch of the rows with the numbers ``rows``; it must not be row-specific."""
-        return self if self.positions is None else _element(self.source, self.positions[rows])
+        if self.positions is None:
+            return self if self.tokens is None else replace(self, tokens=self.tokens[rows])
+        return _element(self.source, self.positions[rows])
 
 
 def explained_outputs(model: InspectedModel, outputs: Outputs, rows: int) -> list[str]:
@@ -244,6 +253,32 @@ def _log_probability(target: requests.LogProbability, name: str, output: Tensor)
     )
 
 
+@dataclass(frozen=True)
+class Continuation(requests.SequenceLogProbability):
+    """The log-probability of texts as ``tokens`` [batch, steps], -1 behind the end of one."""
+
+    tokens: Tensor = field(kw_only=True, compare=False)
+
+
+def _continuation(target: Continuation, name: str, output: Tensor) -> tuple[ResolvedTarget, ...]:
+    """Resolves the target for log-probabilities [batch, steps]: their sum, or one of each step."""
+    if not target.by_token:
+        return (ResolvedTarget(name, lambda output: output.sum(dim=1)),)
+    steps = enumerate(target.tokens.unbind(dim=1))
+    return tuple(ResolvedTarget(name, partial(_step, step), tokens=tokens) for step, tokens in steps)
+
+
+def _step(step: int, output: Tensor) -> Tensor:
+    return output[:, step]
+
+
+def number_of_scalars(target: requests.Target, inputs: Inputs) -> int:
+    """Returns how many scalars of each example ``target`` is, of a model with ``inputs``; 0 for one alone."""
+    if not requests.is_several(target):
+        return 0
+    return target.k if isinstance(target, requests.TopK) else inputs[CONTINUATION].shape[1]
+
+
 def _contrast(target: requests.Contrast, name: str, output: Tensor) -> ResolvedTarget:
     what = "a contrast is of classes, elements, sums or norms, and its output is named in the contrast itself"
     one, other = (_inner(getattr(target, each), each, _SIDES, what, name, output) for each in ("target", "other"))
@@ -370,6 +405,7 @@ _RESOLVERS: dict[type[requests.Target], Callable[[Any, str, Tensor], ResolvedTar
     requests.MultiIndex: _multi_index,
     requests.Contrast: _contrast,
     requests.LogProbability: _log_probability,
+    Continuation: _continuation,
     requests.TopK: _top_k,
     requests.CrossEntropy: _cross_entropy,
     requests.MeanSquaredError: _squared_error,

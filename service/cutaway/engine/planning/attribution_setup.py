@@ -1,20 +1,23 @@
-"""Validates one attribution of a request and resolves its modules, inputs, baselines and features, before anything
-runs."""
+"""Validates targets and attributions of a request and resolves their labels, texts, modules, inputs, baselines and
+features, before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import fields
 
 from torch import nn
 
 from cutaway.contract import requests
-from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.values import changed, near_names
 from cutaway.engine.methods.captum_call import TABLE, method_of, refuse_metric
 from cutaway.engine.methods.noise_tunnel import refuse_noise
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
+from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.features import Features, baselines, distributions, features
 from cutaway.engine.passes.pass_recorder import Changes, ResolvedAttribution
+from cutaway.engine.passes.targets import Continuation
 
 
 def resolve_attribution(
@@ -176,3 +179,85 @@ def embedding_hint(tree: ModuleTree) -> str:
     """Returns where gradients begin in a model of token ids, as the end of an error message."""
     embeddings = [name for name, module in tree.modules.items() if isinstance(module, nn.Embedding)]
     return f"; take the gradient where numbers begin: GRAD_OUTPUT of {embeddings[0]!r}" if embeddings else ""
+
+
+# Labels of classes become indices, and texts tokens.
+
+_FEW = 20
+"""Labels that an error lists."""
+
+
+def by_index(model: InspectedModel, target: requests.Target, inputs: Inputs) -> requests.Target:
+    """Returns ``target``, a `ClassLabel` as the `ClassIndex` of the same classes, the same object for the same label;
+    a `SequenceLogProbability` with its tokens, which `with_continuation` put into ``inputs``.
+
+    Raises:
+        InvalidArgument: ``LABEL_NOT_FOUND``, with the position of the label.
+    """
+    if isinstance(target, requests.SequenceLogProbability):
+        return Continuation(target.texts, target.by_token, output=CONTINUATION, tokens=inputs[CONTINUATION])
+    if isinstance(target, (requests.Contrast, requests.LogProbability)):
+        inner = {}
+        for name in (field.name for field in fields(target) if field.name != "output"):
+            with at(f"{requests.field_name(type(target))}.{name}"):
+                inner[name] = by_index(model, getattr(target, name), inputs)
+        return changed(target, **inner)
+    if not isinstance(target, requests.ClassLabel):
+        return target
+    if len(target.labels) == 1:  # only such requests are joined, and a comparison of objects is cheap
+        return model.remembered(("label", target), lambda: _converted(model.labels, target))
+    return _converted(model.labels, target)
+
+
+def _converted(known: Sequence[str], target: requests.ClassLabel) -> requests.ClassIndex:
+    with at("class_label.labels"):
+        numbers = {label: number for number, label in enumerate(known)}
+        for position, label in enumerate(target.labels):
+            if label not in numbers or (len(numbers) < len(known) and list(known).count(label) > 1):
+                raise _no_class(label, known, f"[{position}]")
+    return requests.ClassIndex(tuple(numbers[label] for label in target.labels), output=target.output)
+
+
+def _no_class(label: str, known: Sequence[str], field: str) -> CutawayError:
+    if not known:
+        what = "the classes of this model have no labels; send their indices"
+    elif label in known:
+        indices = [str(number) for number, other in enumerate(known) if other == label]
+        what = f"classes {', '.join(indices)} are all called {label!r:.80}; send the index of one"
+    else:
+        near = near_names(label, known, n=3, cutoff=0.5)
+        listed = ", ".join(known[:_FEW]) + (f" and {len(known) - _FEW} more" if len(known) > _FEW else "")
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"the labels are {listed}"
+        what = f"no class is called {label!r:.80}; {hint}"
+    return error(Reason.LABEL_NOT_FOUND, what, field)
+
+
+def with_continuation(model: InspectedModel, request: requests.InspectRequest, inputs: Inputs) -> Inputs:
+    """Returns ``inputs`` with the tokens of the texts whose log-probability a target is; others as they are.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE`` for a model that writes no tokens; ``INVALID_VALUE`` for other texts in
+            another target; ``TARGET_MISMATCH``; or as `Generation.continued`.
+    """
+    fields = {"target": request.target} | {
+        f"attributions[{number}].target": attribution.target for number, attribution in enumerate(request.attributions)
+    }
+    asked = {field: one for field, one in fields.items() if isinstance(one, requests.SequenceLogProbability)}
+    first = next(iter(asked.values()), None)
+    rows = len(next(iter(inputs.values())))
+    for field, target in asked.items():
+        with at(field), at("sequence_log_probability"):
+            if target.output:
+                raise error(Reason.INVALID_VALUE, "it is read from logits of its own: leave the output out", "output")
+            with at("texts"):
+                if model.generate is None:
+                    raise error(Reason.METHOD_INAPPLICABLE, "this model writes no texts")
+                if len(target.texts) not in (1, rows):
+                    what = f"{len(target.texts)} texts for a batch of {rows}; send one for all, or {rows}"
+                    raise error(Reason.TARGET_MISMATCH, what)
+                if target is not first and first is not None and target.texts != first.texts:
+                    raise error(Reason.INVALID_VALUE, "a request explains one text: send others in another request")
+    if first is None or model.generate is None:
+        return inputs
+    with at(next(iter(asked))), at("sequence_log_probability"), at("texts"):
+        return model.generate.continued(inputs, first.texts * (rows // len(first.texts)))

@@ -18,7 +18,7 @@ from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.requests import Argument, Point
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, InspectedModel
 from cutaway.engine.model.session import Cancellation
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -35,7 +35,9 @@ def embedded_inputs(
         DeadlineExceeded: the caller no longer waits.
     """
     embeddings = [name for name, module in model.tree.modules.items() if isinstance(module, _EMBEDDINGS)]
-    integers = [name for name, tensor in inputs.items() if _is_integer(tensor) and tensor.numel()]
+    integers = [
+        name for name, tensor in inputs.items() if name != CONTINUATION and _is_integer(tensor) and tensor.numel()
+    ]
     if not (embeddings and integers):
         return frozenset()
     with model.session(cancellation, arguments):

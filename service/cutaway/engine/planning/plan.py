@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -23,7 +23,14 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.module_tree import ModuleTree, glob_matcher, is_glob
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, Listener
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
-from cutaway.engine.planning.attribution_setup import differentiable, moves_integers, resolve_attribution
+from cutaway.engine.passes.targets import number_of_scalars
+from cutaway.engine.planning.attribution_setup import (
+    by_index,
+    differentiable,
+    moves_integers,
+    resolve_attribution,
+    with_continuation,
+)
 from cutaway.engine.planning.embedded_inputs import embedded_inputs
 from cutaway.engine.runtime.rng import new_seed
 
@@ -212,54 +219,6 @@ def _edited_places(tree: ModuleTree, edit: requests.Edit) -> list[str]:
         return [_operator(tree, edit.op)]
 
 
-# Labels of classes become indices.
-
-_FEW = 20
-"""Labels that an error lists."""
-
-
-def by_index(model: InspectedModel, target: requests.Target) -> requests.Target:
-    """Returns ``target``, a `ClassLabel` as the `ClassIndex` of the same classes; the same object for the same label.
-
-    Raises:
-        InvalidArgument: ``LABEL_NOT_FOUND``, with the position of the label.
-    """
-    if isinstance(target, (requests.Contrast, requests.LogProbability)):
-        inner = {}
-        for name in (field.name for field in fields(target) if field.name != "output"):
-            with at(f"{requests.field_name(type(target))}.{name}"):
-                inner[name] = by_index(model, getattr(target, name))
-        return changed(target, **inner)
-    if not isinstance(target, requests.ClassLabel):
-        return target
-    if len(target.labels) == 1:  # only such requests are joined, and a comparison of objects is cheap
-        return model.remembered(("label", target), lambda: _converted(model.labels, target))
-    return _converted(model.labels, target)
-
-
-def _converted(known: Sequence[str], target: requests.ClassLabel) -> requests.ClassIndex:
-    with at("class_label.labels"):
-        numbers = {label: number for number, label in enumerate(known)}
-        for position, label in enumerate(target.labels):
-            if label not in numbers or (len(numbers) < len(known) and list(known).count(label) > 1):
-                raise _no_class(label, known, f"[{position}]")
-    return requests.ClassIndex(tuple(numbers[label] for label in target.labels), output=target.output)
-
-
-def _no_class(label: str, known: Sequence[str], field: str) -> CutawayError:
-    if not known:
-        what = "the classes of this model have no labels; send their indices"
-    elif label in known:
-        indices = [str(number) for number, other in enumerate(known) if other == label]
-        what = f"classes {', '.join(indices)} are all called {label!r:.80}; send the index of one"
-    else:
-        near = near_names(label, known, n=3, cutoff=0.5)
-        listed = ", ".join(known[:_FEW]) + (f" and {len(known) - _FEW} more" if len(known) > _FEW else "")
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"the labels are {listed}"
-        what = f"no class is called {label!r:.80}; {hint}"
-    return error(Reason.LABEL_NOT_FOUND, what, field)
-
-
 @dataclass(frozen=True)
 class RequestPlan:
     """A request, resolved and validated for one model.
@@ -324,9 +283,9 @@ class RequestPlan:
         return {name: [edit for edit in edits if not edit[1].point.is_gradient] for name, edits in self.edits.items()}
 
     @property
-    def is_top_k(self) -> bool:
-        """Whether the target is several classes, with a backward pass each."""
-        return isinstance(self.request.target, requests.TopK)
+    def scalars(self) -> int:
+        """How many scalars of each example the target is, with a backward pass each; 0 for one alone."""
+        return number_of_scalars(self.request.target, self.inputs)
 
     @property
     def needs_target(self) -> bool:
@@ -366,8 +325,9 @@ def plan_request(
     # Tensors that were made in inference mode cannot be differentiated.
     inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
     _refuse_generation(model, request)
+    inputs = with_continuation(model, request, inputs)
     with at("target"):
-        target = by_index(model, request.target)
+        target = by_index(model, request.target, inputs)
     if target is not request.target:
         request = changed(request, target=target)
     sites = _sites(model, request)
@@ -385,7 +345,7 @@ def plan_request(
     for number, attribution in allowed.items():
         try:
             with at(f"attributions[{number}]"):
-                asked = _with_index(model, attribution)
+                asked = _with_index(model, attribution, inputs)
                 attributions[number] = resolve_attribution(model, asked, inputs, edits, seed, embedded)
         except CutawayError as failure:
             failed[number] = in_place(request, attribution, failure)
@@ -418,9 +378,9 @@ def _allowed(
     return allowed, errors
 
 
-def _with_index(model: InspectedModel, attribution: requests.Attribution) -> requests.Attribution:
+def _with_index(model: InspectedModel, attribution: requests.Attribution, inputs: Inputs) -> requests.Attribution:
     with at("target"):
-        target = None if attribution.target is None else by_index(model, attribution.target)
+        target = None if attribution.target is None else by_index(model, attribution.target, inputs)
     return attribution if target is attribution.target else replace(attribution, target=target)
 
 

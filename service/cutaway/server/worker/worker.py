@@ -21,7 +21,7 @@ from torch import nn
 
 from cutaway.adapters import Adapter, TensorAdapter, example_of, feature_names, load_model, with_texts
 from cutaway.contract.errors import CutawayError
-from cutaway.contract.requests import InspectRequest, TopK
+from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import (
     InspectResult,
     ModelDetail,
@@ -417,8 +417,7 @@ class Worker:
         if self.memory is not None:
             check_memory(request, least_bytes(plan, self.memory.most), self.memory.most)
         plan, passes = within_passes(plan, costs(plan), self._settings.max_passes)
-        classes = request.target.k if isinstance(request.target, TopK) else 0
-        return plan, classes + passes // max(1, plan.rows)
+        return plan, plan.scalars + passes // max(1, plan.rows)
 
     def _encode(self, decoded: _Decoded, result: InspectResult | BaseException) -> Reply:
         """Returns the reply; for a streamed one, the number under which its pieces wait."""

@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/target.proto.
  */
 export const file_cutaway_v1_target: GenFile = /*@__PURE__*/
-  fileDesc("ChdjdXRhd2F5L3YxL3RhcmdldC5wcm90bxIKY3V0YXdheS52MSL/BAoGVGFyZ2V0Eg4KBm91dHB1dBgBIAEoCRI1Cg9wcmVkaWN0ZWRfY2xhc3MYAiABKAsyGi5jdXRhd2F5LnYxLlByZWRpY3RlZENsYXNzSAASLQoLY2xhc3NfaW5kZXgYAyABKAsyFi5jdXRhd2F5LnYxLkNsYXNzSW5kZXhIABItCgttdWx0aV9pbmRleBgEIAEoCzIWLmN1dGF3YXkudjEuTXVsdGlJbmRleEgAEiEKBXRvcF9rGAUgASgLMhAuY3V0YXdheS52MS5Ub3BLSAASNQoNY3Jvc3NfZW50cm9weRgGIAEoCzIcLmN1dGF3YXkudjEuQ3Jvc3NFbnRyb3B5TG9zc0gAEj4KEm1lYW5fc3F1YXJlZF9lcnJvchgHIAEoCzIgLmN1dGF3YXkudjEuTWVhblNxdWFyZWRFcnJvckxvc3NIABIqCgljb3RhbmdlbnQYCCABKAsyFS5jdXRhd2F5LnYxLkNvdGFuZ2VudEgAEiQKA3N1bRgJIAEoCzIVLmN1dGF3YXkudjEuT3V0cHV0U3VtSAASJgoEbm9ybRgKIAEoCzIWLmN1dGF3YXkudjEuT3V0cHV0Tm9ybUgAEiQKBm5ldXJvbhgLIAEoCzISLmN1dGF3YXkudjEuTmV1cm9uSAASLQoLY2xhc3NfbGFiZWwYDCABKAsyFi5jdXRhd2F5LnYxLkNsYXNzTGFiZWxIABIoCghjb250cmFzdBgNIAEoCzIULmN1dGF3YXkudjEuQ29udHJhc3RIABI1Cg9sb2dfcHJvYmFiaWxpdHkYDiABKAsyGi5jdXRhd2F5LnYxLkxvZ1Byb2JhYmlsaXR5SABCBgoEa2luZCIQCg5QcmVkaWN0ZWRDbGFzcyIdCgpDbGFzc0luZGV4Eg8KB2luZGljZXMYASADKAMiHAoKQ2xhc3NMYWJlbBIOCgZsYWJlbHMYASADKAkiUQoIQ29udHJhc3QSIgoGdGFyZ2V0GAEgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSIQoFb3RoZXIYAiABKAsyEi5jdXRhd2F5LnYxLlRhcmdldCI0Cg5Mb2dQcm9iYWJpbGl0eRIiCgZ0YXJnZXQYASABKAsyEi5jdXRhd2F5LnYxLlRhcmdldCIwCgpNdWx0aUluZGV4EiIKB2luZGljZXMYASADKAsyES5jdXRhd2F5LnYxLkluZGV4IhoKBUluZGV4EhEKCXBvc2l0aW9ucxgBIAMoAyIRCgRUb3BLEgkKAWsYASABKA0iUAoQQ3Jvc3NFbnRyb3B5TG9zcxIOCgZsYWJlbHMYASADKAMSLAoJcmVkdWN0aW9uGAIgASgOMhkuY3V0YXdheS52MS5Mb3NzUmVkdWN0aW9uImgKFE1lYW5TcXVhcmVkRXJyb3JMb3NzEiIKBnZhbHVlcxgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiwKCXJlZHVjdGlvbhgCIAEoDjIZLmN1dGF3YXkudjEuTG9zc1JlZHVjdGlvbiIvCglDb3RhbmdlbnQSIgoGdGVuc29yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3IiCwoJT3V0cHV0U3VtIioKCk91dHB1dE5vcm0SEgoFb3JkZXIYASABKAFIAIgBAUIICgZfb3JkZXIiYQoGTmV1cm9uEg4KBm1vZHVsZRgBIAEoCRIgCgVpbmRleBgCIAEoCzIRLmN1dGF3YXkudjEuSW5kZXgSJQoGc2xpY2VzGAMgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2UqYAoNTG9zc1JlZHVjdGlvbhIeChpMT1NTX1JFRFVDVElPTl9VTlNQRUNJRklFRBAAEhYKEkxPU1NfUkVEVUNUSU9OX1NVTRABEhcKE0xPU1NfUkVEVUNUSU9OX01FQU4QAmIGcHJvdG8z", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
+  fileDesc("ChdjdXRhd2F5L3YxL3RhcmdldC5wcm90bxIKY3V0YXdheS52MSLHBQoGVGFyZ2V0Eg4KBm91dHB1dBgBIAEoCRI1Cg9wcmVkaWN0ZWRfY2xhc3MYAiABKAsyGi5jdXRhd2F5LnYxLlByZWRpY3RlZENsYXNzSAASLQoLY2xhc3NfaW5kZXgYAyABKAsyFi5jdXRhd2F5LnYxLkNsYXNzSW5kZXhIABItCgttdWx0aV9pbmRleBgEIAEoCzIWLmN1dGF3YXkudjEuTXVsdGlJbmRleEgAEiEKBXRvcF9rGAUgASgLMhAuY3V0YXdheS52MS5Ub3BLSAASNQoNY3Jvc3NfZW50cm9weRgGIAEoCzIcLmN1dGF3YXkudjEuQ3Jvc3NFbnRyb3B5TG9zc0gAEj4KEm1lYW5fc3F1YXJlZF9lcnJvchgHIAEoCzIgLmN1dGF3YXkudjEuTWVhblNxdWFyZWRFcnJvckxvc3NIABIqCgljb3RhbmdlbnQYCCABKAsyFS5jdXRhd2F5LnYxLkNvdGFuZ2VudEgAEiQKA3N1bRgJIAEoCzIVLmN1dGF3YXkudjEuT3V0cHV0U3VtSAASJgoEbm9ybRgKIAEoCzIWLmN1dGF3YXkudjEuT3V0cHV0Tm9ybUgAEiQKBm5ldXJvbhgLIAEoCzISLmN1dGF3YXkudjEuTmV1cm9uSAASLQoLY2xhc3NfbGFiZWwYDCABKAsyFi5jdXRhd2F5LnYxLkNsYXNzTGFiZWxIABIoCghjb250cmFzdBgNIAEoCzIULmN1dGF3YXkudjEuQ29udHJhc3RIABI1Cg9sb2dfcHJvYmFiaWxpdHkYDiABKAsyGi5jdXRhd2F5LnYxLkxvZ1Byb2JhYmlsaXR5SAASRgoYc2VxdWVuY2VfbG9nX3Byb2JhYmlsaXR5GA8gASgLMiIuY3V0YXdheS52MS5TZXF1ZW5jZUxvZ1Byb2JhYmlsaXR5SABCBgoEa2luZCIQCg5QcmVkaWN0ZWRDbGFzcyIdCgpDbGFzc0luZGV4Eg8KB2luZGljZXMYASADKAMiHAoKQ2xhc3NMYWJlbBIOCgZsYWJlbHMYASADKAkiUQoIQ29udHJhc3QSIgoGdGFyZ2V0GAEgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSIQoFb3RoZXIYAiABKAsyEi5jdXRhd2F5LnYxLlRhcmdldCI0Cg5Mb2dQcm9iYWJpbGl0eRIiCgZ0YXJnZXQYASABKAsyEi5jdXRhd2F5LnYxLlRhcmdldCI5ChZTZXF1ZW5jZUxvZ1Byb2JhYmlsaXR5Eg0KBXRleHRzGAEgAygJEhAKCGJ5X3Rva2VuGAIgASgIIjAKCk11bHRpSW5kZXgSIgoHaW5kaWNlcxgBIAMoCzIRLmN1dGF3YXkudjEuSW5kZXgiGgoFSW5kZXgSEQoJcG9zaXRpb25zGAEgAygDIhEKBFRvcEsSCQoBaxgBIAEoDSJQChBDcm9zc0VudHJvcHlMb3NzEg4KBmxhYmVscxgBIAMoAxIsCglyZWR1Y3Rpb24YAiABKA4yGS5jdXRhd2F5LnYxLkxvc3NSZWR1Y3Rpb24iaAoUTWVhblNxdWFyZWRFcnJvckxvc3MSIgoGdmFsdWVzGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISLAoJcmVkdWN0aW9uGAIgASgOMhkuY3V0YXdheS52MS5Mb3NzUmVkdWN0aW9uIi8KCUNvdGFuZ2VudBIiCgZ0ZW5zb3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvciILCglPdXRwdXRTdW0iKgoKT3V0cHV0Tm9ybRISCgVvcmRlchgBIAEoAUgAiAEBQggKBl9vcmRlciJhCgZOZXVyb24SDgoGbW9kdWxlGAEgASgJEiAKBWluZGV4GAIgASgLMhEuY3V0YXdheS52MS5JbmRleBIlCgZzbGljZXMYAyADKAsyFS5jdXRhd2F5LnYxLkF4aXNTbGljZSpgCg1Mb3NzUmVkdWN0aW9uEh4KGkxPU1NfUkVEVUNUSU9OX1VOU1BFQ0lGSUVEEAASFgoSTE9TU19SRURVQ1RJT05fU1VNEAESFwoTTE9TU19SRURVQ1RJT05fTUVBThACYgZwcm90bzM", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
 
 /**
  * The scalar that is explained. Default: the predicted class of the default output.
@@ -138,6 +138,14 @@ export type Target = Message<"cutaway.v1.Target"> & {
      */
     value: LogProbability;
     case: "logProbability";
+  } | {
+    /**
+     * The logarithm of the probability of a whole text behind the prompt of a language model.
+     *
+     * @generated from field: cutaway.v1.SequenceLogProbability sequence_log_probability = 15;
+     */
+    value: SequenceLogProbability;
+    case: "sequenceLogProbability";
   } | { case: undefined; value?: undefined };
 };
 
@@ -255,6 +263,36 @@ export const LogProbabilitySchema: GenMessage<LogProbability> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_target, 5);
 
 /**
+ * The logarithm of the probability that a language model writes given texts behind its prompts: the sum of those of the
+ * text's tokens, from one pass over both. Hooks see the prompt and all tokens of the text but the last.
+ *
+ * @generated from message cutaway.v1.SequenceLogProbability
+ */
+export type SequenceLogProbability = Message<"cutaway.v1.SequenceLogProbability"> & {
+  /**
+   * Size 1, or the batch size; with their leading spaces.
+   *
+   * @generated from field: repeated string texts = 1;
+   */
+  texts: string[];
+
+  /**
+   * Whether each token's log-probability is a target of its own. Each attribution then comes back once a token; a text
+   * that has fewer tokens than another has 0 at the end.
+   *
+   * @generated from field: bool by_token = 2;
+   */
+  byToken: boolean;
+};
+
+/**
+ * Describes the message cutaway.v1.SequenceLogProbability.
+ * Use `create(SequenceLogProbabilitySchema)` to create a new message.
+ */
+export const SequenceLogProbabilitySchema: GenMessage<SequenceLogProbability> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_target, 6);
+
+/**
  * One element of an output of any rank for all examples, or one an example.
  *
  * @generated from message cutaway.v1.MultiIndex
@@ -273,7 +311,7 @@ export type MultiIndex = Message<"cutaway.v1.MultiIndex"> & {
  * Use `create(MultiIndexSchema)` to create a new message.
  */
 export const MultiIndexSchema: GenMessage<MultiIndex> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_target, 6);
+  messageDesc(file_cutaway_v1_target, 7);
 
 /**
  * A position within one example: one number an axis, the batch axis left out.
@@ -294,7 +332,7 @@ export type Index = Message<"cutaway.v1.Index"> & {
  * Use `create(IndexSchema)` to create a new message.
  */
 export const IndexSchema: GenMessage<Index> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_target, 7);
+  messageDesc(file_cutaway_v1_target, 8);
 
 /**
  * The k largest classes of each example of an output [batch, classes], the largest first. Every gradient then has one
@@ -316,7 +354,7 @@ export type TopK = Message<"cutaway.v1.TopK"> & {
  * Use `create(TopKSchema)` to create a new message.
  */
 export const TopKSchema: GenMessage<TopK> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_target, 8);
+  messageDesc(file_cutaway_v1_target, 9);
 
 /**
  * torch.nn.functional.cross_entropy of an output [batch, classes], taken as logits.
@@ -344,7 +382,7 @@ export type CrossEntropyLoss = Message<"cutaway.v1.CrossEntropyLoss"> & {
  * Use `create(CrossEntropyLossSchema)` to create a new message.
  */
 export const CrossEntropyLossSchema: GenMessage<CrossEntropyLoss> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_target, 9);
+  messageDesc(file_cutaway_v1_target, 10);
 
 /**
  * torch.nn.functional.mse_loss.
@@ -372,7 +410,7 @@ export type MeanSquaredErrorLoss = Message<"cutaway.v1.MeanSquaredErrorLoss"> & 
  * Use `create(MeanSquaredErrorLossSchema)` to create a new message.
  */
 export const MeanSquaredErrorLossSchema: GenMessage<MeanSquaredErrorLoss> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_target, 10);
+  messageDesc(file_cutaway_v1_target, 11);
 
 /**
  * The vector of a vector-Jacobian product.
@@ -393,7 +431,7 @@ export type Cotangent = Message<"cutaway.v1.Cotangent"> & {
  * Use `create(CotangentSchema)` to create a new message.
  */
 export const CotangentSchema: GenMessage<Cotangent> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_target, 11);
+  messageDesc(file_cutaway_v1_target, 12);
 
 /**
  * The sum over all elements of an example's output.
@@ -408,7 +446,7 @@ export type OutputSum = Message<"cutaway.v1.OutputSum"> & {
  * Use `create(OutputSumSchema)` to create a new message.
  */
 export const OutputSumSchema: GenMessage<OutputSum> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_target, 12);
+  messageDesc(file_cutaway_v1_target, 13);
 
 /**
  * The norm over all elements of an example's output.
@@ -429,7 +467,7 @@ export type OutputNorm = Message<"cutaway.v1.OutputNorm"> & {
  * Use `create(OutputNormSchema)` to create a new message.
  */
 export const OutputNormSchema: GenMessage<OutputNorm> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_target, 13);
+  messageDesc(file_cutaway_v1_target, 14);
 
 /**
  * One element of what a module's first call returned; of its first tensor, where it returns several. Or the sum of a
@@ -465,7 +503,7 @@ export type Neuron = Message<"cutaway.v1.Neuron"> & {
  * Use `create(NeuronSchema)` to create a new message.
  */
 export const NeuronSchema: GenMessage<Neuron> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_target, 14);
+  messageDesc(file_cutaway_v1_target, 15);
 
 /**
  * The reduction of a loss of the whole batch. The target of an example is its share of that: the shares sum to the

@@ -1,0 +1,265 @@
+"""The log-probability of a whole text as a target: against Captum's attributions of language models, and by hand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import captum.attr as captum
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import cutaway as ca
+from cutaway.adapters import load_model
+from cutaway.adapters.causal_lm import CausalLMAdapter
+from cutaway.contract.errors import CutawayError, InvalidArgument
+from cutaway.contract.results import AttributionResult, InspectResult, Verdict
+from cutaway.engine.execution.inspect import inspect
+from cutaway.jobs.spec import parse_request
+from tests.support.causal_lms import ARCHITECTURES, saved
+
+PROMPTS = ("the hooks see layers of the layers", "hooks", "see the hooks")
+TEXTS = (" see", " the layers see", " layers")
+OWN = ca.SequenceLogProbability(TEXTS)
+ONE = ca.SequenceLogProbability((TEXTS[1],))
+
+
+def asked(adapter: CausalLMAdapter, inputs: Mapping[str, Tensor], **request: Any) -> InspectResult:
+    return inspect(load_model(adapter, "cpu"), ca.InspectRequest("m", **request), dict(inputs))
+
+
+def prompts(adapter: CausalLMAdapter, *texts: str) -> dict[str, Tensor]:
+    return dict(adapter.collate([adapter.preprocess(text.encode(), "text/plain") for text in texts]))
+
+
+def by_hand(directory: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+
+
+def token_by_token(plain: Any, adapter: CausalLMAdapter, prompt: str, text: str) -> list[float]:
+    """The log-probability of each token of ``text``, in a pass of its own."""
+    ids, found = adapter.tokenizer.encode(prompt), []
+    for token in adapter.tokenizer.encode(text, add_special_tokens=False):
+        found.append(plain(torch.tensor([ids])).logits[0, -1].log_softmax(0)[token].item())
+        ids = [*ids, token]
+    return found
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_each_row_has_the_log_probabilities_of_its_own_text(architecture: str, tmp_path: Path) -> None:
+    """Prompts and texts of different lengths in one batch, each as by hand and alone."""
+    directory = saved(tmp_path, architecture)
+    adapter, plain = CausalLMAdapter(directory=directory), by_hand(directory)
+    result = asked(adapter, prompts(adapter, *PROMPTS), target=OWN)
+    last = asked(adapter, prompts(adapter, *PROMPTS)).predictions["next"]
+    np.testing.assert_allclose(result.predictions["next"], last, rtol=0, atol=1e-5)
+    assert result.target_values is not None
+    for row, (prompt, text) in enumerate(zip(PROMPTS, TEXTS)):
+        expected = token_by_token(plain, adapter, prompt, text)
+        found = result.predictions["continuation"][row]
+        np.testing.assert_allclose(found[: len(expected)], expected, rtol=0, atol=1e-5)
+        assert not found[len(expected) :].any()
+        assert result.target_values[row] == pytest.approx(sum(expected), abs=1e-4)
+
+
+def llm(directory: Path, method: Callable[[Any], Any], text: str = TEXTS[1], **options: Any) -> Any:
+    """What Captum's own attributions of language models say of the first prompt and a text."""
+    plain, adapter = by_hand(directory), CausalLMAdapter(directory=directory)
+    made = method(plain)
+    forward_only = not isinstance(made, captum.LayerGradientXActivation | captum.LayerIntegratedGradients)
+    kind = captum.LLMAttribution if forward_only else captum.LLMGradientAttribution
+    prompt = captum.TextTokenInput(PROMPTS[0], adapter.tokenizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return kind(made, adapter.tokenizer).attribute(prompt, target=text, **options)
+
+
+def by_token(adapter: CausalLMAdapter, method: ca.Attribution) -> tuple[AttributionResult, ...]:
+    target = ca.SequenceLogProbability((TEXTS[1],), by_token=True)
+    return asked(adapter, prompts(adapter, PROMPTS[0]), target=target, attributions=(method,)).attributions
+
+
+def of_prompt(adapter: CausalLMAdapter, result: AttributionResult) -> Any:
+    """One number for each token of the first prompt."""
+    if result.tokens is None:
+        return result.values["input_ids"][0]
+    return result.tokens.values[0][: len(adapter.tokenizer.encode(PROMPTS[0]))]
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "gemma2"])
+def test_an_ablation_is_that_of_captum_without_its_cache(architecture: str, tmp_path: Path) -> None:
+    """By sequence and by token, each of which has a verdict. With Captum's defaults, another one."""
+    directory = saved(tmp_path, architecture)
+    adapter = CausalLMAdapter(directory=directory)
+    right = llm(directory, captum.FeatureAblation, use_cached_outputs=False)
+    (found,) = asked(
+        adapter, prompts(adapter, PROMPTS[0]), target=ONE, attributions=(ca.FeatureAblation(),)
+    ).attributions
+    np.testing.assert_allclose(of_prompt(adapter, found), right.seq_attr, rtol=0, atol=1e-4)
+    assert found.checks[0].verdict is Verdict.AGREES
+    each = by_token(adapter, ca.FeatureAblation())
+    assert {one.checks[0].verdict for one in each} == {Verdict.AGREES}
+    np.testing.assert_allclose([of_prompt(adapter, one) for one in each], right.token_attr, rtol=0, atol=1e-4)
+    tokens = adapter.tokenizer.encode(TEXTS[1], add_special_tokens=False)
+    assert [one.targets.tolist() for one in each if one.targets is not None] == [[token] for token in tokens]
+
+
+def test_captum_is_wrong_with_its_defaults(tmp_path: Path) -> None:
+    """It reads the whole prompt again on top of its cache. Where this fails, the pages need not warn any more."""
+    directory, text = saved(tmp_path, "llama"), TEXTS[2]
+    right, default = (
+        llm(directory, captum.FeatureAblation, text, use_cached_outputs=cached).seq_attr for cached in (False, True)
+    )
+    assert (default - right).abs().max() > 0.02 * right.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "options"),
+    [
+        (ca.LayerGradientXActivation(layer="transformer.wte"), captum.LayerGradientXActivation, {}),
+        (
+            ca.LayerIntegratedGradients(layer="transformer.wte", n_steps=8),
+            captum.LayerIntegratedGradients,
+            {"n_steps": 8},
+        ),
+    ],
+)
+def test_gradients_are_those_of_captum(gpt2: Path, ours: ca.Attribution, theirs: Any, options: dict[str, Any]) -> None:
+    adapter = CausalLMAdapter(directory=gpt2)
+    right = llm(gpt2, lambda plain: theirs(plain, plain.transformer.wte), **options)
+    result = asked(adapter, prompts(adapter, PROMPTS[0]), target=ONE, attributions=(ours,))
+    np.testing.assert_allclose(of_prompt(adapter, result.attributions[0]), right.seq_attr.detach(), rtol=0, atol=1e-4)
+    found = [of_prompt(adapter, one) for one in by_token(adapter, ours)]
+    np.testing.assert_allclose(found, right.token_attr.detach(), rtol=0, atol=1e-4)
+    assert result.attributions[0].checks[0].verdict is Verdict.AGREES
+
+
+@pytest.mark.parametrize("check", [*ca.CheckMode])
+@pytest.mark.parametrize(
+    "method",
+    [
+        ca.FeatureAblation(),
+        ca.ShapleyValueSampling(n_samples=3),
+        ca.KernelShap(n_samples=60),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_row_is_explained_as_alone(gpt2: Path, method: ca.Attribution, check: ca.CheckMode) -> None:
+    """By token, of prompts of different lengths, whose padding has no part in it."""
+    adapter, mode = CausalLMAdapter(directory=gpt2), ca.CheckRequest(mode=check)
+    target = ca.SequenceLogProbability(TEXTS[:1], by_token=True)
+    together = asked(adapter, prompts(adapter, *PROMPTS), target=target, attributions=(method,), check=mode, seed=3)
+    steps = len(adapter.tokenizer.encode(TEXTS[0], add_special_tokens=False))
+    assert len(together.attributions) == steps
+    assert all(one.verdict is Verdict.AGREES for each in together.attributions for one in each.checks)
+    if isinstance(method, ca.FeatureAblation):
+        alone = asked(adapter, prompts(adapter, PROMPTS[2]), target=target, attributions=(method,), check=mode)
+        for one, other in zip(together.attributions, alone.attributions):
+            own = other.values["input_ids"].shape[1]
+            np.testing.assert_allclose(
+                one.values["input_ids"][2, -own:], other.values["input_ids"][0], rtol=0, atol=1e-5
+            )
+            assert not one.values["input_ids"][2, :-own].any()
+
+
+class Counted(CausalLMAdapter):
+    """Counts the passes."""
+
+    ran = 0
+
+    def forward(self, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        self.ran += 1
+        return super().forward(model, inputs)
+
+
+@pytest.mark.parametrize("check", [ca.CheckMode.OFF, ca.CheckMode.SAME_PASS])
+def test_tokens_share_the_passes_of_a_perturbation(gpt2: Path, check: ca.CheckMode) -> None:
+    ran = []
+    for several in (False, True):
+        adapter = Counted(directory=gpt2)
+        target = ca.SequenceLogProbability((TEXTS[1],), by_token=several)
+        inputs, mode = prompts(adapter, PROMPTS[0]), ca.CheckRequest(mode=check)
+        asked(adapter, inputs, target=target, attributions=(ca.FeatureAblation(),), check=mode)
+        ran.append(adapter.ran)
+    assert ran[0] > len(prompts(adapter, PROMPTS[0])["input_ids"][0])
+    assert ran[1] <= ran[0] + 4  # what is found out of the model
+
+
+def test_hooks_see_the_prompt_and_the_text_but_its_last_token(gpt2: Path) -> None:
+    """A position of -1 is the last token that the model reads, of each row."""
+    adapter, plain = CausalLMAdapter(directory=gpt2), by_hand(gpt2)
+    last = (ca.Capture("transformer.h.1", position=-1), ca.Capture("transformer.h.0"))
+    result = asked(adapter, prompts(adapter, *PROMPTS), target=OWN, captures=last)
+    for row, (prompt, text) in enumerate(zip(PROMPTS, TEXTS)):
+        ids = adapter.tokenizer.encode(prompt + text)[:-1]
+        with torch.no_grad():
+            expected = plain.transformer(torch.tensor([ids])).last_hidden_state[0, -1]
+        found = plain.transformer.ln_f(torch.tensor(result.captures["transformer.h.1"].output[row]))
+        np.testing.assert_allclose(found.detach(), expected, rtol=0, atol=1e-5)
+    longest = max(len(adapter.tokenizer.encode(text)) for text in PROMPTS)
+    assert (
+        result.captures["transformer.h.0"].output.shape[1] == longest + result.predictions["continuation"].shape[1] - 1
+    )
+
+
+def test_all_logits_are_there_where_they_are_asked_for(gpt2: Path) -> None:
+    adapter, plain = CausalLMAdapter(directory=gpt2), by_hand(gpt2)
+    result = asked(adapter, prompts(adapter, PROMPTS[0]), target=ONE, arguments={"logits": True})
+    ids = adapter.tokenizer.encode(PROMPTS[0] + TEXTS[1])[:-1]
+    with torch.no_grad():
+        expected = plain(torch.tensor([ids])).logits
+    np.testing.assert_allclose(result.predictions["logits"], expected, rtol=0, atol=1e-5)
+
+
+FIELD = "target.sequence_log_probability"
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "expected"),
+    [
+        (ca.SequenceLogProbability((" the", " see")), {}, f"TARGET_MISMATCH [{FIELD}.texts]"),
+        (ca.SequenceLogProbability((" the", "", " see")), {}, f"INVALID_VALUE [{FIELD}.texts[1]]"),
+        (ca.SequenceLogProbability((" the" * 60,)), {}, f"LIMIT_EXCEEDED [{FIELD}.texts[0]]"),
+        (ca.SequenceLogProbability((" the",), output="next"), {}, f"INVALID_VALUE [{FIELD}.output]"),
+        (ONE, {"attributions": (ca.FeatureAblation(target=OWN),)},
+            "INVALID_VALUE [attributions[0].target.sequence_log_probability.texts]"),
+        (ONE, {"generate": ca.Generate(3)}, "INVALID_VALUE [target]"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(gpt2: Path, target: ca.Target, more: dict[str, Any], expected: str) -> None:
+    adapter = CausalLMAdapter(directory=gpt2)
+    with pytest.raises(CutawayError) as failure:
+        asked(adapter, prompts(adapter, *PROMPTS), target=target, **more)
+    assert str(failure.value).startswith(expected)
+
+
+def test_prompts_are_padded_on_the_left(gpt2: Path) -> None:
+    adapter = CausalLMAdapter(directory=gpt2)
+    inputs = {name: tensor.flip(1) for name, tensor in prompts(adapter, *PROMPTS).items()}
+    with pytest.raises(InvalidArgument, match="pad prompts on the left"):
+        asked(adapter, inputs, target=ONE)
+
+
+def test_other_models_write_no_texts() -> None:
+    model = load_model(ca.adapters.TensorAdapter(nn.Linear(3, 2)), "cpu")
+    with pytest.raises(InvalidArgument, match=r"METHOD_INAPPLICABLE .* writes no texts"):
+        inspect(model, ca.InspectRequest("m", target=ONE), {"input": torch.ones(1, 3)})
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_job_has_no_target_of_as_many_columns_as_tokens(own: bool) -> None:
+    target = {"sequence_log_probability": {"texts": [" see"], "by_token": True}}
+    method = {"FeatureAblation": {"target": target}} if own else "FeatureAblation"
+    with pytest.raises(InvalidArgument, match=r"target\.sequence_log_probability\.by_token"):
+        parse_request({"attributions": [method]}, "predicted_class" if own else target)
