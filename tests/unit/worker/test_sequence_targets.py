@@ -260,6 +260,6 @@ def test_other_models_write_no_texts() -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_a_job_has_no_target_of_as_many_columns_as_tokens(own: bool) -> None:
     target = {"sequence_log_probability": {"texts": [" see"], "by_token": True}}
-    method = {"FeatureAblation": {"target": target}} if own else "FeatureAblation"
+    method = {"method": "feature_ablation", "target": target} if own else "FeatureAblation"
     with pytest.raises(InvalidArgument, match=r"target\.sequence_log_probability\.by_token"):
         parse_request({"attributions": [method]}, "predicted_class" if own else target)
