@@ -58,7 +58,6 @@ OPTIONAL_PACKAGES = {
     "cutaway.contract.pictures": {"PIL"},
     "cutaway.contract.tensors": {"zstandard"},
     "cutaway.contract.request_reader.files": {"yaml"},
-    "cutaway.contract.request_reader.writer": {"yaml"},
     "cutaway.client.connect_channel": {"connectrpc", "pyqwest"},
     "cutaway.views.plots": {"matplotlib"},
     "cutaway.views.drawings": {"matplotlib"},

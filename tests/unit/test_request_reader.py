@@ -17,11 +17,11 @@ import cutaway as ca
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.request_reader.files import load_arrays, load_yaml
 from cutaway.contract.request_reader.reader import CLASSES, read, read_request
-from cutaway.contract.request_reader.writer import as_mapping
 from cutaway.contract.requests import INPUT_FIELDS, InspectRequest
 from cutaway.contract.tensors import Array
 from cutaway.jobs import spec
 from cutaway.jobs.spec import parse_request
+from cutaway.views.programs import as_mapping
 from tests.support.request_files import REQUESTS
 from tests.support.wire_strategies import canonical, questions, with_arrays
 
