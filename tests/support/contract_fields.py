@@ -74,6 +74,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "LogProbability": {"target": None},
     "SequenceLogProbability": {"texts": " a text"},
     "Generate": {"max_new_tokens": 3},
+    "Sweep": {"module": "module"},
     "Project": {"module": "module"},
     "AddVector": {"vector": None},
     "MultiIndex": {"indices": None},
@@ -160,6 +161,8 @@ def values(field: FieldDescriptor) -> list[Any]:
         return [tensor_pb2.DATA_TYPE_FLOAT16]  # the only kind that every such field takes is a floating one
     if field.enum_type is not None:
         return [field.enum_type.values[-1].number]
+    if field.cpp_type == FieldDescriptor.CPPTYPE_UINT32 and field.has_presence:
+        return [1, 2]  # one of them may be the default
     return VALUES.get(field.cpp_type, [1])
 
 

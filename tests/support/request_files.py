@@ -107,6 +107,9 @@ TARGETS: dict[str, ca.Target] = {
 }  # fmt: skip
 
 REQUESTS: dict[str, InspectRequest] = {
+    "{sweep: {module: 'conv*', source: 1, places: [0, -1], estimate: true}}": InspectRequest(
+        "", sweep=ca.Sweep("conv*", source=1, places=(0, -1), estimate=True)),
+    "{sweep: {module: fc1, zeros: true, axis: 2}}": InspectRequest("", sweep=ca.Sweep("fc1", zeros=True, axis=2)),
     "{}": InspectRequest(""),
     "{seed: null, target: null}": InspectRequest(""),
     "{predictions: false}": InspectRequest("", omit_predictions=True),

@@ -155,7 +155,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "steps": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "step": st.none() | st.integers(1, 2**63 - 1),
     "weight": probabilities,
-    **dict.fromkeys(["convergence_delta", "value_at_input", "value_at_baseline"], vectors(numbers, np.float64)),
+    **dict.fromkeys(
+        ["convergence_delta", "value_at_input", "value_at_baseline", "sweep_agreement"], vectors(numbers, np.float64)
+    ),
     **dict.fromkeys(["forwards", "backwards", "companions"], UNSIGNED_32),
     "AttributionError.code": st.integers(0, 16),
     "AttributionResult.layer": texts,
@@ -191,6 +193,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "Project.then": st.none(),
     "Outline.data_type": st.sampled_from(list(DTYPES)),
     "Outline.shape": tuples_of(st.integers(0, 2**40)),
+    "Sweep.places": st.lists(SIGNED_64, max_size=3, unique=True).map(tuple),
+    "Sweep.axis": COUNT_32,
+    "Sweep.module": names,
+    "Sweep.source": UNSIGNED_32,
     "SequenceLogProbability.texts": tuples_of(texts, least=1),
     "OutputSpec.data_type": st.sampled_from(list(DTYPES)),
     "Provenance.seed": st.integers(0, UNSIGNED_64),

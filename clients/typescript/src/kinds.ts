@@ -4,6 +4,8 @@ export const KINDS: Readonly<Partial<Record<string, string>>> = {
   "InspectResponse.input_gradients": "gradient",
   "InspectResponse.parameter_gradients": "parameter_gradient",
   "InspectResponse.unedited_predictions": "unedited",
+  "InspectResponse.sweep": "sweep",
+  "InspectResponse.sweep_estimates": "sweep_estimate",
   "Attribution.values": "attribution",
   "Attribution.standard_errors": "standard_error",
   "TokenAttribution.ids": "token_ids",

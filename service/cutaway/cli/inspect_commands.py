@@ -21,7 +21,7 @@ from cutaway.cli.short_forms import RequestFile
 from cutaway.client.client import Client
 from cutaway.client.trust import Tls
 from cutaway.contract.errors import DeadlineExceeded, Reason, Unavailable, error
-from cutaway.contract.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, Generate, InspectRequest
+from cutaway.contract.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, Generate, InspectRequest, Sweep
 from cutaway.contract.results import InspectResult, ModelDetail
 from cutaway.contract.results.comparison import Comparison, compare
 from cutaway.contract.results.document import MAX_VALUES
@@ -223,6 +223,15 @@ def inspect(
             parser=short_forms.generate,
         ),
     ] = None,
+    sweep: Annotated[
+        Sweep | None,
+        option(
+            "MODULE[,KEY=VALUE...]",
+            "The target for each of a grid of patches: 'transformer.h.*,axis=1' puts what the first example has at "
+            "each place of each module into all others.",
+            parser=short_forms.sweep,
+        ),
+    ] = None,
     seed: Annotated[int | None, option("NUMBER", "The seed of what draws random numbers.", min=0)] = None,
     reply_dtype: Annotated[
         str | None,
@@ -270,6 +279,7 @@ def inspect(
         check=replace(base.check, mode=check or base.check.mode),
         omit_predictions=no_predictions or base.omit_predictions,
         generate=generate or base.generate,
+        sweep=sweep or base.sweep,
         seed=base.seed if seed is None else seed,
         reply_data_type=reply_dtype or base.reply_data_type,
         compression="zstd" if compress else base.compression,

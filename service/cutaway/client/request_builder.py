@@ -150,6 +150,7 @@ EditLike: TypeAlias = requests.Edit | str | Words
 CheckLike: TypeAlias = str | requests.CheckMode | requests.CheckRequest | Words
 ExplainIfLike: TypeAlias = requests.ExplainIf | Words
 GenerateLike: TypeAlias = requests.Generate | int | Words
+SweepLike: TypeAlias = requests.Sweep | str | Words
 
 
 def build_request(model: str, inputs: Inputs, **fields: Any) -> requests.InspectRequest:

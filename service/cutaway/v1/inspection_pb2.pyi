@@ -153,6 +153,7 @@ class InspectRequest(_message.Message):
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     ATTRIBUTION_ERRORS_IN_PLACE_FIELD_NUMBER: _builtins.int
     GENERATE_FIELD_NUMBER: _builtins.int
+    SWEEP_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required. Default version: the highest that is served."""
     compare: _builtins.bool
@@ -209,6 +210,10 @@ class InspectRequest(_message.Message):
     def generate(self) -> Global___Generate:
         """Write tokens behind the input, for causal language models. Default: one pass."""
 
+    @_builtins.property
+    def sweep(self) -> Global___Sweep:
+        """Compute the target for each of a grid of patches. Default: none."""
+
     def __init__(
         self,
         *,
@@ -227,16 +232,70 @@ class InspectRequest(_message.Message):
         arguments: _abc.Mapping[_builtins.str, _input_pb2.Argument] | None = ...,
         attribution_errors_in_place: _builtins.bool = ...,
         generate: Global___Generate | None = ...,
+        sweep: Global___Sweep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["tensors", "raw"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___InspectRequest: _TypeAlias = InspectRequest  # noqa: Y015
+
+@_typing.final
+class Sweep(_message.Message):
+    """A grid of patches: which module, at which place, carries what one row has and the others have not? For each module
+    and each place along an axis, the target of every row is computed with what the module's first call returns at that
+    place replaced by what it returns there for one row, or by zeros.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODULE_FIELD_NUMBER: _builtins.int
+    AXIS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ZEROS_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    ESTIMATE_FIELD_NUMBER: _builtins.int
+    module: _builtins.str
+    """The module's name, or a glob; required."""
+    axis: _builtins.int
+    """The axis of the places. Default: 1, as of [batch, tokens, features]."""
+    source: _builtins.int
+    """The row from which values are taken. Default: 0."""
+    zeros: _builtins.bool
+    """Whether zeros are put there instead."""
+    path: _builtins.str
+    """The tensor, of modules that return several. Default: the first."""
+    estimate: _builtins.bool
+    """Whether to return also the first-order estimate of each patch, from one backward pass."""
+    @_builtins.property
+    def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The places along the axis, a negative one from its end. Default: all."""
+
+    def __init__(
+        self,
+        *,
+        module: _builtins.str = ...,
+        axis: _builtins.int | None = ...,
+        source: _builtins.int = ...,
+        zeros: _builtins.bool = ...,
+        places: _abc.Iterable[_builtins.int] | None = ...,
+        path: _builtins.str = ...,
+        estimate: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_axis", b"_axis", "axis", b"axis"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_axis", b"_axis", "axis", b"axis", "estimate", b"estimate", "module", b"module", "path", b"path", "places", b"places", "source", b"source", "zeros", b"zeros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__axis: _TypeAlias = _typing.Literal["axis"]  # noqa: Y015
+    _WhichOneofArgType__axis: _TypeAlias = _typing.Literal["_axis", b"_axis"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__axis) -> _WhichOneofReturnType__axis | None: ...
+
+Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
 
 @_typing.final
 class Generate(_message.Message):
@@ -447,6 +506,9 @@ class InspectResponse(_message.Message):
     UNEDITED_TEXTS_FIELD_NUMBER: _builtins.int
     REPLAY_FIELD_NUMBER: _builtins.int
     RECEIPTS_FIELD_NUMBER: _builtins.int
+    SWEEP_FIELD_NUMBER: _builtins.int
+    SWEEP_ESTIMATES_FIELD_NUMBER: _builtins.int
+    SWEEP_AGREEMENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """The predictions."""
@@ -525,6 +587,18 @@ class InspectResponse(_message.Message):
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___EditReceipt]:
         """What each edit did, in the order of the request."""
 
+    @_builtins.property
+    def sweep(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
+        """The target of each row, by module: [batch, places], with `sweep`."""
+
+    @_builtins.property
+    def sweep_estimates(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
+        """The first-order estimates of these, with `sweep.estimate`."""
+
+    @_builtins.property
+    def sweep_agreement(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The cosine, by row, between the changes of the target in `sweep` and their estimates."""
+
     def __init__(
         self,
         *,
@@ -546,10 +620,13 @@ class InspectResponse(_message.Message):
         unedited_texts: _abc.Iterable[_builtins.str] | None = ...,
         replay: _check_pb2.Check | None = ...,
         receipts: _abc.Iterable[Global___EditReceipt] | None = ...,
+        sweep: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
+        sweep_estimates: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
+        sweep_agreement: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

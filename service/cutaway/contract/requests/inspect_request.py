@@ -12,12 +12,12 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests.attributions import Attribution
 from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
-from cutaway.contract.requests.fields import Count, Positive, Probability, bounded
+from cutaway.contract.requests.fields import Count, Positive, Probability, at_least_one, bounded, distinct, given
 from cutaway.contract.requests.targets import PredictedClass, Target
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum, changed
 
-__all__ = ["Argument", "CheckMode", "CheckRequest", "ExplainIf", "Generate", "InspectRequest", "Raw"]
+__all__ = ["Argument", "CheckMode", "CheckRequest", "ExplainIf", "Generate", "InspectRequest", "Raw", "Sweep"]
 
 
 # The condition for explaining an example.
@@ -151,6 +151,32 @@ class Generate:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """A grid of patches: which module, at which place, carries what one row has and the others have not?
+
+    For each module and each place along an axis, the target of every row is computed with what the module's first call
+    returns at that place replaced by what it returns there for one row, or by zeros.
+
+    Args:
+        module: a name in ``named_modules()``, or a glob: every module that matches.
+        axis: the axis of the places, such as 1 of [batch, tokens, features].
+        source: the row from which values are taken.
+        zeros: zeros are put there instead.
+        places: the places along the axis, a negative one from its end; empty is all.
+        path: the tensor, of modules that return several; ``""`` is the first.
+        estimate: return also the first-order estimate of each patch, from one backward pass, and how far it agrees.
+    """
+
+    module: Annotated[str, given("name the module")]
+    axis: Annotated[int, at_least_one] = 1
+    source: int = 0
+    zeros: bool = False
+    places: Annotated[tuple[int, ...], distinct] = ()
+    path: str = ""
+    estimate: bool = False
+
+
+@dataclass(frozen=True)
 class InspectRequest:
     """One request to one model.
 
@@ -181,6 +207,7 @@ class InspectRequest:
         compression: of the tensors of the reply, ``zstd``; ``""`` is none.
         dry_run: run only one forward pass, and return an estimate of the reply.
         generate: write tokens behind the input, for causal language models; ``None`` is one pass.
+        sweep: compute the target for each of a grid of patches; ``None`` is none.
     """
 
     model: str
@@ -204,6 +231,7 @@ class InspectRequest:
     compression: Compression = field(default="", metadata=_ONE_REPLY)
     dry_run: bool = field(default=False, metadata=_ONE_REPLY)
     generate: Generate | None = field(default=None, metadata=_ONE_REPLY)
+    sweep: Sweep | None = field(default=None, metadata=_ONE_REPLY)
 
     def with_input(
         self,

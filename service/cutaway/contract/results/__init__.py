@@ -311,6 +311,9 @@ class InspectResult:
             are empty.
         feature_names: by input name, the names of the elements of its last axis; of inputs that have them, and that
             gradients or attributions are about.
+        sweep: with ``sweep``, by module, [batch, places]: the target of each row with that patch.
+        sweep_estimates: the first-order estimates of these.
+        sweep_agreement: [batch], the cosine between the changes of the target in ``sweep`` and their estimates.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
     """
@@ -339,6 +342,9 @@ class InspectResult:
     unedited_texts: tuple[str, ...] = ()
     replay: Check | None = None
     receipts: tuple[EditReceipt, ...] = ()
+    sweep: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep", "module"))
+    sweep_estimates: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep_estimate", "module"))
+    sweep_agreement: Array | None = field(default=None, metadata=numbers("sweep_agreement", np.float64))
 
     @property
     def texts(self) -> tuple[str, ...]:

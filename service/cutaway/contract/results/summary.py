@@ -82,6 +82,7 @@ def summarise(result: InspectResult) -> str:
         _block("captures", captured, 6, len(captured)),
         _block("gradients", _arrays(gradients), 2, len(gradients)),
         _block("parameters", _arrays(parameters), 2, len(parameters)),
+        _block("sweep", _arrays(result.sweep), 2, len(result.sweep)),
         _block("attributions", map(_attribution_line, worst_first(result.attributions, _ATTRIBUTIONS)), _ATTRIBUTIONS,
                len(result.attributions)),
         _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,

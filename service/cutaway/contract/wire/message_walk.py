@@ -77,11 +77,13 @@ def _varint(view: memoryview, position: int) -> tuple[int, int]:
 
 def prefix(field: int, size: int) -> bytes:
     """Returns the tag and length that precede ``size`` bytes in a field."""
-    written = [field << 3 | _BYTES]
-    while size > 0x7F:
-        written.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([*written, size])
+    written: list[int] = []
+    for number in (field << 3 | _BYTES, size):
+        while number > 0x7F:
+            written.append(number & 0x7F | 0x80)
+            number >>= 7
+        written.append(number)
+    return bytes(written)
 
 
 def field_of(number: int, *parts: Buffer) -> list[Buffer]:

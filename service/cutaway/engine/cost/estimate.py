@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from cutaway.engine.execution.collect import (
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
+from cutaway.engine.execution.sweep import swept
 from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.observe import observing
@@ -196,6 +198,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
                 parameter_gradients=_parameter_gradients(plan),
             )
         attributions = estimate_attributions(main, at_attributions)
+        sweep = _sweep(plan)
         _fill(main, at_gradients)
     result = whole_result(with_attributions(collect_main_pass(main, {}), attributions, main), main)
     return replace(
@@ -203,8 +206,24 @@ def estimate(plan: RequestPlan) -> InspectResult:
         predictions=_typed(result.predictions, plan, ""),
         unedited=_typed(arrays(outputs), plan, "unedited:") if plan.request.compare else {},
         unedited_classes=main.predictions if plan.request.compare else (),
+        **sweep,
         estimate=Estimate(0, {}, passes),
     )
+
+
+def _sweep(plan: RequestPlan) -> dict[str, Any]:
+    """Returns the fields of a result with the grid of a sweep."""
+    asked = plan.request.sweep
+    if asked is None:
+        return {}
+    zeros = torch.zeros((), dtype=torch.float64)
+    grid = {
+        name: to_numpy(pass_count.expanded_zeros((plan.rows, len(where.places)), zeros))
+        for name, where in swept(plan, asked).items()
+    }
+    if not asked.estimate:
+        return {"sweep": grid}
+    return {"sweep": grid, "sweep_estimates": grid, "sweep_agreement": to_numpy(zeros.expand(plan.rows))}
 
 
 def _value_sites(sites: CaptureSites) -> CaptureSites:

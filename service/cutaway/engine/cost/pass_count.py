@@ -16,6 +16,7 @@ from torch import Tensor
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
+from cutaway.engine.execution.sweep import sweep_passes
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec, TextRanges
 from cutaway.engine.methods.captum_call import method_of, shares_passes
 from cutaway.engine.methods.paths import max_steps, steps_to_try
@@ -95,6 +96,8 @@ def costs(plan: RequestPlan) -> Iterator[tuple[str, int]]:
         except CutawayError:
             passes = 0
         yield f"attributions[{number}].{requests.field_name(type(attribution.request))}", passes * plan.rows
+    if plan.request.sweep is not None:
+        yield "sweep", sweep_passes(plan)
 
 
 def _passes_of_batch(plan: RequestPlan, attribution: ResolvedAttribution) -> int:

@@ -37,10 +37,11 @@ from cutaway.engine.execution.fitting import (
     in_passes_that_fit,
     with_smaller_passes,
 )
-from cutaway.engine.execution.generation import generate
+from cutaway.engine.execution.generation import Tell, generate
 from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, with_known_axes
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
+from cutaway.engine.execution.sweep import with_sweep
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import axes_first, observing
@@ -445,10 +446,6 @@ def _run_unedited(plan: RequestPlan) -> Outputs:
         return {name: output.detach().clone() for name, output in plan.model.run(plan.inputs).items()}
 
 
-Tell: TypeAlias = Callable[[results.InspectResult], object]
-"""Takes the result so far."""
-
-
 def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = None) -> results.InspectResult:
     """Computes and checks the attributions of a request whose main pass has run, and returns its result.
 
@@ -465,7 +462,7 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
         attributions += several
         if tell is not None:
             tell(with_attributions(result, attributions, main))
-    return whole_result(with_attributions(result, attributions, main), main)
+    return whole_result(with_sweep(with_attributions(result, attributions, main), main), main)
 
 
 # The description of a model: its modules, its outputs, and the operators of its forward pass.

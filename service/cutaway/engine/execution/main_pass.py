@@ -49,6 +49,7 @@ def may_share(request: InspectRequest) -> bool:
     return not (
         request.dry_run
         or request.generate
+        or request.sweep
         or request.edits
         or isinstance(request.target, Neuron)
         or is_several(request.target)

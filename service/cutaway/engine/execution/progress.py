@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from cutaway.contract.results import InspectResult, Progress
-from cutaway.engine.execution.inspect import Tell
+from cutaway.engine.execution.generation import Tell
 from cutaway.engine.model.inspected_model import Inputs
 from cutaway.engine.model.session import EVERY_S, FIRST_S
 from cutaway.engine.planning.plan import RequestPlan

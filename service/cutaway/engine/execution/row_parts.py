@@ -61,6 +61,11 @@ def _independent(model: InspectedModel, inputs: Inputs, places: Collection[HookP
         return False
 
 
+def rows_may_be_copied(plan: RequestPlan, places: Collection[HookPoint], output: str) -> bool:
+    """Returns whether rows of ``plan`` have the same values at ``places`` and in ``output`` beside copies of them."""
+    return _independent(plan.model, plan.inputs, places, output)
+
+
 # Attributions.
 
 

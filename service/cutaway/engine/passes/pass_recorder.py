@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import accumulate, islice
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -114,9 +114,8 @@ def run_in_batches(forward: Callable[..., Tensor], size: int, tensors: Sequence[
 
 def is_row_specific_edit(edit: requests.Edit) -> bool:
     """Returns whether ``edit`` differs from row to row, so that it needs passes of the batch as it is."""
-    holds_tensor = isinstance(edit, requests.Replace) or (
-        isinstance(edit, requests.Add) and not isinstance(edit.addend, (int, float))
-    )
+    adds_tensor = isinstance(edit, requests.Add) and not isinstance(edit.addend, (int, float))
+    holds_tensor = isinstance(edit, requests.Replace) or adds_tensor
     return bool(edit.rows or edit.slices or holds_tensor or isinstance(edit, requests.Mix))
 
 
@@ -317,11 +316,8 @@ class AttributionProblem(ResolvedAttribution):
 
     def read(self, inputs: Inputs) -> Tensor:
         """Runs the model, and returns what the target is read from: an output, or a neuron's module's activation."""
-        if self.target.is_neuron:
-            return run_to_neuron(self.model, inputs, self.target.source)
-        if self.shared is None:
-            return self.model.run(inputs)[self.target.source]
-        return self.shared.output(inputs, lambda: self.model.run(inputs)[self.target.source])
+        run = partial(read_target, self.model, self.target, inputs)
+        return run() if self.shared is None else self.shared.output(inputs, run)
 
 
 def cached_per_problem(function: Callable[[AttributionProblem], T]) -> Callable[[AttributionProblem], T]:
@@ -334,6 +330,11 @@ def cached_per_problem(function: Callable[[AttributionProblem], T]) -> Callable[
         return cast(T, problem.cache[function])
 
     return cached
+
+
+def read_target(model: InspectedModel, target: ResolvedTarget, inputs: Inputs) -> Tensor:
+    """Runs the model, and returns what ``target`` is read from: an output, or a neuron's module's activation."""
+    return run_to_neuron(model, inputs, target.source) if target.is_neuron else model.run(inputs)[target.source]
 
 
 def run_to_neuron(model: InspectedModel, inputs: Inputs, module: str) -> Tensor:

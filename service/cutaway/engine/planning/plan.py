@@ -203,10 +203,29 @@ _OF_ONE_PASS: Mapping[str, object] = {
     "attributions": (),
     "explain_if": None,
     "dry_run": False,
+    "sweep": None,
     "target": requests.PredictedClass(),
     "arguments": {},
 }
 """The fields of a request that a generation cannot have, and their values where they ask for nothing."""
+
+
+def _refuse_sweep(request: requests.InspectRequest, rows: int) -> None:
+    """Refuses a sweep of rows that are not there, or of several targets.
+
+    Raises:
+        InvalidArgument: ``ROW_RANGE``, or ``INVALID_VALUE``.
+    """
+    if request.sweep is None:
+        return
+    if request.sweep.source >= rows and not request.sweep.zeros:
+        what = f"row {request.sweep.source}; the batch has rows 0 to {rows - 1}"
+        raise error(Reason.ROW_RANGE, what, "sweep.source")
+    if rows < 2 and not request.sweep.zeros:
+        what = "a batch of one row has no other one to put its values into: send a second row, or zeros=True"
+        raise error(Reason.ROW_RANGE, what, "sweep.source")
+    if requests.is_several(request.target):
+        raise error(Reason.INVALID_VALUE, "a sweep computes one number of each example: name one target", "target")
 
 
 def _edited_places(tree: ModuleTree, edit: requests.Edit) -> list[str]:
@@ -291,7 +310,12 @@ class RequestPlan:
     def needs_target(self) -> bool:
         """Whether the target is resolved: also where it was set and is not used, since a wrong one is an error."""
         uses = (method_of(one).has_target and one.target is None for one in self.request.attributions)
-        return self.differentiates or self.request.target != requests.PredictedClass() or any(uses)
+        return (
+            self.differentiates
+            or self.request.sweep is not None
+            or self.request.target != requests.PredictedClass()
+            or any(uses)
+        )
 
     @property
     def hook_sites(self) -> CaptureSites:
@@ -325,6 +349,7 @@ def plan_request(
     # Tensors that were made in inference mode cannot be differentiated.
     inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
     _refuse_generation(model, request)
+    _refuse_sweep(request, len(next(iter(inputs.values()))))
     inputs = with_continuation(model, request, inputs)
     with at("target"):
         target = by_index(model, request.target, inputs)

@@ -26,7 +26,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/inspection.proto.
  */
 export const file_cutaway_v1_inspection: GenFile = /*@__PURE__*/
-  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEixAUKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUaRgoOQXJndW1lbnRzRW50cnkSCwoDa2V5GAEgASgJEiMKBXZhbHVlGAIgASgLMhQuY3V0YXdheS52MS5Bcmd1bWVudDoCOAFCBwoFaW5wdXQi8wEKCEdlbmVyYXRlEhYKDm1heF9uZXdfdG9rZW5zGAEgASgNEhMKC3RlbXBlcmF0dXJlGAIgASgBEg0KBXRvcF9rGAMgASgNEhIKBXRvcF9wGAQgASgBSACIAQESEgoFbWluX3AYBSABKAFIAYgBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYBiABKAFIAogBARIMCgRzdG9wGAcgAygJEhMKC3N0b3BfdG9rZW5zGAggAygDEhQKDGFsdGVybmF0aXZlcxgJIAEoDUIICgZfdG9wX3BCCAoGX21pbl9wQhUKE19yZXBldGl0aW9uX3BlbmFsdHkiJgoUSW5wdXRHcmFkaWVudFJlcXVlc3QSDgoGaW5wdXRzGAEgAygJIpkBChBFeHBsYWluQ29uZGl0aW9uEiEKFHByb2JhYmlsaXR5X2F0X2xlYXN0GAEgASgBSACIAQESIAoTcHJvYmFiaWxpdHlfYXRfbW9zdBgCIAEoAUgBiAEBEg8KB2NsYXNzZXMYAyADKANCFwoVX3Byb2JhYmlsaXR5X2F0X2xlYXN0QhYKFF9wcm9iYWJpbGl0eV9hdF9tb3N0IsYBCgdPcHRpb25zEi0KD3JlcGx5X2RhdGFfdHlwZRgBIAEoDjIULmN1dGF3YXkudjEuRGF0YVR5cGUSLAoLY29tcHJlc3Npb24YAiABKA4yFy5jdXRhd2F5LnYxLkNvbXByZXNzaW9uEhEKBHNlZWQYAyABKARIAIgBARIXCg9tYXhfcmVwbHlfYnl0ZXMYBCABKAQSDwoHZHJ5X3J1bhgFIAEoCBIYChBvbWl0X3ByZWRpY3Rpb25zGAYgASgIQgcKBV9zZWVkIpMGCg9JbnNwZWN0UmVzcG9uc2USLAoLcHJlZGljdGlvbnMYASABKAsyFy5jdXRhd2F5LnYxLlByZWRpY3Rpb25zEiUKCGNhcHR1cmVzGAIgAygLMhMuY3V0YXdheS52MS5DYXB0dXJlEjAKD2lucHV0X2dyYWRpZW50cxgDIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISNAoTcGFyYW1ldGVyX2dyYWRpZW50cxgEIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISLQoMYXR0cmlidXRpb25zGAUgAygLMhcuY3V0YXdheS52MS5BdHRyaWJ1dGlvbhI1ChR1bmVkaXRlZF9wcmVkaWN0aW9ucxgGIAEoCzIXLmN1dGF3YXkudjEuUHJlZGljdGlvbnMSJQoId2FybmluZ3MYByADKAsyEy5jdXRhd2F5LnYxLldhcm5pbmcSKgoKcHJvdmVuYW5jZRgIIAEoCzIWLmN1dGF3YXkudjEuUHJvdmVuYW5jZRIkCgd0aW1pbmdzGAkgASgLMhMuY3V0YXdheS52MS5UaW1pbmdzEiYKCGVzdGltYXRlGAogASgLMhQuY3V0YXdheS52MS5Fc3RpbWF0ZRIWCg5leHBsYWluZWRfcm93cxgLIAMoCBIvCg1mZWF0dXJlX25hbWVzGAwgAygLMhguY3V0YXdheS52MS5GZWF0dXJlTmFtZXMSLQoMZXhhbXBsZV9heGVzGA0gAygLMhcuY3V0YXdheS52MS5FeGFtcGxlQXhpcxIsCglnZW5lcmF0ZWQYDiADKAsyGS5jdXRhd2F5LnYxLkdlbmVyYXRlZFN0ZXASMAoOZmluaXNoX3JlYXNvbnMYDyADKA4yGC5jdXRhd2F5LnYxLkZpbmlzaFJlYXNvbhIWCg51bmVkaXRlZF90ZXh0cxgQIAMoCRIhCgZyZXBsYXkYESABKAsyES5jdXRhd2F5LnYxLkNoZWNrEikKCHJlY2VpcHRzGBIgAygLMhcuY3V0YXdheS52MS5FZGl0UmVjZWlwdCKGAQoNR2VuZXJhdGVkU3RlcBIOCgZ0b2tlbnMYASADKAMSDQoFdGV4dHMYAiADKAkSGQoRbG9nX3Byb2JhYmlsaXRpZXMYAyADKAESFAoMYWx0ZXJuYXRpdmVzGAQgAygDEiUKHWFsdGVybmF0aXZlX2xvZ19wcm9iYWJpbGl0aWVzGAUgAygBIkwKC0VkaXRSZWNlaXB0Eg8KB3RlbnNvcnMYASABKA0SDwoHY2hhbmdlZBgCIAEoCBIMCgRub3JtGAMgASgBEg0KBXN0ZXBzGAQgAygNIjkKC0V4YW1wbGVBeGlzEg4KBnRlbnNvchgBIAEoCRIRCgRheGlzGAIgASgNSACIAQFCBwoFX2F4aXMiLAoMRmVhdHVyZU5hbWVzEg0KBWlucHV0GAEgASgJEg0KBW5hbWVzGAIgAygJIqoBCgtQcmVkaWN0aW9ucxIoCgdvdXRwdXRzGAEgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIsCgdjbGFzc2VzGAIgAygLMhsuY3V0YXdheS52MS5DbGFzc1ByZWRpY3Rpb24SDwoHdGFyZ2V0cxgDIAMoAxIVCg10YXJnZXRfdmFsdWVzGAQgAygBEhsKE3RhcmdldHNfcGVyX2V4YW1wbGUYBSABKA0iRAoPQ2xhc3NQcmVkaWN0aW9uEg0KBWluZGV4GAEgASgDEg0KBWxhYmVsGAIgASgJEhMKC3Byb2JhYmlsaXR5GAMgASgBIlIKB1dhcm5pbmcSJQoEY29kZRgBIAEoDjIXLmN1dGF3YXkudjEuV2FybmluZ0NvZGUSDwoHc3ViamVjdBgCIAEoCRIPCgdtZXNzYWdlGAMgASgJIqYBCgdUaW1pbmdzEhAKCHF1ZXVlX21zGAEgASgBEhEKCWRlY29kZV9tcxgCIAEoARISCgpmb3J3YXJkX21zGAMgASgBEhMKC2JhY2t3YXJkX21zGAQgASgBEhYKDmF0dHJpYnV0aW9uX21zGAUgASgBEhAKCGNoZWNrX21zGAYgASgBEhEKCWVuY29kZV9tcxgHIAEoARIQCghwcm9vZl9tcxgIIAEoASJZCghFc3RpbWF0ZRITCgtyZXBseV9ieXRlcxgBIAEoBBIoCgd0ZW5zb3JzGAIgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIOCgZwYXNzZXMYAyABKAQqdgoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBABEhUKEUZJTklTSF9SRUFTT05fRU5EEAISFgoSRklOSVNIX1JFQVNPTl9TVE9QEAMq4wIKC1dhcm5pbmdDb2RlEhwKGFdBUk5JTkdfQ09ERV9VTlNQRUNJRklFRBAAEiIKHldBUk5JTkdfQ09ERV9NT0RVTEVfTk9UX0NBTExFRBABEhwKGFdBUk5JTkdfQ09ERV9OT19HUkFESUVOVBACEiQKIFdBUk5JTkdfQ09ERV9FRElUX1dJVEhPVVRfRUZGRUNUEAMSHQoZV0FSTklOR19DT0RFX05PVF9BX1RFTlNPUhAEEiUKIVdBUk5JTkdfQ09ERV9ST1dTX05PVF9JTkRFUEVOREVOVBAFEh4KGldBUk5JTkdfQ09ERV9OT1RfRVhQTEFJTkVEEAYSHwobV0FSTklOR19DT0RFX0lOUFVUX05PVF9SRUFEEAcSJAogV0FSTklOR19DT0RFX0lOUFVUX05PVF9FWFBMQUlORUQQCBIhCh1XQVJOSU5HX0NPREVfU1RFUF9OT1RfUkVBQ0hFRBAJYgZwcm90bzM", [file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
+  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEi5gUKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUSIAoFc3dlZXAYECABKAsyES5jdXRhd2F5LnYxLlN3ZWVwGkYKDkFyZ3VtZW50c0VudHJ5EgsKA2tleRgBIAEoCRIjCgV2YWx1ZRgCIAEoCzIULmN1dGF3YXkudjEuQXJndW1lbnQ6AjgBQgcKBWlucHV0IoIBCgVTd2VlcBIOCgZtb2R1bGUYASABKAkSEQoEYXhpcxgCIAEoDUgAiAEBEg4KBnNvdXJjZRgDIAEoDRINCgV6ZXJvcxgEIAEoCBIOCgZwbGFjZXMYBSADKAMSDAoEcGF0aBgGIAEoCRIQCghlc3RpbWF0ZRgHIAEoCEIHCgVfYXhpcyLzAQoIR2VuZXJhdGUSFgoObWF4X25ld190b2tlbnMYASABKA0SEwoLdGVtcGVyYXR1cmUYAiABKAESDQoFdG9wX2sYAyABKA0SEgoFdG9wX3AYBCABKAFIAIgBARISCgVtaW5fcBgFIAEoAUgBiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgGIAEoAUgCiAEBEgwKBHN0b3AYByADKAkSEwoLc3RvcF90b2tlbnMYCCADKAMSFAoMYWx0ZXJuYXRpdmVzGAkgASgNQggKBl90b3BfcEIICgZfbWluX3BCFQoTX3JlcGV0aXRpb25fcGVuYWx0eSImChRJbnB1dEdyYWRpZW50UmVxdWVzdBIOCgZpbnB1dHMYASADKAkimQEKEEV4cGxhaW5Db25kaXRpb24SIQoUcHJvYmFiaWxpdHlfYXRfbGVhc3QYASABKAFIAIgBARIgChNwcm9iYWJpbGl0eV9hdF9tb3N0GAIgASgBSAGIAQESDwoHY2xhc3NlcxgDIAMoA0IXChVfcHJvYmFiaWxpdHlfYXRfbGVhc3RCFgoUX3Byb2JhYmlsaXR5X2F0X21vc3QixgEKB09wdGlvbnMSLQoPcmVwbHlfZGF0YV90eXBlGAEgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRIsCgtjb21wcmVzc2lvbhgCIAEoDjIXLmN1dGF3YXkudjEuQ29tcHJlc3Npb24SEQoEc2VlZBgDIAEoBEgAiAEBEhcKD21heF9yZXBseV9ieXRlcxgEIAEoBBIPCgdkcnlfcnVuGAUgASgIEhgKEG9taXRfcHJlZGljdGlvbnMYBiABKAhCBwoFX3NlZWQihgcKD0luc3BlY3RSZXNwb25zZRIsCgtwcmVkaWN0aW9ucxgBIAEoCzIXLmN1dGF3YXkudjEuUHJlZGljdGlvbnMSJQoIY2FwdHVyZXMYAiADKAsyEy5jdXRhd2F5LnYxLkNhcHR1cmUSMAoPaW5wdXRfZ3JhZGllbnRzGAMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchI0ChNwYXJhbWV0ZXJfZ3JhZGllbnRzGAQgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchItCgxhdHRyaWJ1dGlvbnMYBSADKAsyFy5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uEjUKFHVuZWRpdGVkX3ByZWRpY3Rpb25zGAYgASgLMhcuY3V0YXdheS52MS5QcmVkaWN0aW9ucxIlCgh3YXJuaW5ncxgHIAMoCzITLmN1dGF3YXkudjEuV2FybmluZxIqCgpwcm92ZW5hbmNlGAggASgLMhYuY3V0YXdheS52MS5Qcm92ZW5hbmNlEiQKB3RpbWluZ3MYCSABKAsyEy5jdXRhd2F5LnYxLlRpbWluZ3MSJgoIZXN0aW1hdGUYCiABKAsyFC5jdXRhd2F5LnYxLkVzdGltYXRlEhYKDmV4cGxhaW5lZF9yb3dzGAsgAygIEi8KDWZlYXR1cmVfbmFtZXMYDCADKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVOYW1lcxItCgxleGFtcGxlX2F4ZXMYDSADKAsyFy5jdXRhd2F5LnYxLkV4YW1wbGVBeGlzEiwKCWdlbmVyYXRlZBgOIAMoCzIZLmN1dGF3YXkudjEuR2VuZXJhdGVkU3RlcBIwCg5maW5pc2hfcmVhc29ucxgPIAMoDjIYLmN1dGF3YXkudjEuRmluaXNoUmVhc29uEhYKDnVuZWRpdGVkX3RleHRzGBAgAygJEiEKBnJlcGxheRgRIAEoCzIRLmN1dGF3YXkudjEuQ2hlY2sSKQoIcmVjZWlwdHMYEiADKAsyFy5jdXRhd2F5LnYxLkVkaXRSZWNlaXB0EiYKBXN3ZWVwGBMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIwCg9zd2VlcF9lc3RpbWF0ZXMYFCADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEhcKD3N3ZWVwX2FncmVlbWVudBgVIAMoASKGAQoNR2VuZXJhdGVkU3RlcBIOCgZ0b2tlbnMYASADKAMSDQoFdGV4dHMYAiADKAkSGQoRbG9nX3Byb2JhYmlsaXRpZXMYAyADKAESFAoMYWx0ZXJuYXRpdmVzGAQgAygDEiUKHWFsdGVybmF0aXZlX2xvZ19wcm9iYWJpbGl0aWVzGAUgAygBIkwKC0VkaXRSZWNlaXB0Eg8KB3RlbnNvcnMYASABKA0SDwoHY2hhbmdlZBgCIAEoCBIMCgRub3JtGAMgASgBEg0KBXN0ZXBzGAQgAygNIjkKC0V4YW1wbGVBeGlzEg4KBnRlbnNvchgBIAEoCRIRCgRheGlzGAIgASgNSACIAQFCBwoFX2F4aXMiLAoMRmVhdHVyZU5hbWVzEg0KBWlucHV0GAEgASgJEg0KBW5hbWVzGAIgAygJIqoBCgtQcmVkaWN0aW9ucxIoCgdvdXRwdXRzGAEgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIsCgdjbGFzc2VzGAIgAygLMhsuY3V0YXdheS52MS5DbGFzc1ByZWRpY3Rpb24SDwoHdGFyZ2V0cxgDIAMoAxIVCg10YXJnZXRfdmFsdWVzGAQgAygBEhsKE3RhcmdldHNfcGVyX2V4YW1wbGUYBSABKA0iRAoPQ2xhc3NQcmVkaWN0aW9uEg0KBWluZGV4GAEgASgDEg0KBWxhYmVsGAIgASgJEhMKC3Byb2JhYmlsaXR5GAMgASgBIlIKB1dhcm5pbmcSJQoEY29kZRgBIAEoDjIXLmN1dGF3YXkudjEuV2FybmluZ0NvZGUSDwoHc3ViamVjdBgCIAEoCRIPCgdtZXNzYWdlGAMgASgJIqYBCgdUaW1pbmdzEhAKCHF1ZXVlX21zGAEgASgBEhEKCWRlY29kZV9tcxgCIAEoARISCgpmb3J3YXJkX21zGAMgASgBEhMKC2JhY2t3YXJkX21zGAQgASgBEhYKDmF0dHJpYnV0aW9uX21zGAUgASgBEhAKCGNoZWNrX21zGAYgASgBEhEKCWVuY29kZV9tcxgHIAEoARIQCghwcm9vZl9tcxgIIAEoASJZCghFc3RpbWF0ZRITCgtyZXBseV9ieXRlcxgBIAEoBBIoCgd0ZW5zb3JzGAIgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIOCgZwYXNzZXMYAyABKAQqdgoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBABEhUKEUZJTklTSF9SRUFTT05fRU5EEAISFgoSRklOSVNIX1JFQVNPTl9TVE9QEAMq4wIKC1dhcm5pbmdDb2RlEhwKGFdBUk5JTkdfQ09ERV9VTlNQRUNJRklFRBAAEiIKHldBUk5JTkdfQ09ERV9NT0RVTEVfTk9UX0NBTExFRBABEhwKGFdBUk5JTkdfQ09ERV9OT19HUkFESUVOVBACEiQKIFdBUk5JTkdfQ09ERV9FRElUX1dJVEhPVVRfRUZGRUNUEAMSHQoZV0FSTklOR19DT0RFX05PVF9BX1RFTlNPUhAEEiUKIVdBUk5JTkdfQ09ERV9ST1dTX05PVF9JTkRFUEVOREVOVBAFEh4KGldBUk5JTkdfQ09ERV9OT1RfRVhQTEFJTkVEEAYSHwobV0FSTklOR19DT0RFX0lOUFVUX05PVF9SRUFEEAcSJAogV0FSTklOR19DT0RFX0lOUFVUX05PVF9FWFBMQUlORUQQCBIhCh1XQVJOSU5HX0NPREVfU1RFUF9OT1RfUkVBQ0hFRBAJYgZwcm90bzM", [file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
 
 /**
  * One question about one model. Nothing asked is ever left out in silence: what this server does not serve
@@ -149,6 +149,13 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
    * @generated from field: cutaway.v1.Generate generate = 15;
    */
   generate?: Generate | undefined;
+
+  /**
+   * Compute the target for each of a grid of patches. Default: none.
+   *
+   * @generated from field: cutaway.v1.Sweep sweep = 16;
+   */
+  sweep?: Sweep | undefined;
 };
 
 /**
@@ -157,6 +164,71 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
  */
 export const InspectRequestSchema: GenMessage<InspectRequest> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection, 0);
+
+/**
+ * A grid of patches: which module, at which place, carries what one row has and the others have not? For each module
+ * and each place along an axis, the target of every row is computed with what the module's first call returns at that
+ * place replaced by what it returns there for one row, or by zeros.
+ *
+ * @generated from message cutaway.v1.Sweep
+ */
+export type Sweep = Message<"cutaway.v1.Sweep"> & {
+  /**
+   * The module's name, or a glob; required.
+   *
+   * @generated from field: string module = 1;
+   */
+  module: string;
+
+  /**
+   * The axis of the places. Default: 1, as of [batch, tokens, features].
+   *
+   * @generated from field: optional uint32 axis = 2;
+   */
+  axis?: number | undefined;
+
+  /**
+   * The row from which values are taken. Default: 0.
+   *
+   * @generated from field: uint32 source = 3;
+   */
+  source: number;
+
+  /**
+   * Whether zeros are put there instead.
+   *
+   * @generated from field: bool zeros = 4;
+   */
+  zeros: boolean;
+
+  /**
+   * The places along the axis, a negative one from its end. Default: all.
+   *
+   * @generated from field: repeated int64 places = 5;
+   */
+  places: bigint[];
+
+  /**
+   * The tensor, of modules that return several. Default: the first.
+   *
+   * @generated from field: string path = 6;
+   */
+  path: string;
+
+  /**
+   * Whether to return also the first-order estimate of each patch, from one backward pass.
+   *
+   * @generated from field: bool estimate = 7;
+   */
+  estimate: boolean;
+};
+
+/**
+ * Describes the message cutaway.v1.Sweep.
+ * Use `create(SweepSchema)` to create a new message.
+ */
+export const SweepSchema: GenMessage<Sweep> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 1);
 
 /**
  * The continuation of texts: one token of each row a step. The first step is the pass of the prompt. Each further step
@@ -234,7 +306,7 @@ export type Generate = Message<"cutaway.v1.Generate"> & {
  * Use `create(GenerateSchema)` to create a new message.
  */
 export const GenerateSchema: GenMessage<Generate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 1);
+  messageDesc(file_cutaway_v1_inspection, 2);
 
 /**
  * A selection of input gradients.
@@ -255,7 +327,7 @@ export type InputGradientRequest = Message<"cutaway.v1.InputGradientRequest"> & 
  * Use `create(InputGradientRequestSchema)` to create a new message.
  */
 export const InputGradientRequestSchema: GenMessage<InputGradientRequest> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 2);
+  messageDesc(file_cutaway_v1_inspection, 3);
 
 /**
  * A condition for explaining a row; every bound that is set must hold. A row that does not qualify has zeros for
@@ -292,7 +364,7 @@ export type ExplainCondition = Message<"cutaway.v1.ExplainCondition"> & {
  * Use `create(ExplainConditionSchema)` to create a new message.
  */
 export const ExplainConditionSchema: GenMessage<ExplainCondition> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 3);
+  messageDesc(file_cutaway_v1_inspection, 4);
 
 /**
  * The options of running and of the reply.
@@ -350,7 +422,7 @@ export type Options = Message<"cutaway.v1.Options"> & {
  * Use `create(OptionsSchema)` to create a new message.
  */
 export const OptionsSchema: GenMessage<Options> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 4);
+  messageDesc(file_cutaway_v1_inspection, 5);
 
 /**
  * The answer.
@@ -486,6 +558,27 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
    * @generated from field: repeated cutaway.v1.EditReceipt receipts = 18;
    */
   receipts: EditReceipt[];
+
+  /**
+   * The target of each row, by module: [batch, places], with `sweep`.
+   *
+   * @generated from field: repeated cutaway.v1.NamedTensor sweep = 19;
+   */
+  sweep: NamedTensor[];
+
+  /**
+   * The first-order estimates of these, with `sweep.estimate`.
+   *
+   * @generated from field: repeated cutaway.v1.NamedTensor sweep_estimates = 20;
+   */
+  sweepEstimates: NamedTensor[];
+
+  /**
+   * The cosine, by row, between the changes of the target in `sweep` and their estimates.
+   *
+   * @generated from field: repeated double sweep_agreement = 21;
+   */
+  sweepAgreement: number[];
 };
 
 /**
@@ -493,7 +586,7 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
  * Use `create(InspectResponseSchema)` to create a new message.
  */
 export const InspectResponseSchema: GenMessage<InspectResponse> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 5);
+  messageDesc(file_cutaway_v1_inspection, 6);
 
 /**
  * The tokens of one step.
@@ -542,7 +635,7 @@ export type GeneratedStep = Message<"cutaway.v1.GeneratedStep"> & {
  * Use `create(GeneratedStepSchema)` to create a new message.
  */
 export const GeneratedStepSchema: GenMessage<GeneratedStep> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 6);
+  messageDesc(file_cutaway_v1_inspection, 7);
 
 /**
  * What an edit did.
@@ -584,7 +677,7 @@ export type EditReceipt = Message<"cutaway.v1.EditReceipt"> & {
  * Use `create(EditReceiptSchema)` to create a new message.
  */
 export const EditReceiptSchema: GenMessage<EditReceipt> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 7);
+  messageDesc(file_cutaway_v1_inspection, 8);
 
 /**
  * The axis of a tensor that has the examples. It is found by running the model in two batch sizes.
@@ -613,7 +706,7 @@ export type ExampleAxis = Message<"cutaway.v1.ExampleAxis"> & {
  * Use `create(ExampleAxisSchema)` to create a new message.
  */
 export const ExampleAxisSchema: GenMessage<ExampleAxis> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 8);
+  messageDesc(file_cutaway_v1_inspection, 9);
 
 /**
  * The names of the elements of an input's last axis.
@@ -641,7 +734,7 @@ export type FeatureNames = Message<"cutaway.v1.FeatureNames"> & {
  * Use `create(FeatureNamesSchema)` to create a new message.
  */
 export const FeatureNamesSchema: GenMessage<FeatureNames> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 9);
+  messageDesc(file_cutaway_v1_inspection, 10);
 
 /**
  * The predictions of a model.
@@ -691,7 +784,7 @@ export type Predictions = Message<"cutaway.v1.Predictions"> & {
  * Use `create(PredictionsSchema)` to create a new message.
  */
 export const PredictionsSchema: GenMessage<Predictions> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 10);
+  messageDesc(file_cutaway_v1_inspection, 11);
 
 /**
  * One example's predicted class.
@@ -726,7 +819,7 @@ export type ClassPrediction = Message<"cutaway.v1.ClassPrediction"> & {
  * Use `create(ClassPredictionSchema)` to create a new message.
  */
 export const ClassPredictionSchema: GenMessage<ClassPrediction> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 11);
+  messageDesc(file_cutaway_v1_inspection, 12);
 
 /**
  * Something a careful reader should know.
@@ -761,7 +854,7 @@ export type Warning = Message<"cutaway.v1.Warning"> & {
  * Use `create(WarningSchema)` to create a new message.
  */
 export const WarningSchema: GenMessage<Warning> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 12);
+  messageDesc(file_cutaway_v1_inspection, 13);
 
 /**
  * Wall-clock time by stage, in milliseconds.
@@ -831,7 +924,7 @@ export type Timings = Message<"cutaway.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 13);
+  messageDesc(file_cutaway_v1_inspection, 14);
 
 /**
  * The outline of a reply.
@@ -867,7 +960,7 @@ export type Estimate = Message<"cutaway.v1.Estimate"> & {
  * Use `create(EstimateSchema)` to create a new message.
  */
 export const EstimateSchema: GenMessage<Estimate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 14);
+  messageDesc(file_cutaway_v1_inspection, 15);
 
 /**
  * Why a row ended.
