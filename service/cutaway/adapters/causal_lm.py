@@ -17,18 +17,18 @@ from torch import Tensor, nn
 
 from cutaway.adapters import TextAdapter
 from cutaway.adapters.generation import (
+    begin,
     continued,
     left_padded,
     log_probabilities,
     refuse_long,
     score,
     shortfalls,
-    write,
 )
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import Generate
-from cutaway.contract.results import FinishReason, InputSpec
-from cutaway.engine.model.inspected_model import CONTINUATION, Generation, Inputs, TellStep
+from cutaway.contract.results import InputSpec
+from cutaway.engine.model.inspected_model import CONTINUATION, Generation, Inputs, Texts
 
 _CHAT = "application/json"
 _WORD_START = "\u2581"
@@ -174,11 +174,9 @@ class _Generation:
     def continued(self, inputs: Inputs, texts: Sequence[str]) -> Inputs:
         return continued(self.adapter.tokenizer, inputs, texts, self.adapter.max_tokens)
 
-    def write(
-        self, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int], tell: TellStep
-    ) -> Sequence[FinishReason]:
+    def begin(self, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int]) -> Texts:
         refuse_long(inputs, chosen, self.adapter.max_tokens)
-        return write(self.model, self.adapter.tokenizer, inputs, chosen, seeds, tell)
+        return begin(self.model, self.adapter.tokenizer, inputs, chosen, seeds)
 
     def shortfalls(
         self, inputs: Inputs, tokens: Tensor, logits: Tensor, chosen: Generate, seeds: Sequence[int]

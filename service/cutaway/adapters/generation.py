@@ -6,7 +6,7 @@ each row from the row's own generator, tells of it, and lets ``generate`` take n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import Generate
 from cutaway.contract.results import FinishReason, GeneratedStep
-from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, TellStep
+from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, TellStep, Texts
 
 _CONTEXT = 6
 """The tokens of the prompt with which the first ones of an answer are decoded: their spaces depend on these."""
@@ -55,80 +55,175 @@ def left_padded(inputs: Inputs) -> Inputs:
 
 
 class _Done(BaseException):
-    """All rows have ended: not an `Exception`, which a model may catch."""
+    """All rows have ended, or others shall join them: not an `Exception`, which a model may catch."""
 
 
-class _Writer:
-    """The logits processor that chooses tokens.
+class _Row:
+    """A row that is written: how its tokens are chosen, its text, and why it ended."""
+
+    def __init__(self, tokenizer: Any, chosen: Generate, seed: int, prompt: Tensor) -> None:
+        self.chosen, self.steps = chosen, 0
+        self.choice = _Choice(tokenizer, chosen)
+        self.generator = torch.Generator(prompt.device).manual_seed(seed)
+        self.text = _Text(tokenizer, prompt[-_CONTEXT:].tolist())
+        self.reason: FinishReason | None = None
+
+    def end(self, token: int, ids: Tensor, scores: Tensor, ends: frozenset[int]) -> None:
+        """Ends the row behind ``token``, if it ends there; ``ids`` [1, tokens] are all of its own."""
+        self.steps += 1
+        self.reason = (
+            FinishReason.END if token in ends
+            else FinishReason.STOP if token in self.chosen.stop_tokens or self.choice.stops(ids, scores)
+            else FinishReason.LENGTH if self.steps == self.chosen.max_new_tokens
+            else None
+        )  # fmt: skip
+
+
+class _WrittenTexts:
+    """Rows that a model writes together, and what it keeps of them: see `Texts` of
+    `cutaway.engine.model.inspected_model`.
 
     Args:
-        tokenizer: that of the model.
+        model: the model.
+        tokenizer: its own.
+        inputs: the prompts, `left_padded`.
         chosen: the options of each row.
         seeds: of the rows.
-        ends: the tokens that end a text of the model.
-        inputs: the prompt, `left_padded`.
-        tell: see `Generation.write` of `cutaway.engine.model.inspected_model`.
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        chosen: Sequence[Generate],
-        seeds: Sequence[int],
-        ends: frozenset[int],
-        inputs: Inputs,
-        tell: TellStep,
+        self, model: Any, tokenizer: Any, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int]
     ) -> None:
-        prompt = inputs["input_ids"]
-        self._chosen, self._tell, self._ends = chosen, tell, ends
-        self._pad = next(iter(ends), 0)
-        self._generators = [torch.Generator(prompt.device).manual_seed(seed) for seed in seeds]
-        self._choices = _Choices(tokenizer, chosen, _starts(inputs))
-        self._texts = [_Text(tokenizer, row[-_CONTEXT:].tolist()) for row in prompt]
-        self._steps = 0
-        self.reasons: list[FinishReason | None] = [None for _ in seeds]
+        self._model, self._cache = model, _new_cache(model)
+        self.ids, self.mask = inputs["input_ids"], inputs["attention_mask"]
+        self.rows = [_Row(tokenizer, *of_row) for of_row in zip(chosen, seeds, self.ids)]
+        ends = model.generation_config.eos_token_id
+        self.ends = frozenset([ends] if isinstance(ends, int) else ends or ())
+
+    @property
+    def width(self) -> int:
+        return self.ids.shape[1]
+
+    @property
+    def may_join(self) -> bool:
+        return self._cache is not None
+
+    def write(self, tell: TellStep, pauses: Callable[[], bool] = lambda: False) -> None:
+        left = max(row.chosen.max_new_tokens - row.steps for row in self.rows)
+        kept = {} if self._cache is None else {"past_key_values": self._cache}
+        with suppress(_Done), _plain_configuration(self._model):
+            self._model.generate(
+                input_ids=self.ids, attention_mask=self.mask, max_new_tokens=left, do_sample=False, use_cache=True,
+                disable_compile=True, logits_processor=[_Writer(self, tell, pauses)], **kept,
+            )  # fmt: skip
+        for row in self.rows:
+            if row.steps == row.chosen.max_new_tokens:
+                row.reason = row.reason or FinishReason.LENGTH
+
+    def take(self, other: Any) -> None:
+        width = max(self.width, other.width)
+        self._cache = _joined(self._cache, other._cache, width - 1)
+        ids, masks = (
+            [pad(getattr(each, name), (width - each.width, 0)) for each in (self, other)] for name in ("ids", "mask")
+        )
+        self.ids, self.mask, self.rows = torch.cat(ids), torch.cat(masks), [*self.rows, *other.rows]
+
+    def keep(self, rows: Sequence[int]) -> int:
+        index = torch.tensor(rows, device=self.ids.device)
+        self.ids, self.mask, self.rows = self.ids[index], self.mask[index], [self.rows[row] for row in rows]
+        unused = int(self.mask.any(dim=0).nonzero()[0])
+        self.ids, self.mask = self.ids[:, unused:], self.mask[:, unused:]
+        for layer in self._cache.layers:
+            layer.keys, layer.values = layer.keys[index], layer.values[index]
+            _set_length(layer, self.width - 1)
+        return unused
+
+
+def begin(model: Any, tokenizer: Any, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int]) -> Texts:
+    """Begins to write behind ``inputs``, which are `left_padded`; see `Generation.begin` of
+    `cutaway.engine.model.inspected_model`."""
+    return _WrittenTexts(model, tokenizer, inputs, chosen, seeds)
+
+
+def _new_cache(model: Any) -> Any:
+    """Returns an empty cache of which rows can be taken, and to which others can be added; None if the model keeps
+    anything else."""
+    from transformers import cache_utils
+
+    if not model._supports_default_dynamic_cache():
+        return None
+    cache = cache_utils.DynamicCache(config=model.config.get_text_config(decoder=True))
+    plain = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
+    return cache if cache.layers and all(type(layer) in plain for layer in cache.layers) else None
+
+
+def _set_length(layer: Any, tokens: int) -> None:
+    """Gives a layer of a cache as many ``tokens``, or as its window has: without its first ones, or with padding."""
+    size = tokens
+    if hasattr(layer, "cumulative_length"):
+        layer.cumulative_length, size = tokens, min(tokens, layer.sliding_window - 1)
+    more = size - layer.keys.shape[-2]
+    layer.keys, layer.values = (pad(kept, (0, 0, more, 0)) for kept in (layer.keys, layer.values))
+
+
+def _joined(one: Any, other: Any, tokens: int) -> Any:
+    """Returns a cache with the rows of two, padded in front to the same number of ``tokens``."""
+    for layer, more in zip(one.layers, other.layers):
+        _set_length(layer, tokens)
+        _set_length(more, tokens)
+        layer.keys, layer.values = torch.cat([layer.keys, more.keys]), torch.cat([layer.values, more.values])
+    return one
+
+
+class _Writer:
+    """The logits processor that chooses tokens of ``texts``.
+
+    Args:
+        texts: the rows.
+        tell: see `Texts.write` of `cutaway.engine.model.inspected_model`.
+        pauses: see there.
+    """
+
+    def __init__(self, texts: _WrittenTexts, tell: TellStep, pauses: Callable[[], bool]) -> None:
+        self._texts, self._tell, self._pauses = texts, tell, pauses
+        self._ends, self._pad = texts.ends, next(iter(texts.ends), 0)
+        self._starts: list[int] = texts.mask.argmax(dim=1).tolist()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Returns scores that leave one token to each row, of the logits [batch, vocabulary]."""
+        rows, texts = self._texts.rows, self._texts
         log_probabilities = scores.log_softmax(dim=-1)
-        tokens = self._draw(self._choices.limited(input_ids, scores))
-        was_open = [reason is None for reason in self.reasons]
+        tokens = self._draw(limited([row.choice for row in rows], self._starts, input_ids, scores))
+        was_open = [row.reason is None for row in rows]
         tokens = torch.where(torch.tensor(was_open, device=tokens.device), tokens, self._pad)
-        self._steps += 1
-        self._end_rows(torch.cat([input_ids, tokens.unsqueeze(1)], dim=1), scores)
-        for row in self._tell(self._step(tokens.tolist(), was_open, log_probabilities), self.reasons):
-            self.reasons[row] = self.reasons[row] or FinishReason.STOP
-        if None not in self.reasons:
+        texts.ids = torch.cat([input_ids, tokens.unsqueeze(1)], dim=1)
+        texts.mask = pad(texts.mask, (0, 1), value=1)
+        for number, (row, token) in enumerate(zip(rows, tokens.tolist())):
+            if row.reason is None:
+                row.end(token, texts.ids[number : number + 1, self._starts[number] :], scores[number], self._ends)
+        step = self._step(tokens.tolist(), was_open, log_probabilities)
+        for number in self._tell(step, [row.reason for row in rows]):
+            rows[number].reason = rows[number].reason or FinishReason.STOP
+        if all(row.reason is not None for row in rows) or (texts.may_join and self._pauses()):
             raise _Done
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens.unsqueeze(1), 0.0)
 
     def _draw(self, scores: Tensor) -> Tensor:
-        likeliest = scores.argmax(dim=-1)
-        if not any(chosen.draws for chosen in self._chosen):
+        likeliest, rows = scores.argmax(dim=-1), self._texts.rows
+        if not any(row.chosen.draws for row in rows):
             return likeliest
-        drawn = (scores.softmax(dim=-1) / _noise(scores, self._generators)).argmax(dim=-1)
-        draws = torch.tensor([chosen.draws for chosen in self._chosen], device=scores.device)
+        drawn = (scores.softmax(dim=-1) / _noise(scores, [row.generator for row in rows])).argmax(dim=-1)
+        draws = torch.tensor([row.chosen.draws for row in rows], device=scores.device)
         return torch.where(draws, drawn, likeliest)
-
-    def _end_rows(self, whole: Tensor, scores: Tensor) -> None:
-        for row, (token, chosen) in enumerate(zip(whole[:, -1].tolist(), self._chosen)):
-            if self.reasons[row] is None:
-                self.reasons[row] = (
-                    FinishReason.END if token in self._ends
-                    else FinishReason.STOP if token in chosen.stop_tokens or self._choices.stops(row, whole, scores)
-                    else FinishReason.LENGTH if self._steps == chosen.max_new_tokens
-                    else None
-                )  # fmt: skip
 
     def _step(self, tokens: Sequence[int], was_open: Sequence[bool], log_probabilities: Tensor) -> GeneratedStep:
         own = log_probabilities.gather(1, torch.tensor(tokens, device=log_probabilities.device).unsqueeze(1))
         rows: list[tuple[int, str, float]] = []
-        for token, is_open, value, text, reason in zip(
-            tokens, was_open, own.squeeze(1).tolist(), self._texts, self.reasons
-        ):
-            piece = text.add(token, is_last=reason is not None) if is_open and token not in self._ends else ""
+        for token, is_open, value, row in zip(tokens, was_open, own.squeeze(1).tolist(), self._texts.rows):
+            is_text = is_open and token not in self._ends
+            piece = row.text.add(token, is_last=row.reason is not None) if is_text else ""
             rows.append((token, piece, value) if is_open else (-1, "", 0.0))
-        most = max(chosen.alternatives for chosen in self._chosen)
+        most = max(row.chosen.alternatives for row in self._texts.rows)
         likeliest = log_probabilities.topk(min(most, log_probabilities.shape[1]), dim=-1)
         ids, texts, values = zip(*rows)
         rows_open = torch.tensor(was_open, device=log_probabilities.device).unsqueeze(1)
@@ -136,32 +231,28 @@ class _Writer:
         return GeneratedStep(ids, texts, values, tuple(best.flatten().tolist()), tuple(best_values.flatten().tolist()))
 
 
-class _Choices:
-    """Limits the tokens that each row may choose by its options, and ends it at its stop texts.
+class _Choice:
+    """Limits the tokens that a row may choose by its options, and ends it at its stop texts."""
 
-    Args:
-        tokenizer: that of the model.
-        chosen: the options of each row.
-        starts: the number of tokens of padding in front of each row.
+    def __init__(self, tokenizer: Any, chosen: Generate) -> None:
+        self.processors, self._stop_texts = _processors(chosen), _stop_texts(tokenizer, chosen)
+
+    def stops(self, ids: Tensor, scores: Tensor) -> bool:
+        """Returns whether the row ends behind one of its texts."""
+        return self._stop_texts is not None and bool(self._stop_texts(ids, scores))
+
+
+def limited(choices: Sequence[_Choice], starts: Sequence[int], input_ids: Tensor, scores: Tensor) -> Tensor:
+    """Returns ``scores`` [batch, vocabulary] as transformers' processors change them; each row as alone.
+
+    ``starts``: the number of tokens of padding in front of each row.
     """
-
-    def __init__(self, tokenizer: Any, chosen: Sequence[Generate], starts: Sequence[int]) -> None:
-        self._starts, self._processors = starts, [_processors(each) for each in chosen]
-        self._stop_texts = [_stop_texts(tokenizer, each) for each in chosen]
-
-    def limited(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns ``scores`` [batch, vocabulary] as transformers' processors change them; each row as alone."""
-        if not any(self._processors):
-            return scores
-        rows = enumerate(zip(self._processors, self._starts))
-        return torch.cat(
-            [own(input_ids[row : row + 1, start:], scores[row : row + 1].clone()) for row, (own, start) in rows]
-        )
-
-    def stops(self, row: int, whole: Tensor, scores: Tensor) -> bool:
-        """Returns whether ``row`` ends behind one of its texts."""
-        criterion, one = self._stop_texts[row], slice(row, row + 1)
-        return criterion is not None and bool(criterion(whole[one, self._starts[row] :], scores[one]))
+    if not any(choice.processors for choice in choices):
+        return scores
+    rows = enumerate(zip(choices, starts))
+    return torch.cat(
+        [own.processors(input_ids[row : row + 1, start:], scores[row : row + 1].clone()) for row, (own, start) in rows]
+    )
 
 
 def _starts(inputs: Inputs) -> list[int]:
@@ -236,21 +327,6 @@ def _plain_configuration(model: Any) -> Iterator[None]:
         model.generation_config = saved
 
 
-def write(
-    model: Any, tokenizer: Any, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int], tell: TellStep
-) -> Sequence[FinishReason]:
-    """Writes tokens behind ``inputs``, which are `left_padded`, as `Generation.write` of `InspectedModel` says."""
-    ends = model.generation_config.eos_token_id
-    ends = frozenset([ends] if isinstance(ends, int) else ends or ())
-    writer = _Writer(tokenizer, chosen, seeds, ends, inputs, tell)
-    with suppress(_Done), _plain_configuration(model):
-        model.generate(
-            **inputs, max_new_tokens=max(each.max_new_tokens for each in chosen), do_sample=False, use_cache=True,
-            disable_compile=True, logits_processor=[writer],
-        )  # fmt: skip
-    return [reason or FinishReason.LENGTH for reason in writer.reasons]
-
-
 def score(model: nn.Module, inputs: Inputs, tokens: Tensor, arguments: Any, *, is_whole: bool = False) -> Tensor:
     """Returns the logits of ``tokens`` behind ``inputs`` in one pass without a cache; see `write`.
 
@@ -286,19 +362,19 @@ def shortfalls(inputs: Inputs, tokens: Tensor, logits: Tensor, chosen: Generate,
     """
     rows = range(len(tokens))
     plain = replace(chosen, top_k=0, top_p=None, min_p=None)
-    processors, unlimited = (_Choices(None, [each for _ in rows], _starts(inputs)) for each in (chosen, plain))
+    starts, choices = _starts(inputs), [[_Choice(None, each) for _ in rows] for each in (chosen, plain)]
     generators = [torch.Generator(tokens.device).manual_seed(seed) for seed in seeds]
     whole, start = torch.cat([inputs["input_ids"], tokens.clamp(min=0)], dim=1), inputs["input_ids"].shape[1]
     found = []
     for step in range(tokens.shape[1]):
         before, scores = whole[:, : start + step], logits[:, step].float()
-        limited, all_scores = (each.limited(before, scores).double() for each in (processors, unlimited))
-        noise = _noise(scores, generators).double().log() if chosen.draws else torch.zeros_like(limited)
-        least = limited.masked_fill(~limited.isfinite(), torch.inf).amin(dim=1, keepdim=True)
-        contest = (limited - noise).masked_fill(limited <= least * (1 + _AT_LIMIT * least.sign()), -torch.inf)
+        allowed, all_scores = (limited(each, starts, before, scores).double() for each in choices)
+        noise = _noise(scores, generators).double().log() if chosen.draws else torch.zeros_like(allowed)
+        least = allowed.masked_fill(~allowed.isfinite(), torch.inf).amin(dim=1, keepdim=True)
+        contest = (allowed - noise).masked_fill(allowed <= least * (1 + _AT_LIMIT * least.sign()), -torch.inf)
         own = whole[:, start + step].unsqueeze(1)
-        is_in = limited.gather(1, own).isfinite()
-        behind = contest.amax(dim=1, keepdim=True) - (limited - noise).gather(1, own)
+        is_in = allowed.gather(1, own).isfinite()
+        behind = contest.amax(dim=1, keepdim=True) - (allowed - noise).gather(1, own)
         outside = least - all_scores.gather(1, own)
         found.append(torch.where(is_in, behind, outside).clamp(min=0).squeeze(1))
     return torch.stack(found, dim=1) * (chosen.temperature or 1.0)

@@ -20,15 +20,15 @@ from cutaway.contract.results import InspectResult
 from cutaway.contract.results.arrays import ArrayField, Entry, with_arrays
 from cutaway.contract.tensors import Array, as_array
 from cutaway.contract.values import changed
-from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.estimate import estimate
 from cutaway.engine.cost.pass_count import kept_elements
 from cutaway.engine.execution.collect import collect_main_pass
 from cutaway.engine.execution.fitting import request_too_large
-from cutaway.engine.execution.generation import generate_together
+from cutaway.engine.execution.generation import Arrival, Arrivals, generate_together
 from cutaway.engine.execution.inspect import finish, run_plan
 from cutaway.engine.execution.main_pass import MainPass, may_share, run_main_pass
 from cutaway.engine.execution.progress import telling
+from cutaway.engine.execution.row_parts import independence_key, plan_rows_independent
 from cutaway.engine.execution.unread_inputs import untested_names
 from cutaway.engine.hooks.capture_spec import MASK
 from cutaway.engine.hooks.operators import is_address
@@ -225,18 +225,33 @@ MAX_TEXTS = 32
 """The most texts that are written together."""
 
 
-def answer_batch(plans: Sequence[RequestPlan], tell: Tell) -> None:
+class Others:
+    """Requests that wait, and may join those whose tokens are written. There are none."""
+
+    def first(self) -> RequestPlan | None:
+        """Returns the one that has waited longest."""
+        return None
+
+    def take(self) -> Callable[[Outcome], None]:
+        """Takes that one; returns what takes its outcome."""
+        raise NotImplementedError
+
+
+NONE_WAITING = Others()
+
+
+def answer_batch(plans: Sequence[RequestPlan], tell: Tell, others: Others = NONE_WAITING) -> None:
     """Answers requests as `inspect_batch`; ``tell`` gets the number of each plan and its outcome as soon as that is
-    there, and does not raise."""
+    there, and does not raise. Those of ``others`` that may join them are answered too."""
     told: set[int] = set()
 
     def note(number: int, outcome: Outcome) -> None:
         told.add(number)
         tell(number, outcome)
 
+    for group in _writing_groups(dict(enumerate(plans)), least=2 if others is NONE_WAITING else 1):
+        _write_together(group, note, others)
     if len(plans) > 1:
-        for group in _writing_groups(dict(enumerate(plans))):
-            _write_together(group, note)
         proofs = plans[0].model.proofs
         before = proofs.seconds
         for group in _groups(plans):
@@ -260,13 +275,15 @@ def alike(plans: Mapping[int, RequestPlan]) -> Iterator[Group]:
 # Requests that write tokens.
 
 
-def _writes_by_modules(plan: RequestPlan) -> bool:
+def may_write_beside(plan: RequestPlan) -> bool:
     """Returns whether a request writes tokens, and may do so beside others: all its hooks are on modules."""
     has_operators = any(map(is_address, (*plan.sites, *plan.edits)))
-    return plan.request.generate is not None and not (plan.request.compare or has_operators)
+    is_plain = plan.request.generate is not None and not (plan.request.compare or has_operators)
+    return is_plain and not plan.cancellation.is_cancelled and not untested_names(plan)
 
 
-def _writing_key(plan: RequestPlan) -> Hashable:
+def writing_key(plan: RequestPlan) -> Hashable:
+    """Returns what requests that write tokens together have in common."""
     tensors = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in plan.inputs.items() if name != MASK)
     return "writes", tensors, arguments_kind(plan.request.arguments)
 
@@ -275,31 +292,66 @@ def _rows(plan: RequestPlan) -> int:
     return plan.rows
 
 
-def _writing_groups(plans: Mapping[int, RequestPlan]) -> Iterator[Group]:
-    """Yields groups of at least two requests that write tokens together."""
+def _writing_groups(plans: Mapping[int, RequestPlan], least: int) -> Iterator[Group]:
+    """Yields groups of at ``least`` so many requests that write tokens together."""
     same: dict[Hashable, Group] = {}
     for number, plan in plans.items():
-        if _writes_by_modules(plan) and not plan.cancellation.is_cancelled and not untested_names(plan):
-            same.setdefault(_writing_key(plan), {})[number] = plan
+        if may_write_beside(plan):
+            same.setdefault(writing_key(plan), {})[number] = plan
     for group in same.values():
-        if len(group) > 1:
-            yield from (part for part in _parts(_independent(group), _rows, MAX_TEXTS) if len(part) > 1)
+        if len(group) >= least:
+            yield from (part for part in _parts(_independent(group), _rows, MAX_TEXTS) if len(part) >= least)
 
 
-def _write_together(group: Group, tell: Tell) -> None:
-    """Writes the tokens of requests together, and tells each outcome; one without an outcome runs alone later."""
-    plans, model = [*group.values()], next(iter(group.values())).model
-    tells = [None if plan.listener is None else plan.listener.so_far for plan in plans]
+def _write_together(group: Group, tell: Tell, others: Others) -> None:
+    """Writes the tokens of requests together, and tells each outcome; one of ``group`` without an outcome runs alone
+    later, one that joined at once."""
+    first, joined = next(iter(group.values())), _Joined(writing_key(next(iter(group.values()))), others)
+    model, arrivals = first.model, [_arrival(plan, partial(tell, number)) for number, plan in group.items()]
     model.passes.reset()
-    with (
-        suppress(BaseException),
-        model.session(latest([plan.cancellation for plan in plans]), plans[0].request.arguments),
-    ):
-        with _without_draws(group):
-            found = generate_together(plans, tells)
-        for number, result in zip(group, found):
-            if result is not None:
-                tell(number, changed(result, provenance=replace(result.provenance, companions=len(group) - 1)))
+    with suppress(BaseException), model.session(arguments=first.request.arguments), _without_draws(group):
+        generate_together(arrivals, joined)
+    for plan, own in joined.left.values():
+        own(_run_alone(plan))
+
+
+def _arrival(plan: RequestPlan, tell: Callable[[Outcome], None]) -> Arrival:
+    """Returns a request that is written beside others; ``tell`` gets its outcome, if it has one there."""
+    so_far = None if plan.listener is None else plan.listener.so_far
+    return Arrival(plan, so_far, lambda result: None if result is None else tell(result))
+
+
+class _Joined(Arrivals):
+    """Those of ``others`` that join requests of one key.
+
+    Attributes:
+        left: those that have no outcome yet, by the identity of their plans.
+    """
+
+    def __init__(self, key: Hashable, others: Others) -> None:
+        self._key, self._others = key, others
+        self.left: dict[int, tuple[RequestPlan, Callable[[Outcome], None]]] = {}
+
+    def are_waiting(self, rows: int) -> bool:
+        plan = self._others.first()
+        fits = plan is not None and rows + plan.rows <= MAX_TEXTS and may_write_beside(plan)
+        return fits and plan is not None and writing_key(plan) == self._key
+
+    def take(self, rows: int) -> Sequence[Arrival]:
+        taken: list[Arrival] = []
+        while self.are_waiting(rows) and (plan := self._others.first()) is not None:
+            rows += plan.rows
+            tell = self._others.take()
+            self.left[id(plan)] = plan, tell
+            if not plan_rows_independent(plan):
+                self._answered(plan, _run_alone(plan))
+                continue
+            taken.append(_arrival(plan, partial(self._answered, plan)))
+        return taken
+
+    def _answered(self, plan: RequestPlan, outcome: Outcome) -> None:
+        _, tell = self.left.pop(id(plan))
+        tell(outcome)
 
 
 def _run_alone(plan: RequestPlan) -> Outcome:
@@ -341,31 +393,9 @@ def _independent(group: Group) -> Group:
     known: dict[Hashable, bool] = {}
     with first.model.session(arguments=first.request.arguments):
         for plan in group.values():
-            if _independence_key(plan) not in known:
-                known[_independence_key(plan)] = _rows_independent(plan)
-    return {number: plan for number, plan in group.items() if known[_independence_key(plan)]}
-
-
-def _independence_key(plan: RequestPlan) -> Hashable:
-    """Returns what decides where rows must be independent; requests that capture the same have one object for it."""
-    layers = tuple(name for attribution in plan.attributions for name in attribution.layers)
-    return id(plan.sites), layers, *_differentiated(plan)
-
-
-def _differentiated(plan: RequestPlan) -> Iterator[str]:
-    """Yields the outputs whose gradients the request takes."""
-    yield plan.request.target.output
-    targets = [attribution.request.target for attribution in plan.attributions]
-    yield from (target.output for target in targets if target is not None)
-
-
-def _rows_independent(plan: RequestPlan) -> bool:
-    layers = {(name, requests.Point.OUTPUT) for attribution in plan.attributions for name in attribution.layers}
-    places = {(name, point) for name, specs in plan.sites.items() for point in specs} | layers
-    try:
-        return all(rows_independent(plan.model, plan.inputs, places, output) for output in {*_differentiated(plan)})
-    except BaseException:  # the request fails alone, with its own error
-        return False
+            if independence_key(plan) not in known:
+                known[independence_key(plan)] = plan_rows_independent(plan)
+    return {number: plan for number, plan in group.items() if known[independence_key(plan)]}
 
 
 def _by_output(group: Group) -> Iterator[Group]:

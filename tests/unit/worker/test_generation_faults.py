@@ -118,7 +118,7 @@ def second_best(own: Any, scores: Tensor) -> Tensor:
 
 
 def untempered(own: Any, scores: Tensor) -> Tensor:
-    return plain_draw(own, scores * own._chosen[0].temperature)
+    return plain_draw(own, scores * own._texts.rows[0].chosen.temperature)
 
 
 def of_other_rows(own: Any, scores: Tensor) -> Tensor:
@@ -126,7 +126,9 @@ def of_other_rows(own: Any, scores: Tensor) -> Tensor:
 
 
 def other_seeds(own: Any, scores: Tensor) -> Tensor:
-    own._generators = own._generators[::-1]
+    rows = own._texts.rows
+    for row, generator in zip(rows, [row.generator for row in rows][::-1]):
+        row.generator = generator
     return plain_draw(own, scores)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,16 +20,17 @@ from cutaway.adapters import load_model
 from cutaway.adapters.causal_lm import CausalLMAdapter
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.results import InspectResult, Verdict
-from cutaway.engine.batching import Outcome, inspect_batch
+from cutaway.engine.batching import Others, Outcome, answer_batch, inspect_batch
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.hooks import observe
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import Cancellation
-from cutaway.engine.planning.plan import plan_request
+from cutaway.engine.planning.plan import RequestPlan, plan_request
 from tests.support import worker_calls
 from tests.support.causal_lms import ARCHITECTURES, BLOCKS, Watched, saved
 
 TEXTS = ("the hooks see layers of the layers", "hooks", "see the hooks", "the", "see see see the hooks")
+SCHEDULES = int(os.environ.get("CUTAWAY_SCHEDULES", "10"))
 Question = tuple[Sequence[str], ca.InspectRequest]
 
 
@@ -119,6 +122,56 @@ def test_each_writes_what_it_writes_alone(architecture: str, tmp_path: Path) -> 
             asked += 1
             shared += isinstance(found, InspectResult) and found.provenance.companions > 0
     assert shared > 0.7 * asked
+
+
+class Waiting(Others):
+    """Requests that come while others are written: each after so many steps."""
+
+    def __init__(self, plans: Sequence[RequestPlan], steps: Sequence[int]) -> None:
+        self.plans, self.due = dict(enumerate(plans)), dict(enumerate(steps))
+        self.outcomes: dict[int, Outcome] = {}
+        self._step = 0
+
+    def first(self) -> RequestPlan | None:
+        self._step += 1
+        number = next((number for number in self.plans if self.due[number] <= self._step), None)
+        return None if number is None else self.plans[number]
+
+    def take(self) -> Callable[[Outcome], None]:
+        number = next(number for number in self.plans if self.due[number] <= self._step)
+        del self.plans[number]
+        return partial(self.outcomes.__setitem__, number)
+
+
+def scheduled(served: Served, several: Sequence[Question], steps: Sequence[int]) -> list[Outcome]:
+    """The outcomes of requests of which the first is there, and others come after so many steps."""
+    plans = [plan_request(served.model, request, served.inputs(texts)) for texts, request in several]
+    others = Waiting(plans[1:], steps)
+    found: list[Outcome] = []
+    answer_batch(plans[:1], lambda _, outcome: found.append(outcome), others)
+    while others.plans:  # what came too late begins by itself
+        number = next(iter(others.plans))
+        plan = others.plans.pop(number)
+        answer_batch([plan], lambda _, outcome, number=number: others.outcomes.__setitem__(number, outcome), others)
+    return [*found, *(others.outcomes[number] for number in range(len(plans) - 1))]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_writes_what_it_writes_alone_whenever_it_joins(architecture: str, tmp_path: Path) -> None:
+    """Requests join a running batch behind any step, and leave it when their text has ended."""
+    served, draw = Served(saved(tmp_path, architecture)), random.Random(1)
+    path = "[0]" if architecture == "bloom" else ""
+    shared = asked = 0
+    for _ in range(SCHEDULES):
+        several = list(questions(draw, BLOCKS[architecture], path))
+        alone = [served.alone(question) for question in several]
+        found = scheduled(served, several, [draw.randint(0, 9) for _ in several[1:]])
+        for question, outcome, own in zip(several, found, alone):
+            assert_same(outcome, own, question[0])
+            asked += 1
+            shared += isinstance(outcome, InspectResult) and outcome.provenance.companions > 0
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in served.model.module.modules())
+    assert shared > (0 if architecture == "mamba" else 0.3) * asked - 1
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """Runs requests that write tokens: many passes with one set of hooks, one pass a step.
 
-Requests that wait together write together: their texts are the rows of one batch, padded on the left, and each has its
-own hooks, options and seeds. A row writes what it writes alone, but for the rounding of another batch size.
+Requests that wait write together: their texts are the rows of one batch, padded on the left, and each has its own
+hooks, options and seeds. They join a running batch, and leave it. A row writes what it writes alone, but for the
+rounding of another batch size.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from itertools import accumulate
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch.nn.functional import pad
@@ -25,10 +27,10 @@ from cutaway.engine.execution.collect import captured_call, collect_main_pass, w
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward
 from cutaway.engine.execution.missing import captured_calls
 from cutaway.engine.hooks.hook_site import Batch
-from cutaway.engine.hooks.observe import Share, observing, observing_together
+from cutaway.engine.hooks.observe import Shapes, Share, observing, observing_together
 from cutaway.engine.hooks.recording import Recording
-from cutaway.engine.model.inspected_model import Inputs, Outputs
-from cutaway.engine.model.session import EVERY_S, FIRST_S, timed
+from cutaway.engine.model.inspected_model import Inputs, Outputs, Texts
+from cutaway.engine.model.session import EVERY_S, FIRST_S, latest, timed
 from cutaway.engine.planning.plan import RequestPlan
 
 Tell: TypeAlias = Callable[[results.InspectResult], object]
@@ -47,7 +49,7 @@ def generate(plan: RequestPlan, tell: Tell | None) -> results.InspectResult:
     one = _Writing(replace(plan, inputs=way_of(plan.model).aligned(plan.inputs)), tell)
     hooks = observing(plan.model.tree, one.plan.hook_sites, one.plan.edits, batch=one.batch, recording=one.recording)
     try:
-        _write([one], one.plan.inputs, hooks)
+        _write([one], one.begun(), hooks)
         main = one.main()
         with timed(one.timings, "check_ms"):
             replay = replayed(one.generated(main)) if one.is_checked else None
@@ -56,38 +58,132 @@ def generate(plan: RequestPlan, tell: Tell | None) -> results.InspectResult:
         one.recording.release()
 
 
-def generate_together(plans: Sequence[RequestPlan], tells: Sequence[Tell | None]) -> list[results.InspectResult | None]:
-    """Answers requests that write tokens with one model, all of whose hooks are on modules, in passes that they share.
+class Arrival(NamedTuple):
+    """A request that writes tokens beside others; all its hooks are on modules.
+
+    Attributes:
+        plan: its plan.
+        tell: as in `generate`.
+        done: gets its result; None if it was cancelled, or its result is an error.
+    """
+
+    plan: RequestPlan
+    tell: Tell | None
+    done: Callable[[results.InspectResult | None], None]
+
+
+class Arrivals(Protocol):
+    """Requests that wait to be written beside those that are."""
+
+    def are_waiting(self, rows: int) -> bool:
+        """Returns whether there are any that fit beside so many ``rows``. Called after each step."""
+
+    def take(self, rows: int) -> Sequence[Arrival]:
+        """Returns those that fit beside so many ``rows``; the model has none of its hooks."""
+
+
+def generate_together(first: Sequence[Arrival], arrivals: Arrivals) -> None:
+    """Answers requests that write tokens with one model, in passes that they share.
+
+    Each is answered, and leaves, when its own text is written; others join the rest between two steps, if the model's
+    cache allows it.
 
     Args:
-        plans: their plans; the model is in a session.
-        tells: as in `generate`, for each.
-
-    Returns:
-        For each its result; None for one that was cancelled meanwhile, or whose result is an error.
+        first: those that begin together; the model is in a session.
+        arrivals: the requests that wait.
 
     Raises:
-        Exception: one of them fails in passes that are shared: each must run alone.
+        Exception: one of them fails in passes that are shared: those without an answer must run alone.
     """
-    way, model = way_of(plans[0].model), plans[0].model
-    aligned = [way.aligned(plan.inputs) for plan in plans]
-    width = max(inputs["input_ids"].shape[1] for inputs in aligned)
-    several: list[_Writing] = []
-    for plan, inputs, tell in zip(plans, aligned, tells):
-        first = several[-1].rows.stop if several else 0
-        several.append(_Writing(replace(plan, inputs=inputs), tell, first, width - inputs["input_ids"].shape[1]))
-    padded = [{name: pad(tensor, (one.padding, 0)) for name, tensor in one.plan.inputs.items()} for one in several]
-    together = {name: torch.cat([inputs[name] for inputs in padded]) for name in padded[0]}
-    _write(
-        several, together, observing_together(model.tree, [one.share for one in several], several[-1].rows.stop, width)
-    )
-    mains = {one: main for one in several if (main := one.main_or_none()) is not None}
+    batch = _Batch(first)
+    while batch.several:
+        if not batch.has_ended:
+            batch.write(lambda: batch.has_ended or arrivals.are_waiting(batch.rows))
+        _conclude(batch.taken_ended())
+        if batch.several and batch.texts.may_join and (more := arrivals.take(batch.rows)):
+            other = _Batch(more)
+            other.write(lambda: True)
+            batch.join(other)
+
+
+class _Batch:
+    """Requests that are written together: the rows of one batch, one request behind the other."""
+
+    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+        plans = [arrival.plan for arrival in arrivals]
+        self._model, way = plans[0].model, way_of(plans[0].model)
+        aligned = [way.aligned(plan.inputs) for plan in plans]
+        width = max(inputs["input_ids"].shape[1] for inputs in aligned)
+        self.several: list[_Writing] = []
+        for arrival, inputs in zip(arrivals, aligned):
+            plan, padding = replace(arrival.plan, inputs=inputs), width - inputs["input_ids"].shape[1]
+            self.several.append(_Writing(plan, arrival.tell, arrival.done, self.rows, padding))
+        together = {
+            name: torch.cat([pad(one.plan.inputs[name], (one.padding, 0)) for one in self.several])
+            for name in aligned[0]
+        }
+        chosen = [chosen_of(plan) for plan in plans for _ in range(plan.rows)]
+        self.texts = way.begin(together, chosen, [seed for plan in plans for seed in seeds_of(plan)])
+        self._shapes: Shapes = {}
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.several[-1].rows.stop if self.several else 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether one of the requests has."""
+        return not all(one.is_open for one in self.several)
+
+    def write(self, pauses: Callable[[], bool]) -> None:
+        """Writes until all have ended, or until ``pauses`` says so behind a step."""
+        for one in self.several:
+            one.companions = max(one.companions, len(self.several) - 1)
+        shares, width = [one.share for one in self.several], self.texts.width
+        hooks = observing_together(self._model.tree, shares, self.rows, width, shapes=self._shapes)
+        with self._model.cancelled_by(latest([one.plan.cancellation for one in self.several])):
+            _write(self.several, self.texts, hooks, pauses)
+
+    def join(self, other: _Batch) -> None:
+        """Adds the requests of ``other``, which has begun, behind its own."""
+        width, rows = max(self.texts.width, other.texts.width), self.rows
+        for batch in (self, other):
+            for one in batch.several:
+                one.padding += width - batch.texts.width
+        for one in other.several:
+            one.first += rows
+        self.texts.take(other.texts)
+        self.several += other.several
+
+    def taken_ended(self) -> list[_Writing]:
+        """Returns the requests that have ended, and keeps the others."""
+        ended = [one for one in self.several if not one.is_open]
+        kept = [one for one in self.several if one.is_open]
+        if ended and kept:
+            before = self.texts.width - 1
+            unused = self.texts.keep([row for one in kept for row in range(one.rows.start, one.rows.stop)])
+            for one, first in zip(kept, accumulate([0, *(one.plan.rows for one in kept)])):
+                one.first, one.padding = first, one.padding - unused
+            if unused:  # an axis of tokens is shorter now, and must not look like one of another kind
+                for key, shape in self._shapes.items():
+                    self._shapes[key] = [-1 if size == before else size for size in shape]
+        self.several = kept
+        return ended
+
+
+def _conclude(ended: Sequence[_Writing]) -> None:
+    """Tells the results of requests that have ended; their replays run together."""
+    mains = {one: main for one in ended if (main := one.main_or_none()) is not None}
     checked, timings = [one for one in mains if one.is_checked], results.Timings()
     with timed(timings, "check_ms"):
         replays = dict(zip(checked, replayed_together([one.generated(mains[one]) for one in checked])))
-    for one in checked:
-        one.timings.check_ms += timings.check_ms
-    return [one.result(mains[one], replays.get(one)) if one in mains else None for one in several]
+    for one in ended:
+        one.timings.check_ms += timings.check_ms if one in replays else 0
+        result = one.result(mains[one], replays.get(one)) if one in mains else None
+        if result is not None:
+            result = changed(result, provenance=replace(result.provenance, companions=one.companions))
+        one.done(result)
 
 
 @dataclass(eq=False)
@@ -97,8 +193,10 @@ class _Writing:
     Attributes:
         plan: its plan; the inputs are aligned.
         tell: called with the result so far, after each step.
+        done: gets its result, beside others.
         first: the number of its first row in the batch.
         padding: the tokens of padding that others need in front of its prompt.
+        companions: the most requests that were beside it.
         recording: what its hooks record.
         written: what it wrote so far.
         timings: how long its passes took.
@@ -106,8 +204,10 @@ class _Writing:
 
     plan: RequestPlan
     tell: Tell | None
+    done: Callable[[results.InspectResult | None], None] = lambda _: None
     first: int = 0
     padding: int = 0
+    companions: int = 0
     recording: Recording = field(default_factory=Recording)
     written: Written = field(default_factory=Written)
     timings: results.Timings = field(default_factory=results.Timings)
@@ -118,6 +218,11 @@ class _Writing:
         self._told = self._began + FIRST_S - EVERY_S
         self._calls: dict[str, list[results.CapturedCall]] = {}
         self._seen: dict[str, int] = {}
+
+    def begun(self) -> Texts:
+        """Begins its texts by themselves."""
+        plan = self.plan
+        return way_of(plan.model).begin(plan.inputs, [chosen_of(plan)] * plan.rows, seeds_of(plan))
 
     @property
     def rows(self) -> slice:
@@ -224,8 +329,14 @@ def _of_rows(step: GeneratedStep, rows: slice, alternatives: int) -> GeneratedSt
     )
 
 
-def _write(several: Sequence[_Writing], inputs: Inputs, hooks: AbstractContextManager[Recording]) -> None:
-    """Writes the tokens of requests whose rows are ``inputs``, one behind the other. Between steps, others may run."""
+def _write(
+    several: Sequence[_Writing],
+    texts: Texts,
+    hooks: AbstractContextManager[Recording],
+    pauses: Callable[[], bool] = lambda: False,
+) -> None:
+    """Writes the tokens of requests whose rows are those of ``texts``, one behind the other. Between steps, others may
+    run."""
     model, timings = several[0].plan.model, results.Timings()
     steps = 0
 
@@ -244,15 +355,12 @@ def _write(several: Sequence[_Writing], inputs: Inputs, hooks: AbstractContextMa
             if not writing.is_open:
                 yield from range(*writing.rows.indices(len(reasons)))
 
-    chosen = [chosen_of(writing.plan) for writing in several for _ in range(writing.plan.rows)]
-    seeds = [seed for writing in several for seed in seeds_of(writing.plan)]
-
-    def write(given: Inputs) -> Outputs:
-        way_of(model).write(given, chosen, seeds, step)
+    def write(_: Inputs) -> Outputs:
+        texts.write(step, pauses)
         return {"steps": torch.tensor([steps])}
 
     with hooks as seen, timed(timings, "forward_ms"), torch.no_grad(), seen.forward():
-        model.run(inputs, write)
+        model.run(several[0].plan.inputs, write)
     for writing in several:
         writing.timings.forward_ms += timings.forward_ms
 
@@ -262,7 +370,7 @@ def _unedited(plan: RequestPlan, timings: results.Timings) -> Written:
     without = replace(plan, request=changed(plan.request, edits=()), edits={}, sites={})
     one = _Writing(without, None)
     with plan.model.kept_rng_state():
-        _write([one], plan.inputs, observing(plan.model.tree, {}, recording=one.recording))
+        _write([one], one.begun(), observing(plan.model.tree, {}, recording=one.recording))
     one.recording.release()
     timings.forward_ms += one.timings.forward_ms
     return one.written

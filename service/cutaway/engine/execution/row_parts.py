@@ -6,7 +6,7 @@ whole: then each row has the values that it has beside the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
@@ -64,6 +64,31 @@ def _independent(model: InspectedModel, inputs: Inputs, places: Collection[HookP
 def rows_may_be_copied(plan: RequestPlan, places: Collection[HookPoint], output: str) -> bool:
     """Returns whether rows of ``plan`` have the same values at ``places`` and in ``output`` beside copies of them."""
     return _independent(plan.model, plan.inputs, places, output)
+
+
+def independence_key(plan: RequestPlan) -> Hashable:
+    """Returns what decides where rows must be independent; requests that capture the same have one object for it."""
+    layers = tuple(name for attribution in plan.attributions for name in attribution.layers)
+    return id(plan.sites), layers, *_differentiated_outputs(plan)
+
+
+def _differentiated_outputs(plan: RequestPlan) -> Iterator[str]:
+    """Yields the outputs whose gradients the request takes."""
+    yield plan.request.target.output
+    targets = [attribution.request.target for attribution in plan.attributions]
+    yield from (target.output for target in targets if target is not None)
+
+
+def plan_rows_independent(plan: RequestPlan) -> bool:
+    """Returns whether rows are independent wherever ``plan`` captures, explains or differentiates."""
+    layers = {(name, requests.Point.OUTPUT) for attribution in plan.attributions for name in attribution.layers}
+    places = {(name, point) for name, specs in plan.sites.items() for point in specs} | layers
+    try:
+        return all(
+            rows_independent(plan.model, plan.inputs, places, output) for output in {*_differentiated_outputs(plan)}
+        )
+    except BaseException:  # the request fails alone, with its own error
+        return False
 
 
 # Attributions.

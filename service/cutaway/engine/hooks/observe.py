@@ -28,7 +28,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
@@ -136,9 +135,18 @@ class Share(NamedTuple):
     tail: int = 0
 
 
+Shapes: TypeAlias = dict[tuple[str, Point, Path, "int | None"], Sequence[int]]
+"""The shapes of tensors in the last pass, by module, point, path and call."""
+
+
 @contextmanager
 def observing_together(
-    tree: ModuleTree, shares: Sequence[Share], rows: int, width: int, last: int = 1
+    tree: ModuleTree,
+    shares: Sequence[Share],
+    rows: int,
+    width: int,
+    last: int = 1,
+    shapes: Shapes | None = None,
 ) -> Iterator[Recording]:
     """Records and edits as `observing` does, for each of ``shares`` as if its rows ran alone; of modules only.
 
@@ -148,6 +156,7 @@ def observing_together(
         rows: the number of all rows.
         width: the tokens of the first pass, with padding.
         last: the number of last tokens that have logits.
+        shapes: what an earlier block left of its last pass, if this one goes on.
 
     Yields:
         The recording of what they have in common: the step, and the errors of hooks.
@@ -155,14 +164,14 @@ def observing_together(
     joint = Recording()
     names = list(dict.fromkeys(name for share in shares for name in (*share.sites, *share.edits)))
     for share in shares:
-        share.recording.calls.update({name: [] for name in (*share.sites, *share.edits)})
+        for name in (*share.sites, *share.edits):
+            share.recording.calls.setdefault(name, [])
     handles: list[RemovableHandle] = []
     _thread.recordings.append(joint)
     try:
         for name in names:
-            handles.extend(
-                _ModuleHooks(_SharedSite(joint, name, shares, (rows, width, last))).register(tree.modules[name])
-            )
+            site = _SharedSite(joint, name, shares, (rows, width, last), {} if shapes is None else shapes)
+            handles.extend(_ModuleHooks(site).register(tree.modules[name]))
         yield joint
     finally:
         for handle in handles:
@@ -175,7 +184,9 @@ def observing_together(
 class _SharedSite:
     """The sites of several requests at one module, each of which sees its own rows."""
 
-    def __init__(self, recording: Recording, name: str, shares: Sequence[Share], sizes: tuple[int, int, int]) -> None:
+    def __init__(
+        self, recording: Recording, name: str, shares: Sequence[Share], sizes: tuple[int, int, int], shapes: Shapes
+    ) -> None:
         self.recording, self.name = recording, name
         self._rows, self._width, self._last = sizes
         asked = [share for share in shares if name in share.sites or name in share.edits]
@@ -184,7 +195,7 @@ class _SharedSite:
             for share in asked
         ]
         self._open: list[list[RecordedCall | None]] = []
-        self._shapes: dict[tuple[Point, Path, int | None], torch.Size] = {}
+        self._shapes = shapes
 
     def needs_gradients(self, side: Side) -> bool:
         """Returns False: passes that several share have none."""
@@ -224,7 +235,8 @@ class _SharedSite:
                     whole = results[path].clone() if results[path] is tensors[path] else results[path]
                     whole[self._place(share, whole, call.step)] = new
                     results[path] = whole
-        self._shapes.update({(side.value, path, joint.number): tensor.shape for path, tensor in tensors.items()})
+        for path, tensor in tensors.items():
+            self._shapes[self.name, side.value, path, joint.number] = tensor.shape
         return results
 
     def _refuse_other_tokens(self, call: RecordedCall, side: Side, tensors: Mapping[Path, Tensor]) -> None:
@@ -236,9 +248,9 @@ class _SharedSite:
         """
         tokens = self._width + call.step
         for path, tensor in tensors.items():
-            before = self._shapes.get((side.value, path, call.number))
+            before = self._shapes.get((self.name, side.value, path, call.number), ())
             for axis, size in enumerate(tensor.shape[2:], 2):
-                is_same = call.step and before is not None and len(before) > axis and before[axis] == size
+                is_same = len(before) > axis and before[axis] == size
                 if size == tokens and not is_same:
                     raise self._undivided(tensor)
 

@@ -12,12 +12,11 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
-from torch.nn.parameter import is_lazy
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Argument, Generate
 from cutaway.contract.results import FinishReason, GeneratedStep, InputSpec
-from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.model.module_tree import ModuleTree, require_inspectable
 from cutaway.engine.model.proofs import Proofs
 from cutaway.engine.model.session import (
     NEVER_CANCELLED,
@@ -40,50 +39,6 @@ NO_FASTPATH = ProcessSetting(
 )
 
 
-def require_inspectable(module: nn.Module) -> None:
-    """Checks every module, parameter and buffer.
-
-    Raises:
-        FailedPrecondition: ``MODEL_COMPILED``, ``MODEL_SCRIPTED`` or ``MODEL_QUANTISED``.
-        InvalidArgument: ``ADAPTER_INVALID``.
-    """
-    for name, child in module.named_modules():
-        reason, fault = _module_fault(child)
-        if fault:
-            raise error(reason, f"{_where('module', name)} {fault}")
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        fault = _tensor_fault(tensor)
-        if fault:
-            raise error(Reason.ADAPTER_INVALID, f"{_where('tensor', name)} {fault}")
-
-
-def _module_fault(child: nn.Module) -> tuple[Reason, str]:
-    kind = type(child)
-    if isinstance(child, torch.jit.ScriptModule):
-        return Reason.MODEL_SCRIPTED, "is a ScriptModule, which takes no hooks: load eager code"
-    if kind.__name__ == "OptimizedModule" or child._compiled_call_impl is not None:
-        return Reason.MODEL_COMPILED, "went through torch.compile, where hooks never fire: return the model uncompiled"
-    if kind.__module__.startswith(("torch.ao.nn.", "torch.nn.quantized")) and "quantized" in kind.__module__:
-        return Reason.MODEL_QUANTISED, f"is quantised ({kind.__name__}) and has no gradients: load the float model"
-    if isinstance(child, nn.DataParallel):
-        return Reason.ADAPTER_INVALID, "is a DataParallel, whose replicas take no hooks: return the model inside it"
-    return Reason.ADAPTER_INVALID, ""
-
-
-def _tensor_fault(tensor: Tensor) -> str:
-    if is_lazy(tensor):
-        return "is not initialised: run the model once before it is returned"
-    if tensor.is_meta:
-        return "has no memory (device meta): load the weights"
-    if tensor.is_inference():
-        return "was made under torch.inference_mode, and can have no gradient: load the model outside of it"
-    return ""
-
-
-def _where(kind: str, name: str) -> str:
-    return f"{kind} {name!r}" if name else "the model"
-
-
 T = TypeVar("T")
 
 Inputs = dict[str, Tensor]
@@ -99,6 +54,28 @@ CONTINUATION = "continuation"
 with their log-probabilities, [batch, steps], 0 there."""
 
 
+class Texts(Protocol):
+    """Rows that a model writes together, and what it keeps of them."""
+
+    @property
+    def width(self) -> int:
+        """The tokens of each row, with padding in front."""
+
+    @property
+    def may_join(self) -> bool:
+        """Whether rows can be taken out of what the model keeps, and others added."""
+
+    def write(self, tell: TellStep, pauses: Callable[[], bool] = lambda: False) -> None:
+        """Writes until all rows have ended, or, if they `may_join`, until ``pauses`` says so behind a step; ``tell`` is
+        called after each step."""
+
+    def take(self, other: Any) -> None:
+        """Adds the rows of ``other`` behind its own; both `may_join`, and have begun."""
+
+    def keep(self, rows: Sequence[int]) -> int:
+        """Keeps only ``rows``, in this order, and returns how many columns of padding went; they `may_join`."""
+
+
 class Generation(Protocol):
     """A way to write tokens behind texts, and to score them in one pass."""
 
@@ -111,16 +88,10 @@ class Generation(Protocol):
         """
 
     def aligned(self, inputs: Inputs) -> Inputs:
-        """Returns ``inputs`` with the last token of each row in the last place, for `write` and `score`."""
+        """Returns ``inputs`` with the last token of each row in the last place, for `begin` and `score`."""
 
-    def write(
-        self, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int], tell: TellStep
-    ) -> Sequence[FinishReason]:
-        """Writes tokens; ``chosen`` and ``seeds`` are those of the rows, and ``tell`` is called after each step.
-
-        Returns:
-            Why each row ended.
-        """
+    def begin(self, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int]) -> Texts:
+        """Begins to write behind ``inputs``, which are `aligned`; ``chosen`` and ``seeds`` are those of the rows."""
 
     def shortfalls(
         self, inputs: Inputs, tokens: Tensor, logits: Tensor, chosen: Generate, seeds: Sequence[int]

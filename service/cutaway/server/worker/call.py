@@ -198,6 +198,7 @@ class Call(NamedTuple):
         traceparent: its span in W3C Trace Context format; empty for none.
         buffered: whether its transport may buffer a whole streamed reply, which is then limited as one message is.
         begun: takes the reply of a call whose streamed reply begins while its model runs; None if nobody does.
+        caller: whose it is.
     """
 
     kind: str
@@ -206,6 +207,7 @@ class Call(NamedTuple):
     traceparent: str = ""
     buffered: bool = False
     begun: Callable[[bytes], object] | None = None
+    caller: str = ""
 
     @classmethod
     def of_message(
@@ -214,7 +216,8 @@ class Call(NamedTuple):
         """Returns the call in a message of the gateway; ``hung_up`` returns whether it was cancelled."""
         kind = message.WhichOneof("request") or ""
         cancellation = Cancellation(message.deadline or None, hung_up)
-        return cls(kind, getattr(message, kind, b""), cancellation, message.traceparent, begun=begun)
+        payload = getattr(message, kind, b"")
+        return cls(kind, payload, cancellation, message.traceparent, begun=begun, caller=message.caller)
 
     @classmethod
     def of_parts(cls, parts: Mapping[str, bytes]) -> Call:

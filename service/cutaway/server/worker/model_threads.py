@@ -192,6 +192,19 @@ class ModelThreads(Turns):
         job = self._own()
         return 0.0 if job is None else job.used_s
 
+    def serve(self, callers: Sequence[str], deadline: float) -> None:
+        """Makes this thread's job one for ``callers``, until ``deadline``, in Unix seconds: it does the work of others
+        too. Its time from now on is theirs."""
+        job = self._own()
+        if job is None or not callers:
+            return
+        with self._lock:
+            self._charge()
+            job.callers, job.deadline = list(dict.fromkeys(callers)), max(job.deadline, deadline)
+            for caller in job.callers:
+                self._used[caller] = max(self._used[caller], self._least_used - CREDIT_S)
+            self._until = max(job.deadline, time.time())
+
     @property
     def are_over(self) -> bool:
         """Whether another job shall run before the next pass of this thread's job."""

@@ -10,9 +10,8 @@ from itertools import chain
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult, Progress, Provenance, Timings
-from cutaway.contract.results.parts import joined, rest
 from cutaway.contract.values import changed
-from cutaway.contract.wire.chunks import StreamEncoder, progress_piece, worker_piece
+from cutaway.contract.wire.chunks import StreamEncoder, joined, progress_piece, rest, worker_piece
 from cutaway.contract.wire.worker_reply import with_header
 from cutaway.engine.model.session import Cancellation, timed
 from cutaway.server.worker.call import (

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -35,7 +35,7 @@ from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.chunks import apply_reply_options
 from cutaway.contract.wire.worker_reply import Parts, Reply
-from cutaway.engine.batching import MAX_TEXTS, Outcome, Tell, alike, answer_batch, inspect_batch
+from cutaway.engine.batching import NONE_WAITING, Others, Outcome, Tell, alike, answer_batch, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.memory import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs, expected_passes
@@ -70,6 +70,7 @@ from cutaway.server.worker.loading import load_archived, what_fits
 from cutaway.server.worker.model_threads import Job, ModelThreads
 from cutaway.server.worker.proofs import IdleProofs, proof_file
 from cutaway.server.worker.streamed_reply import StreamedReply
+from cutaway.server.worker.writers import Writer, Writers
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -96,10 +97,6 @@ class _Decoded(NamedTuple):
     call: Call
     decode_ms: float
     streamed: StreamedReply | None = None
-
-
-_Writer: TypeAlias = tuple[_Decoded, Callable[[Parts], None], float]
-"""A call that waits to write tokens, what takes its reply, and when its turn began."""
 
 
 class Worker:
@@ -129,7 +126,7 @@ class Worker:
         self.memory = None if own is None else RequestMemory(own)
         self.pieces = WaitingPieces()
         self.idle: IdleProofs | None = None
-        self._writers: SimpleQueue[_Writer] = SimpleQueue()
+        self._writers = Writers(self.threads, self._fits_beside, self._write)
         self._ran_out = False
         self._passed_example = False
         self._descriptions: dict[tuple[bool, bool], bytes] = {}
@@ -268,8 +265,9 @@ class Worker:
                 if not isinstance(item, _Decoded):
                     reply(position, self._reply(item, start))
                 elif item.plan.request.generate is not None:
-                    self._writers.put((item, partial(reply, position), start))
-                    later(self._write_waiting, [position])
+                    tell = partial(self._told, item, partial(reply, position), start)
+                    self._writers.put(writer := Writer(item.plan, call, tell))
+                    later(partial(self._writers.run, writer), [position])
                 else:
                     (long if item.passes > _MOST_PASSES else short)[position] = item
             for group in alike({position: item.plan for position, item in long.items()}):
@@ -282,27 +280,29 @@ class Worker:
         with self._running([item.call for item in items.values()]):
             self._answer_decoded(items, reply, start)
 
-    def _write_waiting(self) -> None:
-        """Runs all calls that wait to write tokens, together where possible; another job may have run this one's."""
-        waiting: list[_Writer] = []
-        with suppress(Empty):
-            while sum(item.plan.rows for item, _, _ in waiting) < MAX_TEXTS:
-                waiting.append(self._writers.get_nowait())
-        if waiting:
-            items = {number: item for number, (item, _, _) in enumerate(waiting)}
-            with self._running([item.call for item in items.values()]):
-                self._answer_decoded(items, lambda number, parts: waiting[number][1](parts), waiting[-1][2])
+    def _write(self, several: Sequence[Writer], others: Others) -> None:
+        """Answers calls that write tokens, and those of ``others`` that join them."""
+        with self._running([writer.call for writer in several]):
+            plans = {number: writer.plan for number, writer in enumerate(several)}
+            self._answer_plans(plans, lambda number, outcome: several[number].tell(outcome), others)
+
+    def _told(self, item: _Decoded, reply: Callable[[Parts], None], start: float, outcome: Outcome) -> None:
+        """Replies to a call with its outcome."""
+        self._ran_out |= lacked_memory(outcome)
+        reply(self._reply(_catch(self._encode, item, outcome), start))
+
+    def _fits_beside(self, plan: RequestPlan) -> bool:
+        return self.memory is None or self._needs(plan, self.memory) <= self.memory.own
 
     def _answer_decoded(self, items: dict[int, _Decoded], reply: Callable[[int, Parts], None], start: float) -> None:
         """Runs decoded calls together where possible, and passes each reply on as soon as its result is there."""
 
         def tell(position: int, outcome: Outcome) -> None:  # when a reply is out, nothing of its call is left
-            self._ran_out |= lacked_memory(outcome)
-            reply(position, self._reply(_catch(self._encode, items.pop(position), outcome), start))
+            self._told(items.pop(position), partial(reply, position), start, outcome)
 
         self._answer_plans({position: item.plan for position, item in items.items()}, tell)
 
-    def _answer_plans(self, plans: dict[int, RequestPlan], tell: Tell) -> None:
+    def _answer_plans(self, plans: dict[int, RequestPlan], tell: Tell, others: Others = NONE_WAITING) -> None:
         """Tells the outcome of each plan. Those that need more than this worker's own memory run one by one, when it is
         free; so do those that run out of it beside others."""
         memory, model = self.memory, self._model
@@ -310,16 +310,16 @@ class Worker:
         own = {number: plan for number, plan in plans.items() if memory is None or needs[number] <= memory.own}
         if memory is not None:
             model.request_bytes, model.has_more_memory = memory.own, memory.most > memory.own
-        ran_out = self._answer_own(own, tell)
+        ran_out = self._answer_own(own, tell, others)
         if ran_out and self.threads.are_shared:
             with self.threads.alone():
-                ran_out = self._answer_own(ran_out, tell)
+                ran_out = self._answer_own(ran_out, tell, NONE_WAITING)
         for number, plan in plans.items():
             if memory is not None and (number in ran_out or number not in own):
                 needed = memory.most if number in ran_out else needs[number]
                 tell(number, _catch(self._run_with_more, plan, needed, memory))
 
-    def _answer_own(self, plans: Mapping[int, RequestPlan], tell: Tell) -> dict[int, RequestPlan]:
+    def _answer_own(self, plans: Mapping[int, RequestPlan], tell: Tell, others: Others) -> dict[int, RequestPlan]:
         """Answers plans, and returns those that shall run again since they ran out of memory."""
         again: dict[int, RequestPlan] = {}
         numbers = list(plans)
@@ -330,7 +330,7 @@ class Worker:
             else:
                 tell(numbers[index], outcome)
 
-        answer_batch([*plans.values()], told)
+        answer_batch([*plans.values()], told, others)
         return again
 
     def _needs(self, plan: RequestPlan, memory: RequestMemory) -> int:
