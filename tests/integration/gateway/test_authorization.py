@@ -127,6 +127,7 @@ QUESTIONS: dict[str, Asked] = {
     "edit": Asked({"edits": [ZERO]}, EDIT),
     "edit and compare": Asked({"edits": [ZERO], "compare": True}, EDIT),
     "edit and capture": Asked({"edits": [ZERO], "captures": ["open1"]}, BOTH),
+    "sweep": Asked({"sweep": "open1", "target": 1}, EDIT),
     "edit and neuron": Asked({"edits": [ZERO], "target": ca.Neuron("open1", (0,))}, BOTH),
 }
 
@@ -161,7 +162,14 @@ def test_every_field_of_a_question_has_a_scope() -> None:
 
 
 NO_MODULE = {
-    *("InspectRequest.model", "Target.output", "RawInput.media_type", "ClassLabel.labels", "Argument.text"),
+    *(
+        "InspectRequest.model",
+        "Target.output",
+        "RawInput.media_type",
+        "ClassLabel.labels",
+        "Argument.text",
+        "SequenceLogProbability.texts",
+    ),
     *(
         "TensorInputs.by_name",
         "TensorInputs.feature_names",

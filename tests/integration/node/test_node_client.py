@@ -66,6 +66,7 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
         {"attributions": [ca.LayerGradCam(layer="unused")], "attribution_errors_in_place": True},
     ),
     "top-k target": ("net", IMAGE, {"target": ca.TopK(3), "attributions": [ca.Saliency()]}),
+    "grid": ("net", IMAGE, {"target": 3, "sweep": ca.Sweep("conv1", zeros=True, estimate=True)}),
     "tokens": ("words", IDS, {"attributions": [ca.LayerIntegratedGradients(layer="words", n_steps=8)], "target": 0}),
     "estimate": ("net", IMAGE, {"captures": ["**"], "dry_run": True}),
 }

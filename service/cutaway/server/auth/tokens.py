@@ -127,6 +127,7 @@ REQUIRED_SCOPES: Mapping[str, Scope] = {
     "edits": Scope.EDIT,
     "compare": Scope.EDIT,
     "generate": Scope.PREDICT,
+    "sweep": Scope.EDIT,
 }
 """The scopes that the fields of `cutaway.v1.InspectRequest` need. A neuron as the target needs `Scope.INSPECT` too."""
 
