@@ -152,7 +152,9 @@ def scheduled(served: Served, several: Sequence[Question], steps: Sequence[int])
     while others.plans:  # what came too late begins by itself
         number = next(iter(others.plans))
         plan = others.plans.pop(number)
-        answer_batch([plan], lambda _, outcome, number=number: others.outcomes.__setitem__(number, outcome), others)
+        late: dict[int, Outcome] = {}
+        answer_batch([plan], late.__setitem__, others)
+        others.outcomes[number] = late[0]
     return [*found, *(others.outcomes[number] for number in range(len(plans) - 1))]
 
 
