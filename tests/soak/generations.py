@@ -63,7 +63,7 @@ def trial(directory: Path) -> list[str]:
         grown = (resident_bytes(server) - before) / 2**20
     if counts["wrong"] or counts["lost"] or grown > MOST_GROWTH_MIB:
         raise AssertionError(f"{dict(counts)}, {grown:.0f} MiB more")
-    told = ", ".join(f"{counts[name]} {name}" for name in ("right", "left", "together"))
+    told = ", ".join(f"{counts[name]} {name}" for name in ("right", "left", "broken off", "together"))
     return [
         f"{GENERATIONS} generations of {CALLERS} callers and {kills} kills: {told}, 0 wrong or lost; {grown:+.0f} MiB"
     ]
@@ -82,8 +82,9 @@ def _call(client: ca.Client, alone: list[Any], numbers: Iterator[int], seed: int
         try:
             outcomes = _outcomes(client, alone[kind], kind, draw)
         except ca.CutawayError as failure:
+            is_begun = failure.reason == "WORKER_DIED"  # a stream whose first tokens were sent cannot begin anew
             print(failure, flush=True)
-            outcomes = ["lost"]
+            outcomes = ["broken off" if is_begun else "lost"]
         with _lock:
             counts.update(outcomes)
 
