@@ -19,7 +19,7 @@ from cutaway.contract.results import InspectResult, Verdict
 from cutaway.contract.results.arrays import entries, examples_first
 from cutaway.engine.batching import inspect_batch
 from cutaway.engine.execution.inspect import inspect
-from cutaway.engine.hooks.row_axes import row_axes
+from cutaway.engine.hooks.axes import row_axes
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import Cancellation
 from cutaway.engine.planning.plan import plan_request

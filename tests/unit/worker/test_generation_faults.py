@@ -21,9 +21,10 @@ from cutaway.adapters.causal_lm import CausalLMAdapter
 from cutaway.contract.results import Cause, InspectResult, Verdict
 from cutaway.contract.results.arrays import entries
 from cutaway.engine.execution.inspect import inspect
-from cutaway.engine.hooks import hook_site
+from cutaway.engine.hooks import edits as edit_functions
 from cutaway.engine.hooks.capture_spec import CaptureSpec
-from cutaway.engine.hooks.hook_site import HookSite, Override
+from cutaway.engine.hooks.edits import Override
+from cutaway.engine.hooks.hook_site import HookSite
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.causal_lms import ARCHITECTURES, BLOCKS, saved
 
@@ -154,13 +155,13 @@ def recorded_one_step_late() -> Iterator[None]:
 @contextmanager
 def rounded_vector() -> Iterator[None]:
     """A vector that is rounded to bfloat16; the replay's edits have no steps."""
-    plain = hook_site._add_vector
+    plain = edit_functions._add_vector
 
     def add(edit: ca.AddVector, value: Tensor, *rest: Any) -> Tensor:
         added = plain(edit, value, *rest)
         return value + (added - value).bfloat16().to(value.dtype) if edit.steps else added
 
-    with patch.dict(hook_site._EDIT_FUNCTIONS, {ca.AddVector: add}):
+    with patch.dict(edit_functions._EDIT_FUNCTIONS, {ca.AddVector: add}):
         yield
 
 

@@ -23,8 +23,8 @@ import cutaway as ca
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import Point
 from cutaway.contract.results import Verdict
+from cutaway.engine.hooks.axes import axes_json, read_axes
 from cutaway.engine.hooks.hook_site import RowAxes
-from cutaway.engine.hooks.row_axes import axes_json, read_axes
 from cutaway.engine.model.proofs import Proofs
 from cutaway.server.archive import reader
 from cutaway.server.worker import model_threads

@@ -31,7 +31,7 @@ from torch.nn.modules import module as torch_modules
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.requests import GuidedGradCam
 from cutaway.engine.checks.forward_mode import ForwardModeRefused, Rounding, tangents_pass
-from cutaway.engine.hooks.hook_site import Override
+from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.pass_recorder import AttributionProblem

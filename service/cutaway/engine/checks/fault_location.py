@@ -13,11 +13,12 @@ from cutaway.contract import requests
 from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.requests import Point
 from cutaway.contract.results import Cause
+from cutaway.engine.hooks.axes import known_row_axes
 from cutaway.engine.hooks.capture_spec import CapturedValues, watching
-from cutaway.engine.hooks.hook_site import Batch, Override
+from cutaway.engine.hooks.edits import Override
+from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.hooks.row_axes import known_row_axes
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients, graph_nodes
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem

@@ -25,7 +25,7 @@ from cutaway.engine.checks.fault_location import custom_functions, first_differe
 from cutaway.engine.checks.forward_mode import ForwardModeRefused
 from cutaway.engine.checks.function_checks import check_functions
 from cutaway.engine.checks.row_independence import distant_rows, other_rows
-from cutaway.engine.hooks.row_axes import known_row_axes
+from cutaway.engine.hooks.axes import known_row_axes
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs
 from cutaway.engine.model.session import is_out_of_memory

@@ -22,7 +22,8 @@ from cutaway.contract.results import Cause, Check, FinishReason, GeneratedStep, 
 from cutaway.contract.results.explanations import WORST_FIRST
 from cutaway.contract.values import changed
 from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, TextRanges, text_ranges
-from cutaway.engine.hooks.hook_site import Batch, NumberedEdit, Override, apply_edit
+from cutaway.engine.hooks.edits import NumberedEdit, Override, apply_edit
+from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import Share, observing, observing_together
 from cutaway.engine.hooks.recording import RecordedCall, Recording
 from cutaway.engine.model.inspected_model import Generation, Inputs, InspectedModel, Outputs

@@ -22,11 +22,11 @@ from torch import Tensor
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import POINTS, Point
 from cutaway.contract.results import Warning, WarningCode
+from cutaway.engine.hooks.axes import row_axes
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.hook_site import VALUE_POINTS, RowAxes
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import Recording
-from cutaway.engine.hooks.row_axes import row_axes
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.pass_recorder import concatenated
 from cutaway.engine.passes.targets import explained_outputs

@@ -21,12 +21,11 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Capture, InspectRequest, Neuron, Point, is_several
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
+from cutaway.engine.hooks.axes import find_channels, row_axes
 from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, TextRanges, text_ranges
-from cutaway.engine.hooks.channel_axes import find_channels
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording, StopForward, stack_gradients
-from cutaway.engine.hooks.row_axes import row_axes
 from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, Outputs, gradients
 from cutaway.engine.model.module_tree import is_glob
 from cutaway.engine.model.session import timed

@@ -35,7 +35,8 @@ from torch.utils.hooks import RemovableHandle
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Point
 from cutaway.engine.hooks.capture_spec import CaptureSpec
-from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, Batch, HookSite, NumberedEdit, Side, shares_memory
+from cutaway.engine.hooks.edits import NumberedEdit
+from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, Batch, HookSite, Side, shares_memory
 from cutaway.engine.hooks.operators import Operators, is_address
 from cutaway.engine.hooks.recording import HookScope, RecordedCall, Recording
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs, graph_nodes

@@ -26,7 +26,8 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import Point
 from cutaway.contract.values import near_names
 from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
-from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, NumberedEdit, shares_memory
+from cutaway.engine.hooks.edits import NumberedEdit
+from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, shares_memory
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward, inside_hook
 from cutaway.engine.model.module_tree import glob_matcher, is_glob
 from cutaway.engine.runtime.numerics import argument_tensors, leaves, map_leaves, replace_arguments

@@ -21,7 +21,7 @@ class Proofs:
     Attributes:
         sound: the keys of tests that found nothing, as texts.
         faulty: the keys of those that found something after all, on later inputs: they are not sound again.
-        axes: the axes of rows and channels that `cutaway.engine.hooks.row_axes` found, as JSON, by kind of inputs.
+        axes: the axes of rows and channels that `cutaway.engine.hooks.axes` found, as JSON, by kind of inputs.
         rehearses: whether the requests under way are nobody's: they count no use of a test, and what a test finds is
             not kept.
         seconds: the time that all tests have taken.

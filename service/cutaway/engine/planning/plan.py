@@ -16,7 +16,7 @@ from cutaway.contract.errors import Code, CutawayError, Reason, at, error
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.values import changed, near_names
 from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection
-from cutaway.engine.hooks.hook_site import NumberedEdit, validate_edit
+from cutaway.engine.hooks.edits import NumberedEdit, validate_edit
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from cutaway.contract.requests import Point
 from cutaway.engine.hooks.capture_spec import watching
-from cutaway.engine.hooks.hook_site import NumberedEdit, Override
+from cutaway.engine.hooks.edits import NumberedEdit, Override
 from cutaway.engine.hooks.operators import operator_name
 from cutaway.engine.hooks.recording import RecordedCall, copy_to_host, in_backward
 from cutaway.engine.model.inspected_model import graph_nodes

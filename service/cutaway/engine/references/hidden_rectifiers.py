@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cutaway.contract.requests import LayerAttribution, NeuronAttribution, Point
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, TextRanges
-from cutaway.engine.hooks.hook_site import Override
+from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.findings import retested

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from cutaway.contract import requests
 from cutaway.engine.hooks.capture_spec import watching
-from cutaway.engine.hooks.hook_site import Override
+from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, cached_per_problem, run_passes

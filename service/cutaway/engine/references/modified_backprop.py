@@ -17,7 +17,7 @@ from torch.nn import functional
 from cutaway.contract.requests import Edit, NeuronAttribution, Point, Saliency
 from cutaway.contract.results import Cause
 from cutaway.engine.hooks.capture_spec import watching
-from cutaway.engine.hooks.hook_site import Override
+from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.model.inspected_model import gradients

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from cutaway.contract.requests import NeuronAttribution, PathAttribution, Point, Replace
-from cutaway.engine.hooks.hook_site import NumberedEdit
+from cutaway.engine.hooks.edits import NumberedEdit
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cutaway.contract.requests import LayerFeaturePermutation, Point, ShapleyValues, ShapleyValueSampling
 from cutaway.contract.results import Cause
-from cutaway.engine.hooks.hook_site import Override
+from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.features import Region, feature_region, regions
 from cutaway.engine.passes.findings import Finding

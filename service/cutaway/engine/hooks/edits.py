@@ -1,0 +1,169 @@
+"""Changes values and gradients, as the edits of a request say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from cutaway.contract.errors import Reason, at, error
+from cutaway.contract.requests import (
+    Add,
+    AddVector,
+    Clamp,
+    Edit,
+    Mix,
+    Replace,
+    Scale,
+    VectorNorm,
+    Zero,
+    field_name,
+)
+from cutaway.contract.tensors import as_array
+from cutaway.contract.values import changed
+from cutaway.engine.hooks.capture_spec import TextRanges, crossed, slice_index, token_index
+from cutaway.engine.runtime.layouts import dense, in_layout_of
+from cutaway.engine.runtime.numerics import tensor_like
+
+NumberedEdit = tuple[int, Edit]
+"""An edit and its number in the request."""
+
+SelectPart: TypeAlias = Callable[[Tensor], Tensor]
+"""Returns the part of a tensor that is edited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override(Edit):
+    """An edit that replaces a value by ``change(value)``; for the engine's own use, no request can contain it."""
+
+    change: SelectPart
+
+
+def _add(edit: Add, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
+    part = select(value)
+    return part + (edit.addend if isinstance(edit.addend, (int, float)) else _edit_tensor(edit.addend, part))
+
+
+def _add_vector(edit: AddVector, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
+    part = select(value)
+    with at("vector"):
+        if part.ndim == 0 or as_array(edit.vector).shape != part.shape[-1:]:
+            size = list(as_array(edit.vector).shape)
+            what = f"the vector has shape {size}, and the last axis of {list(part.shape)} is another; of a module with"
+            what += " several outputs, name the one: path='[0]'"
+            raise error(Reason.EDIT_SHAPE, what)
+    vector = tensor_like(as_array(edit.vector), part)
+    if edit.norm == VectorNorm.MATCH:
+        own = torch.linalg.vector_norm(vector)
+        vector = vector * (torch.linalg.vector_norm(part, dim=-1, keepdim=True) / own) if own else vector
+    return part + edit.scale * vector
+
+
+def _mix(edit: Mix, value: Tensor, select: SelectPart, row_axis: int | None) -> Tensor:
+    # In one expression: the order of the operations is the order in which gradients are added, to the last bit.
+    index: list[slice | Tensor] = [slice(None)] * value.ndim
+    index[row_axis or 0] = torch.tensor(edit.permutation, device=value.device)
+    return edit.weight * select(value) + (1 - edit.weight) * select(value[tuple(index)])
+
+
+def _edit_tensor(array: Any, part: Tensor) -> Tensor:
+    """Converts the array of a request to a tensor that broadcasts against ``part``."""
+    values = as_array(array)
+    with at("tensor"):
+        if not part.is_floating_point() and values.dtype.name != str(part.dtype).removeprefix("torch."):
+            text = f"the value is {part.dtype}, the edit's tensor {values.dtype.name}: send the same"
+            raise error(Reason.EDIT_DTYPE, text)
+        try:
+            fits = torch.broadcast_shapes(part.shape, values.shape) == part.shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            text = f"a tensor of shape {list(values.shape)} does not broadcast against the {list(part.shape)} edited"
+            raise error(Reason.EDIT_SHAPE, text)
+        return tensor_like(values, part)
+
+
+_EDIT_FUNCTIONS: dict[type[Edit], Callable[[Any, Tensor, SelectPart, int | None], Tensor]] = {
+    Scale: lambda edit, value, select, _: select(value) * edit.factor,
+    Add: _add,
+    Replace: lambda edit, value, select, _: _edit_tensor(edit.tensor, select(value)).expand_as(select(value)).clone(),
+    Zero: lambda edit, value, select, _: torch.zeros_like(select(value)),
+    Clamp: lambda edit, value, select, _: select(value).clamp(edit.minimum, edit.maximum),
+    Override: lambda edit, value, select, _: edit.change(select(value)),
+    Mix: _mix,
+    AddVector: _add_vector,
+}
+"""Each returns the new values of the selected part."""
+
+_ANY_TYPE = (Replace, Zero, Override)
+"""Edits that apply to integers and booleans too."""
+
+
+def apply_edit(edit: Edit, value: Tensor, row_axis: int | None, texts: TextRanges | None = None) -> Tensor:
+    """Returns an edited copy of ``value``, an activation or a gradient; elements outside the edit stay bit for bit.
+
+    Args:
+        edit: the edit.
+        value: any shape.
+        row_axis: the axis that has the rows of the batch, for edits that name rows; None for none.
+        texts: the tokens of each row that are no padding, for edits of one position; None where all are.
+
+    Raises:
+        InvalidArgument: the edit does not fit ``value``.
+    """
+    if edit.position is not None:
+        with at("position"):
+            tokens = token_index(edit.position, value.shape, row_axis, texts)
+        whole = value.clone()
+        whole[tokens] = apply_edit(changed(edit, position=None), value[tokens], 0)
+        return whole
+    if not value.is_floating_point() and (value.is_quantized or not isinstance(edit, _ANY_TYPE)):
+        raise error(Reason.EDIT_DTYPE, f"{type(edit).__name__} needs floating numbers; the value is {value.dtype}")
+    if value.layout is not torch.strided:
+        return in_layout_of(value, apply_edit(edit, dense(value), row_axis))
+    if (edit.rows or isinstance(edit, Mix)) and row_axis is None:
+        text = f"the value has shape {list(value.shape)}: none of its axes is the batch, so it has no rows"
+        raise error(Reason.ROW_RANGE, text, "rows" if edit.rows else "mix.permutation")
+    index = _index(edit, value, row_axis)
+
+    def select(tensor: Tensor) -> Tensor:
+        return tensor if index is None else tensor[index]
+
+    with at(field_name(type(edit))):
+        part = _EDIT_FUNCTIONS[type(edit)](edit, value, select, row_axis)
+    if index is None:
+        return part.to(value.dtype)
+    whole = value.clone()
+    whole[index] = part.to(value.dtype)
+    return whole
+
+
+def _index(edit: Edit, value: Tensor, row_axis: int | None) -> tuple[slice | Tensor, ...] | None:
+    if not edit.rows and not edit.slices:
+        return None
+    shape = list(value.shape)
+    if edit.rows and row_axis is not None:
+        shape[row_axis] = len(edit.rows)
+    index: list[slice | Tensor] = []
+    with at("slices"):
+        index += slice_index(edit.slices, torch.Size(shape))
+    if edit.rows and row_axis is not None:
+        index[row_axis] = torch.tensor(edit.rows, device="cpu")[index[row_axis]]
+    return crossed(index, value.shape)
+
+
+def validate_edit(edit: Edit, batch: int) -> None:
+    """Checks rows and permutation, which needs no forward pass.
+
+    Raises:
+        InvalidArgument: ``ROW_RANGE`` or ``PERMUTATION_INVALID``.
+    """
+    for index, row in enumerate(edit.rows):
+        if not 0 <= row < batch:
+            raise error(Reason.ROW_RANGE, f"row {row}; the batch has rows 0 to {batch - 1}", f"rows[{index}]")
+    if isinstance(edit, Mix) and sorted(edit.permutation) != list(range(batch)):
+        text = f"{list(edit.permutation)} is no permutation of the batch's rows 0 to {batch - 1}"
+        raise error(Reason.PERMUTATION_INVALID, text, "mix.permutation")
