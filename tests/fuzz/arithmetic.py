@@ -98,10 +98,23 @@ def _changed(edit: ca.Edit, whole: Tensor, part: Tensor, where: tuple[Tensor, ..
         return edit.weight * part + (1 - edit.weight) * (other if where is None else other[where])
     if isinstance(edit, ca.AddVector):
         return part + edit.scale * _spread(edit.vector, part)
+    if isinstance(edit, ca.ClampDirection):
+        along = _unit(edit.vector, part)
+        component = (part * along).sum(-1, keepdim=True)
+        return part + (component.clamp(edit.minimum, edit.maximum) - component) * along
+    if isinstance(edit, ca.SwapDirections):
+        apart = _unit(edit.vector, part) - _unit(edit.other, part)
+        return part - 2 * (part * apart).sum(-1, keepdim=True) * (apart / ((apart * apart).sum() or 1))
     if isinstance(edit, ca.Replace):
         return _spread(edit.tensor, part)
     assert isinstance(edit, ca.Add)
     return part + (edit.addend if isinstance(edit.addend, float) else _spread(edit.addend, part))
+
+
+def _unit(given: Any, part: Tensor) -> Tensor:
+    vector = torch.tensor(np.asarray(given), dtype=part.dtype)
+    refuse_unless(bool(vector.norm() > 0), Reason.INVALID_VALUE)
+    return vector / vector.norm()
 
 
 def _spread(given: Any, part: Tensor) -> Tensor:

@@ -34,7 +34,9 @@ def edit(asker: Asker) -> Edit:
     where: dict[str, Any] = {"module": "", "op": place} if ":" in place else {"module": asker.name(place)}
     change = verb(asker, tensor, part, batched)
     alone = len(asker.survey.calls[place][call][point.endswith("input")]) == 1
-    picky = bool(rows or slices) or type(change) in (ca.Add, ca.AddVector, ca.Replace, ca.Mix)
+    picky = bool(rows or slices) or type(change) in (
+        *(ca.Add, ca.AddVector, ca.Replace, ca.Mix, ca.ClampDirection, ca.SwapDirections),
+    )
     return replace(
         change,
         **where,
@@ -64,11 +66,18 @@ def verb(asker: Asker, tensor: Tensor, part: Sequence[int], batched: bool) -> Ed
     if kind == "add":
         return ca.Add("x", addend=asker.array(asker.broadcast(part), tensor.dtype))
     if kind == "vector":
-        return ca.AddVector("x", asker.array(part[-1:], tensor.dtype), scale=asker.pick([1.0, -0.5]))
+        vector = asker.array(part[-1:], tensor.dtype)
+        low = asker.pick([None, -1.0, 0.0])
+        return asker.pick([
+            ca.AddVector("x", vector, scale=asker.pick([1.0, -0.5])),
+            ca.ClampDirection("x", vector, minimum=low, maximum=asker.pick([0.3, 1.0, *[None] * (low is not None)])),
+            ca.SwapDirections("x", vector, asker.array(part[-1:], tensor.dtype)),
+        ])  # fmt: skip
     if kind == "clamp":
         low = asker.pick([None, -1.0, 0.0])
         return ca.Clamp("x", minimum=low, maximum=asker.pick([0.3, 1.0, *[None] * (low is not None)]))
     if kind == "mix":
-        order = asker.draw(st.permutations(range(asker.survey.graph.batch)))
+        batch = asker.survey.graph.batch
+        order = asker.draw(st.lists(st.integers(0, batch - 1), min_size=batch, max_size=batch))
         return ca.Mix("x", weight=asker.pick([0.0, 0.25, 0.7, 1.0]), permutation=tuple(order))
     return ca.Zero("x") if kind == "zero" else ca.Replace("x", tensor=asker.array(asker.broadcast(part), tensor.dtype))

@@ -90,7 +90,6 @@ EDITS: tuple[Wrong, ...] = (
 )  # fmt: skip
 
 EDIT_KINDS: tuple[Callable[..., ca.Edit], ...] = (
-    partial(ca.Mix, weight=0.5, permutation=(0, 0)),
     partial(ca.Mix, weight=0.5, permutation=(1, 2, 3)),
     partial(ca.Mix, weight=0.5, permutation=(0,)),
     partial(ca.Add, addend=np.ones((7, 7, 7, 7))),

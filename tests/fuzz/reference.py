@@ -149,7 +149,8 @@ class Asking:
         rows = range(self._graph.batch)
         refuse_unless(all(row in rows for row in edit.rows), Reason.ROW_RANGE)
         if isinstance(edit, Mix):
-            refuse_unless(sorted(edit.permutation) == list(rows), Reason.PERMUTATION_INVALID)
+            is_one_each = len(edit.permutation) == len(rows) and {*edit.permutation} <= {*rows}
+            refuse_unless(is_one_each, Reason.PERMUTATION_INVALID)
         refuse_unless(not places.is_glob(edit.op), Reason.INVALID_VALUE)
         for own in {self._address(edit.op)} if edit.op else self._matching(edit.module):
             self._edits[own].append((number, edit))

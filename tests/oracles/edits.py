@@ -117,6 +117,8 @@ IN_PLACE = {
 X = noise(ROWS, 6)
 ROW, WHOLE = noise(WIDTH, seed=2).numpy(), noise(ROWS, WIDTH, seed=3).numpy()
 PERMUTATION = [2, 0, 1]
+UNIT, _OTHER = (torch.tensor(vector) / torch.tensor(vector).norm() for vector in (ROW, WHOLE[1]))
+APART = UNIT - _OTHER
 
 EDIT_KINDS: dict[str, tuple[Callable[..., ca.Edit], Change]] = {
     "scale": (lambda **where: ca.Scale(**where, factor=-1.5), lambda v: v * -1.5),
@@ -138,6 +140,18 @@ EDIT_KINDS: dict[str, tuple[Callable[..., ca.Edit], Change]] = {
     "add a vector": (
         lambda **where: ca.AddVector(**where, vector=ROW, scale=-1.5),
         lambda v: v + -1.5 * torch.tensor(ROW),
+    ),
+    "cap a direction": (
+        lambda **where: ca.ClampDirection(**where, vector=ROW, maximum=0.25),
+        lambda v: v + ((v * UNIT).sum(-1, keepdim=True).clamp(max=0.25) - (v * UNIT).sum(-1, keepdim=True)) * UNIT,
+    ),
+    "remove a direction": (
+        lambda **where: ca.ClampDirection(**where, vector=ROW, minimum=0, maximum=0),
+        lambda v: v + ((v * UNIT).sum(-1, keepdim=True).clamp(0, 0) - (v * UNIT).sum(-1, keepdim=True)) * UNIT,
+    ),
+    "swap two directions": (
+        lambda **where: ca.SwapDirections(**where, vector=ROW, other=WHOLE[1]),
+        lambda v: v - 2 * (v * APART).sum(-1, keepdim=True) * (APART / (APART * APART).sum()),
     ),
     "add a vector of the same length": (
         lambda **where: ca.AddVector(**where, vector=ROW, scale=2.0, norm=ca.VectorNorm.MATCH),

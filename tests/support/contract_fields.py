@@ -77,6 +77,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Sweep": {"module": "module"},
     "Project": {"module": "module"},
     "AddVector": {"vector": None},
+    "ClampDirection": {"vector": None, "maximum": 1.0},
+    "SwapDirections": {"vector": None, "other": None},
     "MultiIndex": {"indices": None},
     "TopK": {"k": 2},
     "CrossEntropyLoss": {"labels": 0},

@@ -284,6 +284,12 @@ edits = st.one_of(
     bounds.flatmap(lambda both: edited(requests.Clamp, minimum=st.just(both[0]), maximum=st.just(both[1]))),
     edited(requests.Mix),
     edited(requests.AddVector, vector=tensors(), scale=quantities),
+    edited(requests.SwapDirections, vector=tensors(), other=tensors()),
+    bounds.flatmap(
+        lambda both: edited(
+            requests.ClampDirection, vector=tensors(), minimum=st.just(both[0]), maximum=st.just(both[1])
+        )
+    ),
 )
 attributions = st.one_of([made(kind) for kind in METHODS.kinds.values()])
 TYPES |= {Capture: captures, Edit: edits, requests.Attribution: attributions}

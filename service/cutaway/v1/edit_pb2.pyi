@@ -64,6 +64,8 @@ class Edit(_message.Message):
     CLAMP_FIELD_NUMBER: _builtins.int
     MIX_FIELD_NUMBER: _builtins.int
     ADD_VECTOR_FIELD_NUMBER: _builtins.int
+    CLAMP_DIRECTION_FIELD_NUMBER: _builtins.int
+    SWAP_DIRECTIONS_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
@@ -115,6 +117,14 @@ class Edit(_message.Message):
         """A direction added at each position."""
 
     @_builtins.property
+    def clamp_direction(self) -> Global___ClampDirection:
+        """The component along a direction, between bounds: a cap, or a removal."""
+
+    @_builtins.property
+    def swap_directions(self) -> Global___SwapDirections:
+        """Two directions exchanged."""
+
+    @_builtins.property
     def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only these rows of the batch, each at most once. Default: all."""
 
@@ -139,6 +149,8 @@ class Edit(_message.Message):
         clamp: Global___Clamp | None = ...,
         mix: Global___Mix | None = ...,
         add_vector: Global___AddVector | None = ...,
+        clamp_direction: Global___ClampDirection | None = ...,
+        swap_directions: Global___SwapDirections | None = ...,
         call: _builtins.int | None = ...,
         rows: _abc.Iterable[_builtins.int] | None = ...,
         slices: _abc.Iterable[_capture_pb2.AxisSlice] | None = ...,
@@ -146,15 +158,15 @@ class Edit(_message.Message):
         steps: _abc.Iterable[_builtins.int] | None = ...,
         position: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "position", b"position", "replace", b"replace", "scale", b"scale", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "position", b"position", "replace", b"replace", "scale", b"scale", "swap_directions", b"swap_directions", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "swap_directions", b"swap_directions", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015
     _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
     _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["scale", "add", "replace", "zero", "clamp", "mix", "add_vector"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["scale", "add", "replace", "zero", "clamp", "mix", "add_vector", "clamp_direction", "swap_directions"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     _WhichOneofReturnType_where: _TypeAlias = _typing.Literal["module", "op"]  # noqa: Y015
     _WhichOneofArgType_where: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
@@ -353,3 +365,74 @@ class AddVector(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__scale) -> _WhichOneofReturnType__scale | None: ...
 
 Global___AddVector: _TypeAlias = AddVector  # noqa: Y015
+
+@_typing.final
+class ClampDirection(_message.Message):
+    """The value with its component along a direction between two bounds, at each position. The component is the inner
+    product with the direction of length 1; both bounds 0 remove the direction.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VECTOR_FIELD_NUMBER: _builtins.int
+    MINIMUM_FIELD_NUMBER: _builtins.int
+    MAXIMUM_FIELD_NUMBER: _builtins.int
+    minimum: _builtins.float
+    """The least component. Default: no bound."""
+    maximum: _builtins.float
+    """The largest component; at least one of the two. Default: no bound."""
+    @_builtins.property
+    def vector(self) -> _tensor_pb2.Tensor:
+        """The direction, of the size of the last axis; required."""
+
+    def __init__(
+        self,
+        *,
+        vector: _tensor_pb2.Tensor | None = ...,
+        minimum: _builtins.float | None = ...,
+        maximum: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum", "vector", b"vector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum", "vector", b"vector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__maximum: _TypeAlias = _typing.Literal["maximum"]  # noqa: Y015
+    _WhichOneofArgType__maximum: _TypeAlias = _typing.Literal["_maximum", b"_maximum"]  # noqa: Y015
+    _WhichOneofReturnType__minimum: _TypeAlias = _typing.Literal["minimum"]  # noqa: Y015
+    _WhichOneofArgType__minimum: _TypeAlias = _typing.Literal["_minimum", b"_minimum"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__maximum) -> _WhichOneofReturnType__maximum | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__minimum) -> _WhichOneofReturnType__minimum | None: ...
+
+Global___ClampDirection: _TypeAlias = ClampDirection  # noqa: Y015
+
+@_typing.final
+class SwapDirections(_message.Message):
+    """The value with two directions exchanged, at each position: the reflection that maps one onto the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VECTOR_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def vector(self) -> _tensor_pb2.Tensor:
+        """One direction, of the size of the last axis; required."""
+
+    @_builtins.property
+    def other(self) -> _tensor_pb2.Tensor:
+        """The other one, of the same size; required."""
+
+    def __init__(
+        self,
+        *,
+        vector: _tensor_pb2.Tensor | None = ...,
+        other: _tensor_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "vector", b"vector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "vector", b"vector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwapDirections: _TypeAlias = SwapDirections  # noqa: Y015

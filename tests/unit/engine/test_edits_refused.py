@@ -201,9 +201,18 @@ BAD: dict[str, tuple[Callable[[ca.Client], object], str, str, str]] = {
     "mixed rows where no axis is the batch": (
         edited(ca.Mix("flat", weight=0.5, permutation=(1, 0, 2)), "odd"), "ROW_RANGE", "edits[1].mix.permutation",
         "the value has shape [6, 2]: none of its axes is the batch"),
-    "permutation with a row twice": (
-        edited(ca.Mix("block", weight=0.5, permutation=(0, 0, 1))), "PERMUTATION_INVALID", "edits[1].mix.permutation",
-        "[0, 0, 1] is no permutation of the batch's rows 0 to 2"),
+    "permutation with a row past the batch": (
+        edited(ca.Mix("block", weight=0.5, permutation=(0, 3, 1))), "PERMUTATION_INVALID", "edits[1].mix.permutation",
+        "[0, 3, 1] does not name one of the batch's rows 0 to 2 for each of them"),
+    "a permutation of fewer rows": (
+        edited(ca.Mix("block", weight=0.5, permutation=(0, 1))), "PERMUTATION_INVALID", "edits[1].mix.permutation",
+        "[0, 1] does not name one of the batch's rows 0 to 2 for each of them"),
+    "a direction of length 0": (
+        edited(ca.ClampDirection("block", np.zeros(5), maximum=1.0)), "INVALID_VALUE",
+        "edits[1].clamp_direction.vector", "a vector of length 0, or with NaN, has no direction"),
+    "a direction of another size": (
+        edited(ca.SwapDirections("block", np.ones(5), np.ones(4))), "EDIT_SHAPE", "edits[1].swap_directions.other",
+        "the vector has shape [4], and the last axis of [3, 5] is another"),
     "replacement of another shape": (
         edited(ca.Replace("block", tensor=np.ones((ROWS, 4), np.float32))), "EDIT_SHAPE", "edits[1].replace.tensor",
         "a tensor of shape [3, 4] does not broadcast against the [3, 5] edited"),

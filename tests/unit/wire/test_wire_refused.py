@@ -49,7 +49,8 @@ WRONG: dict[str, tuple[inspection_pb2.InspectRequest, Reason, str, str]] = {
         second_edit(slices=[{}, {"step": -1}], zero={}), INVALID, "edits[1].slices[1].step", "-1; at least 1"),
     # Edits: how.
     "edit without a verb": (
-        second_edit(), INVALID, "edits[1].kind", "say what to do: scale, add, replace, zero, clamp, mix or add_vector"),
+        second_edit(), INVALID, "edits[1].kind",
+        "say what to do: scale, add, replace, zero, clamp, mix, add_vector, clamp_direction or swap_directions"),
     "scale by NaN": (
         second_edit(scale={"factor": NAN}), INVALID, "edits[1].scale.factor", "NaN is no number; send one"),
     "add nothing": (second_edit(add={}), INVALID, "edits[1].add.addend", "send a scalar or a tensor to add"),

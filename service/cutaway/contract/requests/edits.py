@@ -10,7 +10,19 @@ from cutaway.contract.requests.fields import Number, bounded, distinct
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
 
-__all__ = ["Add", "AddVector", "Clamp", "Edit", "Mix", "Replace", "Scale", "VectorNorm", "Zero"]
+__all__ = [
+    "Add",
+    "AddVector",
+    "Clamp",
+    "ClampDirection",
+    "Edit",
+    "Mix",
+    "Replace",
+    "Scale",
+    "SwapDirections",
+    "VectorNorm",
+    "Zero",
+]
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,41 @@ class AddVector(Edit):
     norm: VectorNorm | Literal["own", "match"] = field(default=VectorNorm.OWN, kw_only=True)
 
 
+@dataclass(frozen=True)
+class ClampDirection(Edit):
+    """The value with its component along a direction between two bounds, at each position: a cap, or a removal.
+
+    Its component is the inner product with the direction of length 1. ``minimum=0, maximum=0`` removes the direction
+    (Arditi et al. 2024, arXiv:2406.11717).
+
+    Args:
+        vector: the direction, of the size of the value's last axis; required.
+        minimum: the least component; ``None`` is no bound.
+        maximum: the largest component; at least one of the two.
+    """
+
+    at: PointName | Point = field(default="output", kw_only=True)
+    vector: ArrayLike | None = None
+    minimum: Number | None = field(default=None, kw_only=True)
+    maximum: Number | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class SwapDirections(Edit):
+    """The value with two directions exchanged, at each position: the reflection that maps one onto the other.
+
+    Of directions at a right angle it exchanges the components. Householder 1958, doi:10.1145/320941.320947.
+
+    Args:
+        vector: one direction, of the size of the value's last axis; required.
+        other: the other one, of the same size; required.
+    """
+
+    at: PointName | Point = field(default="output", kw_only=True)
+    vector: ArrayLike | None = None
+    other: ArrayLike | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Replace(Edit):
     """``tensor`` instead of the value; it broadcasts against the part that is edited."""
@@ -112,8 +159,8 @@ class Mix(Edit):
     """``weight * value + (1 - weight) * value[permutation]``: manifold mixup. Verma et al. 2018, arXiv:1806.05236.
 
     Args:
-        weight: lambda, from 0 to 1.
-        permutation: of the rows, one index an example.
+        weight: lambda, from 0 to 1; 0 takes all of the other row.
+        permutation: the row that each one is mixed with, one index an example; a row may be there several times.
     """
 
     weight: Annotated[float, bounded(lambda weight: 0 <= weight <= 1, "from 0 to 1")]

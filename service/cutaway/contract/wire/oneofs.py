@@ -13,6 +13,7 @@ from cutaway.contract.requests import (
     AddVector,
     Capture,
     Clamp,
+    ClampDirection,
     ClassIndex,
     ClassLabel,
     CrossEntropy,
@@ -27,6 +28,7 @@ from cutaway.contract.requests import (
     Reduction,
     SequenceLogProbability,
     Slice,
+    SwapDirections,
     Target,
     TopElements,
 )
@@ -172,23 +174,27 @@ def _read_add(message: edit_pb2.Add) -> dict[str, Any]:
         return {"addend": message.scalar}
 
 
-def _check_clamp(edit: Clamp) -> None:
+def _check_clamp(edit: Clamp | ClampDirection) -> None:
     if edit.minimum is None and edit.maximum is None:
         raise error(Reason.INVALID_VALUE, "send a minimum, a maximum or both")
     if edit.minimum is not None and edit.maximum is not None and edit.minimum > edit.maximum:
         raise error(Reason.INVALID_VALUE, f"the minimum {edit.minimum} is above the maximum {edit.maximum}")
 
 
-def _check_vector(edit: AddVector) -> None:
+def _check_vector(edit: AddVector | ClampDirection | SwapDirections) -> None:
     if edit.vector is None:
-        raise error(Reason.INVALID_VALUE, "send the vector to add", "vector")
+        raise error(Reason.INVALID_VALUE, "send the vector", "vector")
+    if isinstance(edit, ClampDirection):
+        _check_clamp(edit)
+    if isinstance(edit, SwapDirections) and edit.other is None:
+        raise error(Reason.INVALID_VALUE, "send the other direction", "other")
 
 
 EDIT_KINDS: OneOf[Edit] = OneOf(
     Edit,
     edit_pb2.Edit,
     "kind",
-    "say what to do: scale, add, replace, zero, clamp, mix or add_vector",
+    "say what to do: scale, add, replace, zero, clamp, mix, add_vector, clamp_direction or swap_directions",
     rules={
         "point": FieldRule("at", POINTS),
         "slices": FieldRule(codec=SLICES),
@@ -196,7 +202,7 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
         "lambda": FieldRule("weight"),
     },
     special={Add: Spread(_write_add, _read_add)},
-    checks={Clamp: _check_clamp, AddVector: _check_vector},
+    checks={Clamp: _check_clamp, **dict.fromkeys((AddVector, ClampDirection, SwapDirections), _check_vector)},
 )
 
 

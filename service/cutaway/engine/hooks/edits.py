@@ -14,10 +14,12 @@ from cutaway.contract.requests import (
     Add,
     AddVector,
     Clamp,
+    ClampDirection,
     Edit,
     Mix,
     Replace,
     Scale,
+    SwapDirections,
     VectorNorm,
     Zero,
     field_name,
@@ -47,19 +49,48 @@ def _add(edit: Add, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
     return part + (edit.addend if isinstance(edit.addend, (int, float)) else _edit_tensor(edit.addend, part))
 
 
+def _along(array: Any, part: Tensor, field: str) -> Tensor:
+    """Converts the vector of a request to a tensor of the size of the last axis of ``part``."""
+    values = as_array(array)
+    with at(field):
+        if part.ndim == 0 or values.shape != part.shape[-1:]:
+            what = f"the vector has shape {list(values.shape)}, and the last axis of {list(part.shape)} is another; of "
+            what += "a module with several outputs, name the one: path='[0]'"
+            raise error(Reason.EDIT_SHAPE, what)
+        return tensor_like(values, part)
+
+
+def _direction(array: Any, part: Tensor, field: str) -> Tensor:
+    """Converts as `_along`, to length 1."""
+    vector = _along(array, part, field)
+    unit: Tensor = vector / torch.linalg.vector_norm(vector)
+    if not bool(unit.isfinite().all()):
+        raise error(Reason.INVALID_VALUE, "a vector of length 0, or with NaN, has no direction", field)
+    return unit
+
+
 def _add_vector(edit: AddVector, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
     part = select(value)
-    with at("vector"):
-        if part.ndim == 0 or as_array(edit.vector).shape != part.shape[-1:]:
-            size = list(as_array(edit.vector).shape)
-            what = f"the vector has shape {size}, and the last axis of {list(part.shape)} is another; of a module with"
-            what += " several outputs, name the one: path='[0]'"
-            raise error(Reason.EDIT_SHAPE, what)
-    vector = tensor_like(as_array(edit.vector), part)
+    vector = _along(edit.vector, part, "vector")
     if edit.norm == VectorNorm.MATCH:
         own = torch.linalg.vector_norm(vector)
         vector = vector * (torch.linalg.vector_norm(part, dim=-1, keepdim=True) / own) if own else vector
     return part + edit.scale * vector
+
+
+def _clamp_direction(edit: ClampDirection, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
+    part = select(value)
+    direction = _direction(edit.vector, part, "vector")
+    component = (part * direction).sum(dim=-1, keepdim=True)
+    return part + (component.clamp(edit.minimum, edit.maximum) - component) * direction
+
+
+def _swap_directions(edit: SwapDirections, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
+    part = select(value)
+    apart = _direction(edit.vector, part, "vector") - _direction(edit.other, part, "other")
+    square = (apart * apart).sum()
+    across = apart / square if square > 0 else apart  # the same direction twice: nothing to exchange
+    return part - 2 * (part * apart).sum(dim=-1, keepdim=True) * across
 
 
 def _mix(edit: Mix, value: Tensor, select: SelectPart, row_axis: int | None) -> Tensor:
@@ -95,6 +126,8 @@ _EDIT_FUNCTIONS: dict[type[Edit], Callable[[Any, Tensor, SelectPart, int | None]
     Override: lambda edit, value, select, _: edit.change(select(value)),
     Mix: _mix,
     AddVector: _add_vector,
+    ClampDirection: _clamp_direction,
+    SwapDirections: _swap_directions,
 }
 """Each returns the new values of the selected part."""
 
@@ -164,6 +197,6 @@ def validate_edit(edit: Edit, batch: int) -> None:
     for index, row in enumerate(edit.rows):
         if not 0 <= row < batch:
             raise error(Reason.ROW_RANGE, f"row {row}; the batch has rows 0 to {batch - 1}", f"rows[{index}]")
-    if isinstance(edit, Mix) and sorted(edit.permutation) != list(range(batch)):
-        text = f"{list(edit.permutation)} is no permutation of the batch's rows 0 to {batch - 1}"
+    if isinstance(edit, Mix) and not (len(edit.permutation) == batch and {*edit.permutation} <= {*range(batch)}):
+        text = f"{list(edit.permutation)} does not name one of the batch's rows 0 to {batch - 1} for each of them"
         raise error(Reason.PERMUTATION_INVALID, text, "mix.permutation")

@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/edit.proto.
  */
 export const file_cutaway_v1_edit: GenFile = /*@__PURE__*/
-  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEi7gMKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEhEKBGNhbGwYCiABKA1IAogBARIMCgRyb3dzGAsgAygNEiUKBnNsaWNlcxgMIAMoCzIVLmN1dGF3YXkudjEuQXhpc1NsaWNlEgwKBHBhdGgYDSABKAkSDQoFc3RlcHMYDyADKA0SFQoIcG9zaXRpb24YECABKAVIA4gBAUIHCgV3aGVyZUIGCgRraW5kQgcKBV9jYWxsQgsKCV9wb3NpdGlvbiIXCgVTY2FsZRIOCgZmYWN0b3IYASABKAEiRwoDQWRkEhAKBnNjYWxhchgBIAEoAUgAEiQKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySABCCAoGYWRkZW5kIi0KB1JlcGxhY2USIgoGdGVuc29yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3IiBgoEWmVybyJLCgVDbGFtcBIUCgdtaW5pbXVtGAEgASgBSACIAQESFAoHbWF4aW11bRgCIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIioKA01peBIOCgZsYW1iZGEYASABKAESEwoLcGVybXV0YXRpb24YAiADKA0icwoJQWRkVmVjdG9yEiIKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEhIKBXNjYWxlGAIgASgBSACIAQESJAoEbm9ybRgDIAEoDjIWLmN1dGF3YXkudjEuVmVjdG9yTm9ybUIICgZfc2NhbGUqVQoKVmVjdG9yTm9ybRIbChdWRUNUT1JfTk9STV9VTlNQRUNJRklFRBAAEhMKD1ZFQ1RPUl9OT1JNX09XThABEhUKEVZFQ1RPUl9OT1JNX01BVENIEAJiBnByb3RvMw", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
+  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEi3AQKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEjUKD2NsYW1wX2RpcmVjdGlvbhgRIAEoCzIaLmN1dGF3YXkudjEuQ2xhbXBEaXJlY3Rpb25IARI1Cg9zd2FwX2RpcmVjdGlvbnMYEiABKAsyGi5jdXRhd2F5LnYxLlN3YXBEaXJlY3Rpb25zSAESEQoEY2FsbBgKIAEoDUgCiAEBEgwKBHJvd3MYCyADKA0SJQoGc2xpY2VzGAwgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USDAoEcGF0aBgNIAEoCRINCgVzdGVwcxgPIAMoDRIVCghwb3NpdGlvbhgQIAEoBUgDiAEBQgcKBXdoZXJlQgYKBGtpbmRCBwoFX2NhbGxCCwoJX3Bvc2l0aW9uIhcKBVNjYWxlEg4KBmZhY3RvchgBIAEoASJHCgNBZGQSEAoGc2NhbGFyGAEgASgBSAASJAoGdGVuc29yGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3JIAEIICgZhZGRlbmQiLQoHUmVwbGFjZRIiCgZ0ZW5zb3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvciIGCgRaZXJvIksKBUNsYW1wEhQKB21pbmltdW0YASABKAFIAIgBARIUCgdtYXhpbXVtGAIgASgBSAGIAQFCCgoIX21pbmltdW1CCgoIX21heGltdW0iKgoDTWl4Eg4KBmxhbWJkYRgBIAEoARITCgtwZXJtdXRhdGlvbhgCIAMoDSJzCglBZGRWZWN0b3ISIgoGdmVjdG9yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISEgoFc2NhbGUYAiABKAFIAIgBARIkCgRub3JtGAMgASgOMhYuY3V0YXdheS52MS5WZWN0b3JOb3JtQggKBl9zY2FsZSJ4Cg5DbGFtcERpcmVjdGlvbhIiCgZ2ZWN0b3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIUCgdtaW5pbXVtGAIgASgBSACIAQESFAoHbWF4aW11bRgDIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIlcKDlN3YXBEaXJlY3Rpb25zEiIKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiEKBW90aGVyGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3IqVQoKVmVjdG9yTm9ybRIbChdWRUNUT1JfTk9STV9VTlNQRUNJRklFRBAAEhMKD1ZFQ1RPUl9OT1JNX09XThABEhUKEVZFQ1RPUl9OT1JNX01BVENIEAJiBnByb3RvMw", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
 
 /**
  * One change at one place. Captures show what is there after all edits.
@@ -113,6 +113,22 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
      */
     value: AddVector;
     case: "addVector";
+  } | {
+    /**
+     * The component along a direction, between bounds: a cap, or a removal.
+     *
+     * @generated from field: cutaway.v1.ClampDirection clamp_direction = 17;
+     */
+    value: ClampDirection;
+    case: "clampDirection";
+  } | {
+    /**
+     * Two directions exchanged.
+     *
+     * @generated from field: cutaway.v1.SwapDirections swap_directions = 18;
+     */
+    value: SwapDirections;
+    case: "swapDirections";
   } | { case: undefined; value?: undefined };
 
   /**
@@ -351,6 +367,70 @@ export type AddVector = Message<"cutaway.v1.AddVector"> & {
  */
 export const AddVectorSchema: GenMessage<AddVector> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_edit, 7);
+
+/**
+ * The value with its component along a direction between two bounds, at each position. The component is the inner
+ * product with the direction of length 1; both bounds 0 remove the direction.
+ *
+ * @generated from message cutaway.v1.ClampDirection
+ */
+export type ClampDirection = Message<"cutaway.v1.ClampDirection"> & {
+  /**
+   * The direction, of the size of the last axis; required.
+   *
+   * @generated from field: cutaway.v1.Tensor vector = 1;
+   */
+  vector?: Tensor | undefined;
+
+  /**
+   * The least component. Default: no bound.
+   *
+   * @generated from field: optional double minimum = 2;
+   */
+  minimum?: number | undefined;
+
+  /**
+   * The largest component; at least one of the two. Default: no bound.
+   *
+   * @generated from field: optional double maximum = 3;
+   */
+  maximum?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.ClampDirection.
+ * Use `create(ClampDirectionSchema)` to create a new message.
+ */
+export const ClampDirectionSchema: GenMessage<ClampDirection> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_edit, 8);
+
+/**
+ * The value with two directions exchanged, at each position: the reflection that maps one onto the other.
+ *
+ * @generated from message cutaway.v1.SwapDirections
+ */
+export type SwapDirections = Message<"cutaway.v1.SwapDirections"> & {
+  /**
+   * One direction, of the size of the last axis; required.
+   *
+   * @generated from field: cutaway.v1.Tensor vector = 1;
+   */
+  vector?: Tensor | undefined;
+
+  /**
+   * The other one, of the same size; required.
+   *
+   * @generated from field: cutaway.v1.Tensor other = 2;
+   */
+  other?: Tensor | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.SwapDirections.
+ * Use `create(SwapDirectionsSchema)` to create a new message.
+ */
+export const SwapDirectionsSchema: GenMessage<SwapDirections> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_edit, 9);
 
 /**
  * The length of a vector that is added.
