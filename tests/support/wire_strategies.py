@@ -247,7 +247,7 @@ TYPES[requests.Reduction] = st.one_of([made(kind) for kind in REDUCTIONS.kinds.v
 TYPES[requests.Target] = targets
 TYPES[requests.LrpRule] = st.one_of([made(kind) for kind in requests.LrpRule.__subclasses__()])
 TYPES[requests.Metric] = st.one_of([made(kind) for kind in requests.Metric.__subclasses__()])
-FIELDS["neuron"] = made(requests.Neuron, output=st.just(""))
+FIELDS["neuron"] = made(requests.Neuron, output=st.just(""), position=st.none())
 
 
 def captured(**where: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -263,3 +263,69 @@ def test_a_job_has_no_target_of_as_many_columns_as_tokens(own: bool) -> None:
     method = {"method": "feature_ablation", "target": target} if own else "FeatureAblation"
     with pytest.raises(InvalidArgument, match=r"target\.sequence_log_probability\.by_token"):
         parse_request({"attributions": [method]}, "predicted_class" if own else target)
+
+
+# Targets of one token: ``position``.
+
+TOKENS: dict[str, tuple[ca.Target, Callable[[Tensor], Tensor]]] = {
+    "a label": (ca.ClassLabel((" see",), position=-2), lambda logits: logits[LABEL]),
+    "a log-probability": (
+        ca.LogProbability(ca.ClassLabel((" see",)), position=-2), lambda logits: logits.log_softmax(0)[LABEL]),
+    "a contrast": (
+        ca.Contrast(ca.ClassLabel((" see",)), ca.ClassIndex((7,)), position=-2),
+        lambda logits: logits[LABEL] - logits[7]),
+    "the likeliest": (ca.PredictedClass(position=-2), lambda logits: logits.max()),
+    "a sum": (ca.OutputSum(position=-2), lambda logits: logits.sum()),
+}  # fmt: skip
+LABEL = 0
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_target_of_one_token_is_that_of_each_row(gpt2: Path, name: str, side: str) -> None:
+    """Its gradient and its attribution, whichever side is padded; all logits are not sent."""
+    global LABEL
+    adapter, plain = CausalLMAdapter(directory=gpt2), by_hand(gpt2)
+    LABEL = list(adapter.labels).index(" see")
+    target, read = TOKENS[name]
+    rows = [adapter.tokenizer.encode(text) for text in PROMPTS]
+    longest = max(map(len, rows))
+    ids, mask = ([[*row, *[0] * (longest - len(row))] if side == "right" else [*[0] * (longest - len(row)), *row]
+                  for row in each] for each in (rows, [[1] * len(row) for row in rows]))  # fmt: skip
+    inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    method = ca.LayerGradientXActivation(layer="transformer.wte")
+    result = asked(adapter, inputs, target=target, attributions=(method, ca.FeatureAblation()))
+    assert {*result.predictions} == {"next"}
+    assert result.target_values is not None
+    explained, ablated = result.attributions
+    assert {each.verdict for one in result.attributions for each in one.checks} == {Verdict.AGREES}
+    for number, row in enumerate(rows):
+        words = plain.transformer.wte(torch.tensor([row])).detach().requires_grad_()
+        value = read(plain(inputs_embeds=words).logits[0, -2])
+        (gradient,) = torch.autograd.grad(value, words)
+        assert result.target_values[number] == pytest.approx(value.item(), abs=1e-4)
+        at = slice(longest - len(row), longest) if side == "left" else slice(len(row))
+        found = explained.values["transformer.wte"][number, at]
+        np.testing.assert_allclose(found, (gradient * words)[0].detach(), rtol=0, atol=1e-5)
+        without = torch.tensor([[0, *row[1:]]])
+        change = value.item() - read(plain(without).logits[0, -2]).item() if name != "the likeliest" else None
+        if change is not None:
+            assert ablated.values["input_ids"][number, at.start or 0] == pytest.approx(change, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "expected"),
+    [
+        (ca.ClassIndex((7,), position=40), {}, "SLICE_RANGE [target.position]"),
+        (ca.ClassIndex((7,), position=-1, output="next"), {}, "TARGET_SHAPE [target.position]"),
+        (ca.SequenceLogProbability((" the",), position=-1), {}, f"INVALID_VALUE [{FIELD}.position]"),
+        (ca.MultiIndex(((0, 1),), position=-1), {}, None),
+        (ca.LogProbability(ca.ClassIndex((7,), position=-1)), {}, "INVALID_VALUE [target.log_probability.target]"),
+        (ca.Cotangent(np.ones(3), position=-1), {}, "INVALID_VALUE [target.position]"),
+    ],
+)
+def test_positions_that_are_refused(gpt2: Path, target: ca.Target, more: dict[str, Any], expected: str | None) -> None:
+    adapter = CausalLMAdapter(directory=gpt2)
+    with pytest.raises(CutawayError) as failure:
+        asked(adapter, prompts(adapter, *PROMPTS), target=target, **more)
+    assert expected is None or str(failure.value).startswith(expected)

@@ -36,9 +36,12 @@ class Target:
 
     Args:
         output: the model output it is read from; ``""`` is the model's first.
+        position: the token of each row, along axis 1 of an output [batch, tokens, ...], such as a language model's
+            ``logits``; from the first token of the row's own text, without padding, a negative one from its last.
     """
 
     output: str = ""
+    position: int | None = None
 
 
 @dataclass(frozen=True)

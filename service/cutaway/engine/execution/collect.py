@@ -124,7 +124,9 @@ def collect_main_pass(main: MainPass, unedited: Outputs) -> results.InspectResul
     plan, recording, shows = main.plan, main.recording, not main.plan.request.omit_predictions
     classes, target_values, rows = main.target_classes, main.target_values, qualifying_rows(main)
     return results.InspectResult(
-        predictions=arrays(main.outputs) if shows else {},
+        predictions=arrays({name: output for name, output in main.outputs.items() if name not in plan.unasked})
+        if shows
+        else {},
         classes=main.predictions if shows else (),
         targets=None if classes is None else to_numpy(classes),
         target_values=None if target_values is None else to_numpy(target_values),

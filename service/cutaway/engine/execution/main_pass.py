@@ -52,6 +52,7 @@ def may_share(request: InspectRequest) -> bool:
         or request.edits
         or isinstance(request.target, Neuron)
         or is_several(request.target)
+        or request.target.position is not None
         or any(map(_is_of_its_request, request.captures))
     )
 
@@ -237,6 +238,8 @@ def batch_of(plan: RequestPlan, joined: Sequence[RequestPlan] = ()) -> Batch:
     for layer, named in filter(None, (one.channels for one in attributions)):
         find_channels(plan.model, plan.inputs, axes, layer, named)
     positions = [one.position for one in plan.request.captures] + [one.position for one in plan.request.edits]
+    positions += [target.position for target in (plan.request.target, *(one.request.target for one in attributions))
+                  if target is not None]  # fmt: skip
     return Batch(plan.rows, axes, _texts_of(plan.inputs) if set(positions) - {None} else None)
 
 

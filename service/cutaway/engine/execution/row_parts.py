@@ -191,7 +191,7 @@ def plan_divides(plan: RequestPlan) -> bool:
     )
     slices = (part for specs in plan.sites.values() for spec in specs.values() for part in spec.slices)
     of_batch = plan.parts or plan.edits or plan.parameters or request.compare or any(part.axis <= 0 for part in slices)
-    if plan.rows < 2 or of_batch or not by_row:
+    if plan.rows < 2 or of_batch or not by_row or target.position is not None:
         return False
     places = {(name, point) for name, specs in plan.sites.items() for point in specs}
     return _independent(plan.model, plan.inputs, places, target.output)

@@ -54,6 +54,11 @@ CONTINUATION = "continuation"
 with their log-probabilities, [batch, steps], 0 there."""
 
 
+LOGITS = "logits"
+"""The output of a model that writes texts with the logits behind each token, [batch, tokens, vocabulary]; and the
+argument of forward that asks for it."""
+
+
 class Texts(Protocol):
     """Rows that a model writes together, and what it keeps of them."""
 

@@ -15,7 +15,8 @@ from torch.nn import functional
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.tensors import Array, as_array
-from cutaway.engine.hooks.capture_spec import slice_index
+from cutaway.contract.values import changed
+from cutaway.engine.hooks.capture_spec import slice_index, token_index
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, InspectedModel, Outputs, dtype_text
 from cutaway.engine.runtime.numerics import tensor_like
@@ -143,7 +144,34 @@ def resolve_target(
     if axis:
         text = f"axis 0 is not the batch of {batch.rows}, but axis {axis} is; a target needs rows on axis 0"
         raise error(Reason.TARGET_SHAPE, f"{name!r} has shape {list(source.shape)}: {text}")
+    if target.position is not None:
+        return _at_position(target, name, source, batch), source
     return resolve_for_output(target, name, source, batch.rows), source
+
+
+def _at_position(target: requests.Target, name: str, output: Tensor, batch: Batch) -> tuple[ResolvedTarget, ...]:
+    """Resolves a target of one token of each row of ``output`` [batch, tokens, ...]."""
+    if not isinstance(target, (*_SIDES, requests.TopK, requests.Contrast, requests.LogProbability)):
+        what = f"a {requests.field_name(type(target))} is of the whole output: leave it out"
+        raise error(Reason.INVALID_VALUE, what, "position")
+    with at("position"):
+        if output.ndim < 3:
+            what = f"{name!r} has shape {list(output.shape)}; a token's target needs [batch, tokens, ...]"
+            raise error(Reason.TARGET_SHAPE, what)
+        rows, places = token_index(target.position or 0, output.shape, 0, batch.texts)
+    places = places.to(output.device)
+    resolved = resolve_for_output(changed(target, position=None), name, output[rows, places], batch.rows)
+    is_uniform = bool((places == places[:1]).all())
+    index = (slice(None), int(places[0])) if is_uniform else (rows, places)
+    return tuple(_of_token(one, places, index, is_uniform) for one in resolved)
+
+
+def _of_token(one: ResolvedTarget, places: Tensor, index: tuple[Any, ...], is_uniform: bool) -> ResolvedTarget:
+    """Returns the target of an output with tokens, from the one of the output at ``index``, one token of each row."""
+    if one.positions is not None:
+        return _element(one.source, torch.cat([places.unsqueeze(1), one.positions], dim=1))
+    is_row_specific = one.is_row_specific or not is_uniform
+    return replace(one, function=lambda output: one.function(output[index]), is_row_specific=is_row_specific)
 
 
 def resolve_for_output(target: requests.Target, name: str, output: Tensor, rows: int) -> tuple[ResolvedTarget, ...]:
@@ -297,7 +325,7 @@ def _inner(
 ) -> ResolvedTarget:
     """Resolves a target inside another one, which takes those ``kinds`` alone."""
     with at(field):
-        if not isinstance(target, kinds) or target.output:
+        if not isinstance(target, kinds) or target.output or target.position is not None:
             raise error(Reason.INVALID_VALUE, refusal)
         (resolved,) = resolve_for_output(target, name, output, len(output))
         return resolved

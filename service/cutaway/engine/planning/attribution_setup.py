@@ -13,7 +13,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.values import changed, near_names
 from cutaway.engine.methods.captum_call import TABLE, method_of, refuse_metric
 from cutaway.engine.methods.noise_tunnel import refuse_noise
-from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, InspectedModel, dtype_text
+from cutaway.engine.model.inspected_model import CONTINUATION, LOGITS, Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.features import Features, baselines, distributions, features
 from cutaway.engine.passes.pass_recorder import Changes, ResolvedAttribution
@@ -187,6 +187,10 @@ _FEW = 20
 """Labels that an error lists."""
 
 
+_COMMON = ("output", "position")
+"""The fields of every target."""
+
+
 def by_index(model: InspectedModel, target: requests.Target, inputs: Inputs) -> requests.Target:
     """Returns ``target``, a `ClassLabel` as the `ClassIndex` of the same classes, the same object for the same label;
     a `SequenceLogProbability` with its tokens, which `with_continuation` put into ``inputs``.
@@ -194,11 +198,13 @@ def by_index(model: InspectedModel, target: requests.Target, inputs: Inputs) -> 
     Raises:
         InvalidArgument: ``LABEL_NOT_FOUND``, with the position of the label.
     """
+    if target.position is not None and not target.output and model.generate is not None:
+        target = changed(target, output=LOGITS)
     if isinstance(target, requests.SequenceLogProbability):
         return Continuation(target.texts, target.by_token, output=CONTINUATION, tokens=inputs[CONTINUATION])
     if isinstance(target, (requests.Contrast, requests.LogProbability)):
         inner = {}
-        for name in (field.name for field in fields(target) if field.name != "output"):
+        for name in (field.name for field in fields(target) if field.name not in _COMMON):
             with at(f"{requests.field_name(type(target))}.{name}"):
                 inner[name] = by_index(model, getattr(target, name), inputs)
         return changed(target, **inner)
@@ -215,7 +221,9 @@ def _converted(known: Sequence[str], target: requests.ClassLabel) -> requests.Cl
         for position, label in enumerate(target.labels):
             if label not in numbers or (len(numbers) < len(known) and list(known).count(label) > 1):
                 raise _no_class(label, known, f"[{position}]")
-    return requests.ClassIndex(tuple(numbers[label] for label in target.labels), output=target.output)
+    return requests.ClassIndex(
+        tuple(numbers[label] for label in target.labels), output=target.output, position=target.position
+    )
 
 
 def _no_class(label: str, known: Sequence[str], field: str) -> CutawayError:
@@ -230,6 +238,13 @@ def _no_class(label: str, known: Sequence[str], field: str) -> CutawayError:
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"the labels are {listed}"
         what = f"no class is called {label!r:.80}; {hint}"
     return error(Reason.LABEL_NOT_FOUND, what, field)
+
+
+def needs_logits(model: InspectedModel, request: requests.InspectRequest) -> bool:
+    """Returns whether a target is of a token of a model that writes texts, and the request does not ask for logits."""
+    targets = (request.target, *(attribution.target for attribution in request.attributions))
+    of_tokens = any(target is not None and target.position is not None and not target.output for target in targets)
+    return of_tokens and model.generate is not None and LOGITS not in request.arguments
 
 
 def with_continuation(model: InspectedModel, request: requests.InspectRequest, inputs: Inputs) -> Inputs:
@@ -247,8 +262,9 @@ def with_continuation(model: InspectedModel, request: requests.InspectRequest, i
     rows = len(next(iter(inputs.values())))
     for field, target in asked.items():
         with at(field), at("sequence_log_probability"):
-            if target.output:
-                raise error(Reason.INVALID_VALUE, "it is read from logits of its own: leave the output out", "output")
+            for name in ("output", "position"):
+                if getattr(target, name) not in ("", None):
+                    raise error(Reason.INVALID_VALUE, f"it is read from logits of its own: leave the {name} out", name)
             with at("texts"):
                 if model.generate is None:
                     raise error(Reason.METHOD_INAPPLICABLE, "this model writes no texts")

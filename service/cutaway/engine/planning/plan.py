@@ -19,7 +19,7 @@ from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projecti
 from cutaway.engine.hooks.edits import NumberedEdit, validate_edit
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.methods.captum_call import method_of
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.inspected_model import LOGITS, Inputs, InspectedModel
 from cutaway.engine.model.module_tree import ModuleTree, glob_matcher, is_glob
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, Listener
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
@@ -28,6 +28,7 @@ from cutaway.engine.planning.attribution_setup import (
     by_index,
     differentiable,
     moves_integers,
+    needs_logits,
     resolve_attribution,
     with_continuation,
 )
@@ -261,6 +262,7 @@ class RequestPlan:
         parts: the number of rows of each request, where several were joined.
         unread: the inputs and arguments that the model does not read.
         listener: follows the request while it runs; None if nobody does.
+        unasked: outputs that a target needs, and that the request does not ask for.
     """
 
     model: InspectedModel
@@ -280,6 +282,7 @@ class RequestPlan:
     parts: tuple[int, ...] = ()
     unread: tuple[str, ...] = ()
     listener: Listener | None = None
+    unasked: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -351,6 +354,9 @@ def plan_request(
     _refuse_generation(model, request)
     _refuse_sweep(request, len(next(iter(inputs.values()))))
     inputs = with_continuation(model, request, inputs)
+    unasked = (LOGITS,) if needs_logits(model, request) else ()
+    if unasked:
+        request = changed(request, arguments={**request.arguments, LOGITS: True})
     with at("target"):
         target = by_index(model, request.target, inputs)
     if target is not request.target:
@@ -380,7 +386,7 @@ def plan_request(
         neuron = model.tree.resolve(request.target.module) if isinstance(request.target, requests.Neuron) else None
     explained = (tuple(attributions.values()), tuple(attributions), failed)
     resolved = (sites, edits, parameters, gradients_of, neuron, *explained, seed)
-    plan = RequestPlan(model, request, inputs, cancellation, *resolved)
+    plan = RequestPlan(model, request, inputs, cancellation, *resolved, unasked=unasked)
     stops = request.omit_predictions and not (plan.needs_target or request.attributions or request.compare)
     return replace(plan, missing=_missing(sites)) if stops else plan
 
