@@ -106,10 +106,9 @@ def _may_join(plan: RequestPlan) -> bool:
 
 
 def _is_by_row(target: requests.Target | None) -> bool:
-    """Returns whether ``target`` is found in each row without its number; a position depends on padding."""
-    kinds = (requests.PredictedClass, requests.OutputSum, requests.OutputNorm)
-    is_one = isinstance(target, kinds) or (isinstance(target, requests.ClassIndex) and len(target.indices) == 1)
-    return target is None or (is_one and target.position is None)
+    """Returns whether ``target`` is found in each row without its number."""
+    kinds = (requests.PredictedClass, requests.OutputSum, requests.OutputNorm, type(None))
+    return isinstance(target, kinds) or (isinstance(target, requests.ClassIndex) and len(target.indices) == 1)
 
 
 def _is_attributed_by_row(attribution: ResolvedAttribution) -> bool:

@@ -19,7 +19,9 @@ from cutaway.adapters import load_model
 from cutaway.adapters.causal_lm import CausalLMAdapter
 from cutaway.contract.errors import CutawayError, InvalidArgument
 from cutaway.contract.results import AttributionResult, InspectResult, Verdict
+from cutaway.engine.batching import inspect_batch
 from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.planning.plan import plan_request
 from cutaway.jobs.spec import parse_request
 from tests.support.causal_lms import ARCHITECTURES, saved
 
@@ -329,3 +331,20 @@ def test_positions_that_are_refused(gpt2: Path, target: ca.Target, more: dict[st
     with pytest.raises(CutawayError) as failure:
         asked(adapter, prompts(adapter, *PROMPTS), target=target, **more)
     assert expected is None or str(failure.value).startswith(expected)
+
+
+def test_requests_with_other_padding_are_each_explained_at_their_own_token(gpt2: Path) -> None:
+    """They may share passes: a token's place is that of the request's own row."""
+    adapter = CausalLMAdapter(directory=gpt2)
+    model, inputs = load_model(adapter, "cpu"), prompts(adapter, *PROMPTS[:2])
+    own = [{name: tensor[row : row + 1] for name, tensor in inputs.items()} for row in (0, 1)]
+    method = ca.FeatureAblation(target=ca.ClassIndex((7,), position=0))
+    request = ca.InspectRequest("m", attributions=(method,))
+    found = inspect_batch([plan_request(model, request, tensors) for tensors in own])
+    for outcome, tensors in zip(found, own):
+        assert isinstance(outcome, InspectResult)
+        alone = inspect(model, request, tensors).attributions[0]
+        np.testing.assert_allclose(
+            outcome.attributions[0].values["input_ids"], alone.values["input_ids"], rtol=0, atol=1e-5
+        )
+        assert outcome.attributions[0].checks[0].verdict is Verdict.AGREES

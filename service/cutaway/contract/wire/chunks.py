@@ -479,7 +479,7 @@ def _without(value: Any, sent: Any, empty: Any) -> Any:
     """Returns the part of a field's value that is not in ``sent``; ``empty`` if all was sent. Reverses `_with`."""
     if isinstance(empty, Mapping):
         new = {key: _later(element, sent[key]) if key in sent else element for key, element in value.items()}
-        return {key: element for key, element in new.items() if element is not None}
+        return {key: element for key, element in new.items() if key not in sent or element is not None}
     if isinstance(empty, tuple):
         return value[len(sent) :]
     return value if _is_empty(sent, empty) else empty

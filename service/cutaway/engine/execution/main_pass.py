@@ -6,7 +6,7 @@ not split. A dry run is the same forward pass with capture specs that keep shape
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import Capture, InspectRequest, Neuron, Point, is_several
+from cutaway.contract.requests import Capture, InspectRequest, Neuron, Point, Target, is_several
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
 from cutaway.engine.hooks.axes import find_channels, row_axes
@@ -52,9 +52,14 @@ def may_share(request: InspectRequest) -> bool:
         or request.edits
         or isinstance(request.target, Neuron)
         or is_several(request.target)
-        or request.target.position is not None
+        or any(target is not None and target.position is not None for target in _targets(request))
         or any(map(_is_of_its_request, request.captures))
     )
+
+
+def _targets(request: InspectRequest) -> Iterator[Target | None]:
+    yield request.target
+    yield from (attribution.target for attribution in request.attributions)
 
 
 def _is_of_its_request(capture: Capture) -> bool:
@@ -238,8 +243,7 @@ def batch_of(plan: RequestPlan, joined: Sequence[RequestPlan] = ()) -> Batch:
     for layer, named in filter(None, (one.channels for one in attributions)):
         find_channels(plan.model, plan.inputs, axes, layer, named)
     positions = [one.position for one in plan.request.captures] + [one.position for one in plan.request.edits]
-    positions += [target.position for target in (plan.request.target, *(one.request.target for one in attributions))
-                  if target is not None]  # fmt: skip
+    positions += [target.position for target in _targets(plan.request) if target is not None]
     return Batch(plan.rows, axes, _texts_of(plan.inputs) if set(positions) - {None} else None)
 
 
