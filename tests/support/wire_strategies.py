@@ -190,6 +190,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "OperatorInfo.calls": UNSIGNED_32,
     "Project.to": names | tensors(),
     "Project.bias": st.none() | tensors(),
+    "Project.threshold": st.none() | tensors(),
     "Project.then": st.none(),
     "Outline.data_type": st.sampled_from(list(DTYPES)),
     "Outline.shape": tuples_of(st.integers(0, 2**40)),

@@ -258,6 +258,7 @@ class Project(_message.Message):
     BIAS_FIELD_NUMBER: _builtins.int
     RELU_FIELD_NUMBER: _builtins.int
     THEN_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module that maps the last axis, such as `lm_head`, with its weights. No hook sees it."""
     norm: _builtins.str
@@ -276,6 +277,10 @@ class Project(_message.Message):
     def then(self) -> Global___Reduction:
         """How the result is reduced. Default: it is not."""
 
+    @_builtins.property
+    def threshold(self) -> _tensor_pb2.Tensor:
+        """Results that are not above it become 0, [outputs]: JumpReLU. Default: nothing."""
+
     def __init__(
         self,
         *,
@@ -285,10 +290,11 @@ class Project(_message.Message):
         bias: _tensor_pb2.Tensor | None = ...,
         relu: _builtins.bool = ...,
         then: Global___Reduction | None = ...,
+        threshold: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "matrix", b"matrix", "module", b"module", "then", b"then", "to", b"to"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "matrix", b"matrix", "module", b"module", "then", b"then", "threshold", b"threshold", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "matrix", b"matrix", "module", b"module", "norm", b"norm", "relu", b"relu", "then", b"then", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "matrix", b"matrix", "module", b"module", "norm", b"norm", "relu", b"relu", "then", b"then", "threshold", b"threshold", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_to: _TypeAlias = _typing.Literal["module", "matrix"]  # noqa: Y015
     _WhichOneofArgType_to: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015

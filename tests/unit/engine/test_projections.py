@@ -65,6 +65,18 @@ def test_the_likeliest_classes_of_a_lens_are_named_by_their_index() -> None:
     np.testing.assert_array_equal(call.positions[ca.Point.INPUT][""], indices)
 
 
+def test_what_is_not_above_a_threshold_is_0() -> None:
+    """The encoder of a JumpReLU autoencoder."""
+    threshold = np.linspace(-1, 1, FEATURES).astype(np.float32)
+    jump = ca.Project(MATRIX, bias=BIAS, relu=True, threshold=threshold)
+    plain = asked(ca.Capture("norm", at="input")).captures["norm"].input
+    found = asked(ca.Capture("norm", at="input", reduce=jump)).captures["norm"].input
+    before = plain @ MATRIX.T + BIAS
+    expected = np.where(before > threshold, np.maximum(before, 0), 0)
+    assert 0 < (expected == 0).sum() < expected.size
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("bias", "relu"), [(None, False), (BIAS, False), (BIAS, True)])
 def test_a_matrix_maps_the_last_axis(bias: Any, relu: bool) -> None:
     result = asked(

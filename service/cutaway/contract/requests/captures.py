@@ -118,6 +118,8 @@ class Project(Reduction):
         norm: a module that is applied first, such as the last norm of a language model; ``""`` is none.
         bias: added to the result, [outputs]; ``None`` is nothing.
         relu: whether negative results become 0.
+        threshold: results that are not above it become 0, [outputs]: JumpReLU (Rajamanoharan et al. 2024,
+            arXiv:2407.14435); ``None`` is nothing.
         then: how the result is reduced; ``None`` returns it unchanged.
     """
 
@@ -125,6 +127,7 @@ class Project(Reduction):
     norm: str = field(default="", kw_only=True)
     bias: ArrayLike | None = field(default=None, kw_only=True)
     relu: bool = field(default=False, kw_only=True)
+    threshold: ArrayLike | None = field(default=None, kw_only=True)
     then: Reduction | None = field(default=None, kw_only=True)
 
 

@@ -323,6 +323,8 @@ def projection(tree: ModuleTree, project: Project) -> Projection:
         maps.append(partial(_plus, as_array(project.bias)))
     if project.relu:
         maps.append(torch.relu)
+    if project.threshold is not None:
+        maps.append(partial(_above, as_array(project.threshold)))
     return Projection(tuple(maps), project.then)
 
 
@@ -332,6 +334,10 @@ def _by_matrix(matrix: Array, value: Tensor) -> Tensor:
 
 def _plus(bias: Array, value: Tensor) -> Tensor:
     return value + tensor_like(bias, value)
+
+
+def _above(threshold: Array, value: Tensor) -> Tensor:
+    return value.where(value > tensor_like(threshold, value), 0.0)
 
 
 @torch.no_grad()
