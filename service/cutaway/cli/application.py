@@ -40,6 +40,7 @@ app.command()(serving.token)
 app.command()(inspect_commands.models)
 app.command()(inspect_commands.layers)
 app.command(epilog=manual.HELP)(inspect_commands.inspect)
+app.command()(inspect_commands.generate)
 app.command()(inspect_commands.verify)
 app.add_typer(batch.app, name="batch")
 

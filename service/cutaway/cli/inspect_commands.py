@@ -1,4 +1,4 @@
-"""``cutaway models``, ``layers`` and ``inspect``: requests to a server."""
+"""``cutaway models``, ``layers``, ``inspect``, ``generate`` and ``verify``: requests to a server."""
 
 from __future__ import annotations
 
@@ -325,6 +325,50 @@ def _draw(result: InspectResult, tensors: Mapping[str, Array], path: Path) -> No
             plots.save(result, path, tensors)
     except OSError as failure:
         raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "plot") from None
+
+
+# ``cutaway generate``
+
+
+@with_client
+def generate(
+    client: Client,
+    model: Annotated[str, argument("MODEL", "A causal language model.")],
+    text: Annotated[str, argument("TEXT", "The text to write behind.")],
+    tokens: Annotated[
+        Generate | None,
+        option(
+            "TOKENS[,KEY=VALUE...]",
+            "How many tokens to write, 40 by default, and how they are drawn: 40,temperature=0.8,top_p=0.95.",
+            parser=short_forms.generate,
+        ),
+    ] = None,
+    edit: Annotated[
+        list[Edit] | None,
+        option(
+            "EDIT:WHERE[,KEY=VALUE...]",
+            "A change inside the model while it writes, such as scale:transformer.h.6,factor=0.5; repeatable.",
+            parser=short_forms.edit,
+        ),
+    ] = None,
+    seed: Annotated[int | None, option("NUMBER", "The seed of the draws.", min=0)] = None,
+) -> None:
+    """Write tokens behind a text, and print each as it comes.
+
+    The last line, on standard error, says why the text ended, and whether its replay agrees.
+    """
+    with client.inspect_stream(model, text, generate=tokens or 40, edits=edit or (), seed=seed) as stream:
+        for token in stream.tokens():
+            typer.echo("".join(map(_shown, token.text)), nl=False)
+        typer.echo()
+        result = stream.result()
+    verdict = "" if result.replay is None else f", replay {result.replay.verdict.value}"
+    console_output.print_line(f"{result.finish_reasons[0].value}{verdict}", to_stderr=True)
+
+
+def _shown(character: str) -> str:
+    """Returns a character that does nothing to a terminal."""
+    return character if character.isprintable() or character in "\n\t" else "\ufffd"
 
 
 # ``cutaway verify``

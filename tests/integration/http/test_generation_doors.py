@@ -17,7 +17,7 @@ from cutaway.adapters.causal_lm import CausalLMAdapter
 from cutaway.gateway import serve
 from cutaway.server.settings import Settings
 from tests.support.causal_lms import saved
-from tests.support.cli import said
+from tests.support.cli import cutaway, said
 from tests.support.doors import doors, plain, post
 from tests.support.infer_doors import as_inferred, infer_doors
 from tests.support.mixed.mix import Request
@@ -154,3 +154,23 @@ def test_the_command_and_the_notebook_show_them(places: tuple[str, str], tmp_pat
     page = result._repr_html_()
     assert "AGREES" in page
     assert "AGREES" in str(result)
+
+
+def test_the_command_prints_tokens_as_they_come(places: Any) -> None:
+    """What the client gets, and on standard error its end; nothing in a text reaches the terminal."""
+    done = cutaway("generate", "gpt", TEXTS[0], "--tokens", "6,temperature=0.8", "--seed", 4, "--address", places[0])
+    with ca.Client(places[0]) as client:
+        expected = client.inspect("gpt", TEXTS[0], generate=ca.Generate(6, temperature=0.8), seed=4)
+    assert done.returncode == 0
+    shown = "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in expected.texts[0])
+    assert done.stdout == f"{shown}\n"
+    assert done.stderr.strip() == f"{expected.finish_reasons[0].value}, replay AGREES"
+    halved = cutaway(
+        "generate", "gpt", TEXTS[0], "--tokens", "6", "--edit", "zero:transformer.h.*", "--address", places[0]
+    )
+    with ca.Client(places[0]) as client:
+        edited = client.inspect("gpt", TEXTS[0], generate=6, edits=ca.Zero("transformer.h.*"))
+    assert halved.stdout.strip("\n") == edited.texts[0].strip("\n")
+    refused = cutaway("generate", "gpt", TEXTS[0], "--tokens", "900", "--address", places[0])
+    assert refused.returncode != 0
+    assert "LIMIT_EXCEEDED" in refused.stderr
