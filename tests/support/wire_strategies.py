@@ -195,7 +195,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "Outline.data_type": st.sampled_from(list(DTYPES)),
     "Outline.shape": tuples_of(st.integers(0, 2**40)),
     "Sweep.places": st.lists(SIGNED_64, max_size=3, unique=True).map(tuple),
-    "Sweep.axis": COUNT_32,
+    "Sweep.axis": UNSIGNED_32,
     "Sweep.module": names,
     "Sweep.source": UNSIGNED_32,
     "SequenceLogProbability.texts": tuples_of(texts, least=1),

@@ -263,7 +263,7 @@ class Sweep(_message.Message):
     module: _builtins.str
     """The module's name, or a glob; required."""
     axis: _builtins.int
-    """The axis of the places. Default: 1, as of [batch, tokens, features]."""
+    """The axis of the places, not that of the rows. Default: 1, as of [batch, tokens, features]."""
     source: _builtins.int
     """The row from which values are taken. Default: 0."""
     zeros: _builtins.bool

@@ -182,6 +182,37 @@ def test_the_times_of_a_recurrent_layer() -> None:
         asked(net, x, target=ONE, sweep=ca.Sweep("rnn", path="[7]"))
 
 
+class TimeFirst(nn.Module):
+    """Whose layer runs [time, batch, features]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.last = nn.LSTM(2, 3), nn.Linear(3, 2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        output, _ = self.rnn(input.transpose(0, 1))
+        return self.last(output.cumsum(dim=0)[-1])
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_rows_may_be_on_another_axis(axis: int) -> None:
+    """The times, or the features, of a layer whose rows are behind its times."""
+    torch.manual_seed(0)
+    net, x = TimeFirst(), torch.randn(3, 5, 2)
+    result = asked(net, x, target=ONE, sweep=ca.Sweep("rnn", axis=axis, source=1, estimate=True))
+    table = result.sweep["rnn"]
+    assert table.shape == (3, 5 if axis == 0 else 3)
+    with torch.no_grad():
+        clean = net.rnn(x.transpose(0, 1))[0]
+        for place in range(table.shape[1]):
+            new = clean.clone()
+            new.select(axis, place).copy_(clean[:, 1:2].expand(-1, 3, -1).select(axis, place))
+            np.testing.assert_allclose(table[:, place], net.last(new.sum(dim=0))[:, 1], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(result.sweep_estimates["rnn"], table, rtol=0, atol=1e-6)
+    with pytest.raises(CutawayError, match=r"AXIS_RANGE \[sweep.axis\].*rows on axis 1"):
+        asked(net, x, target=ONE, sweep=ca.Sweep("rnn", axis=1))
+
+
 def test_estimates_are_gradients_times_changes() -> None:
     """In a linear model they are exact; elsewhere they agree in part."""
     torch.manual_seed(0)

@@ -237,6 +237,9 @@ FIELD = "target.sequence_log_probability"
         (ONE, {"attributions": (ca.FeatureAblation(target=OWN),)},
             "INVALID_VALUE [attributions[0].target.sequence_log_probability.texts]"),
         (ONE, {"generate": ca.Generate(3)}, "INVALID_VALUE [target]"),
+        (ca.Contrast(ONE, OWN), {}, "INVALID_VALUE [target.contrast.target]"),
+        (ca.LogProbability(ONE), {"attributions": (ca.FeatureAblation(target=ONE),)},
+            "INVALID_VALUE [target.log_probability.target]"),
     ],
 )  # fmt: skip
 def test_what_is_refused(gpt2: Path, target: ca.Target, more: dict[str, Any], expected: str) -> None:

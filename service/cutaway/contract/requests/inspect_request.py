@@ -12,7 +12,7 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests.attributions import Attribution
 from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
-from cutaway.contract.requests.fields import Count, Positive, Probability, at_least_one, bounded, distinct, given
+from cutaway.contract.requests.fields import Count, Positive, Probability, bounded, distinct, given
 from cutaway.contract.requests.targets import PredictedClass, Target
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum, changed
@@ -159,7 +159,7 @@ class Sweep:
 
     Args:
         module: a name in ``named_modules()``, or a glob: every module that matches.
-        axis: the axis of the places, such as 1 of [batch, tokens, features].
+        axis: the axis of the places, such as 1 of [batch, tokens, features], 0 of [time, batch, features].
         source: the row from which values are taken.
         zeros: zeros are put there instead.
         places: the places along the axis, a negative one from its end; empty is all.
@@ -168,7 +168,7 @@ class Sweep:
     """
 
     module: Annotated[str, given("name the module")]
-    axis: Annotated[int, at_least_one] = 1
+    axis: int = 1
     source: int = 0
     zeros: bool = False
     places: Annotated[tuple[int, ...], distinct] = ()

@@ -30,9 +30,11 @@ _MOST_ROWS = 32
 
 
 class Swept(NamedTuple):
-    """A module's tensor that is patched: its path, its axis, and the places along that."""
+    """A module's tensor that is patched: its path, the axis of its rows, the axis of the places when rows are first,
+    and the places."""
 
     path: Path
+    rows: int
     axis: int
     places: tuple[int, ...]
 
@@ -68,10 +70,13 @@ def _find(plan: RequestPlan, asked: Sweep) -> dict[str, Swept]:
             what = f"no tensor of floats at {path!r} of the output of {name!r}; there is {listed}"
             raise error(Reason.PATH_NOT_FOUND, what, "sweep.path" if asked.path else "sweep.module")
         shape = parts[path].values.shape
-        if axes.of(name, (Point.OUTPUT, path, 0), shape, plan.rows) != 0 or asked.axis >= len(shape):
-            what = f"the output of {name!r} has shape {list(shape)}: no rows on axis 0 with places on axis {asked.axis}"
+        rows = axes.of(name, (Point.OUTPUT, path, 0), shape, plan.rows)
+        if rows is None or asked.axis >= len(shape) or asked.axis == rows:
+            where = "no axis of rows" if rows is None else f"rows on axis {rows}"
+            what = f"the output of {name!r} has shape {list(shape)}, with {where}, and no places on axis {asked.axis}"
             raise error(Reason.AXIS_RANGE, what, "sweep.axis")
-        found[name] = Swept(path, asked.axis, tuple(_places(asked.places, shape[asked.axis], name)))
+        axis = asked.axis + (asked.axis < rows)
+        found[name] = Swept(path, rows, axis, tuple(_places(asked.places, shape[asked.axis], name)))
     return found
 
 
@@ -130,16 +135,17 @@ class _Clean:
         places = {(name, Point.OUTPUT) for name in names}
         return rows_may_be_copied(self._plan, places, "" if self._target.is_neuron else self._target.source)
 
-    def _at(self, name: str, path: Path, point: Point) -> Tensor:
-        tensors = self._calls[name][0].at(point)
+    def _at(self, name: str, where: Swept, point: Point) -> Tensor:
+        """Returns what the module returned, or its gradient, with rows on axis 0."""
+        path, tensors = where.path, self._calls[name][0].at(point)
         if path not in tensors:
             what = f"no gradient of the target reaches the output of {name!r}: leave the estimate out"
             raise error(Reason.NOT_DIFFERENTIABLE, what, "sweep.estimate")
-        return tensors[path]
+        return tensors[path].movedim(where.rows, 0)
 
-    def _source(self, name: str, path: Path) -> Tensor:
+    def _source(self, name: str, where: Swept) -> Tensor:
         """Returns what is put into every row, [1, ...]."""
-        asked, output = self._asked, self._at(name, path, Point.OUTPUT)
+        asked, output = self._asked, self._at(name, where, Point.OUTPUT)
         return torch.zeros_like(output[:1]) if asked.zeros else output[asked.source : asked.source + 1]
 
     def patched(self, name: str, where: Swept) -> Tensor:
@@ -160,12 +166,13 @@ class _Clean:
         return found
 
     def _pass(self, name: str, where: Swept, places: Sequence[int]) -> Tensor:
-        rows, source = len(self._rows), self._source(name, where.path)
+        rows, source = len(self._rows), self._source(name, where)
 
         def change(output: Tensor) -> Tensor:
             new = output.clone()
+            by_row = new.movedim(where.rows, 0)
             for number, place in enumerate(places):
-                own = new[number * rows : (number + 1) * rows]
+                own = by_row[number * rows : (number + 1) * rows]
                 own.select(where.axis, place).copy_(source.to(output.device).select(where.axis, place))
             return new
 
@@ -190,8 +197,8 @@ class _Clean:
 
         Nanda 2023, Attribution Patching; Kramar et al. 2024, arXiv:2403.00745, equation 2.
         """
-        change = self._source(name, where.path).double() - self._at(name, where.path, Point.OUTPUT).double()
-        terms = change * self._at(name, where.path, Point.GRAD_OUTPUT).double()
+        change = self._source(name, where).double() - self._at(name, where, Point.OUTPUT).double()
+        terms = change * self._at(name, where, Point.GRAD_OUTPUT).double()
         by_place = terms.movedim(where.axis, 1).flatten(2).sum(dim=2) if terms.ndim > 2 else terms
         return by_place[:, list(where.places)]
 

@@ -201,6 +201,8 @@ def by_index(model: InspectedModel, target: requests.Target, inputs: Inputs) -> 
     if target.position is not None and not target.output and model.generate is not None:
         target = changed(target, output=LOGITS)
     if isinstance(target, requests.SequenceLogProbability):
+        if CONTINUATION not in inputs:  # it is inside of another target
+            raise error(Reason.INVALID_VALUE, "the probability of a text is a target of its own")
         return Continuation(target.texts, target.by_token, output=CONTINUATION, tokens=inputs[CONTINUATION])
     if isinstance(target, (requests.Contrast, requests.LogProbability)):
         inner = {}

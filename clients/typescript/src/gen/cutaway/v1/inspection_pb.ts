@@ -181,7 +181,7 @@ export type Sweep = Message<"cutaway.v1.Sweep"> & {
   module: string;
 
   /**
-   * The axis of the places. Default: 1, as of [batch, tokens, features].
+   * The axis of the places, not that of the rows. Default: 1, as of [batch, tokens, features].
    *
    * @generated from field: optional uint32 axis = 2;
    */
