@@ -130,7 +130,11 @@ class Reason(StrEnum):
     AXIS_RANGE = "AXIS_RANGE", _BAD, "A tensor has no such axis, or the axis is too short."
     SLICE_RANGE = "SLICE_RANGE", _BAD, "A slice is outside of its axis, or empty."
     ROW_RANGE = "ROW_RANGE", _BAD, "A row is not in the batch, or no axis of the tensor is the batch."
-    PERMUTATION_INVALID = "PERMUTATION_INVALID", _BAD, "The indices are no permutation of the rows of the batch."
+    PERMUTATION_INVALID = (
+        "PERMUTATION_INVALID",
+        _BAD,
+        "The indices do not name a row of the batch for each of its rows.",
+    )
     EDIT_SHAPE = "EDIT_SHAPE", _BAD, "The tensor of an edit does not broadcast to the edited tensor."
     EDIT_DTYPE = "EDIT_DTYPE", _BAD, "The edit needs a floating tensor, and this tensor is none."
     EDIT_INAPPLICABLE = "EDIT_INAPPLICABLE", _BAD, "The edit cannot be combined with the rest of the request."
