@@ -241,6 +241,20 @@ def test_calls_of_one_turn_write_together(gpt2: Served) -> None:
     assert "next" in worker_calls.read(plain).predictions
 
 
+def test_every_call_is_answered_where_the_worker_has_a_fault(gpt2: Served) -> None:
+    served = worker_calls.worker(gpt2.adapter)
+    calls = [worker_calls.row(text, generate=3) for text in TEXTS[:3]]
+
+    def fails(plans: Sequence[RequestPlan], *_: object) -> None:
+        if plans:
+            raise RuntimeError("a fault")
+
+    with patch("cutaway.server.worker.worker.answer_batch", fails):
+        replies = [*served.answer(calls)]
+    assert all(b"a fault" in reply for reply in replies)
+    assert [worker_calls.read(reply).texts for reply in served.answer(calls)] != [(), (), ()]
+
+
 def mixed_up(site: Any, share: Any, tensor: Tensor, step: int) -> Any:
     """The rows of the next request."""
     rows = slice((share.rows.start + 1) % tensor.shape[0], (share.rows.start + 1) % tensor.shape[0] + 1)

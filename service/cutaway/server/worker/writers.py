@@ -62,6 +62,9 @@ class Writers:
                 self._together = together
             try:
                 self._answer(together.begin(left), together if joins else NONE_WAITING)
+            except Exception as failure:  # no call of others may wait for its deadline
+                for other in together.active:
+                    other.tell(failure)
             finally:
                 if joins:
                     self._together = None
@@ -75,12 +78,13 @@ class _Together(Others):
     """Calls that are written together, and those that may join them.
 
     Attributes:
+        active: those that have no outcome yet.
         again: those that joined and lacked memory: they run once more, by themselves.
     """
 
     def __init__(self, writers: Writers, first: Writer) -> None:
         self._writers, self._key = writers, writing_key(first.plan)
-        self._active: list[Writer] = []
+        self.active: list[Writer] = []
         self.again: list[Writer] = []
 
     def may_take(self, writer: Writer) -> bool:
@@ -127,14 +131,14 @@ class _Together(Others):
 
     def _take(self, writer: Writer) -> None:
         self._writers._waiting.remove(writer)
-        self._active = [other for other in self._active if not other.plan.cancellation.is_cancelled]
+        self.active = [other for other in self.active if not other.plan.cancellation.is_cancelled]
         tell = writer.tell
 
         def told(outcome: Outcome) -> None:
-            self._active = [other for other in self._active if other is not writer]
+            self.active = [other for other in self.active if other is not writer]
             tell(outcome)
 
         writer.tell = told
-        self._active.append(writer)
-        deadlines = [other.call.cancellation.deadline or math.inf for other in self._active]
-        self._writers._threads.serve([other.call.caller for other in self._active], max(deadlines))
+        self.active.append(writer)
+        deadlines = [other.call.cancellation.deadline or math.inf for other in self.active]
+        self._writers._threads.serve([other.call.caller for other in self.active], max(deadlines))
