@@ -120,6 +120,13 @@ PERMUTATION = [2, 0, 1]
 UNIT, _OTHER = (torch.tensor(vector) / torch.tensor(vector).norm() for vector in (ROW, WHOLE[1]))
 APART = UNIT - _OTHER
 
+
+def between(value: Tensor, minimum: float | None, maximum: float | None) -> Tensor:
+    """The component along `UNIT` between bounds."""
+    component = (value * UNIT).sum(-1, keepdim=True)
+    return value + (component.clamp(minimum, maximum) - component) * UNIT
+
+
 EDIT_KINDS: dict[str, tuple[Callable[..., ca.Edit], Change]] = {
     "scale": (lambda **where: ca.Scale(**where, factor=-1.5), lambda v: v * -1.5),
     "add": (lambda **where: ca.Add(**where, addend=0.75), lambda v: v + 0.75),
@@ -142,12 +149,12 @@ EDIT_KINDS: dict[str, tuple[Callable[..., ca.Edit], Change]] = {
         lambda v: v + -1.5 * torch.tensor(ROW),
     ),
     "cap a direction": (
-        lambda **where: ca.ClampDirection(**where, vector=ROW, maximum=0.25),
-        lambda v: v + ((v * UNIT).sum(-1, keepdim=True).clamp(max=0.25) - (v * UNIT).sum(-1, keepdim=True)) * UNIT,
+        lambda **where: ca.ClampDirection(**where, vector=ROW, maximum=-0.0625),
+        lambda v: between(v, None, -0.0625),
     ),
     "remove a direction": (
         lambda **where: ca.ClampDirection(**where, vector=ROW, minimum=0, maximum=0),
-        lambda v: v + ((v * UNIT).sum(-1, keepdim=True).clamp(0, 0) - (v * UNIT).sum(-1, keepdim=True)) * UNIT,
+        lambda v: between(v, 0, 0),
     ),
     "swap two directions": (
         lambda **where: ca.SwapDirections(**where, vector=ROW, other=WHOLE[1]),

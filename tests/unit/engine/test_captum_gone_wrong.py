@@ -236,7 +236,7 @@ FAULTS: dict[str, Fault] = {
         option("stdevs", lambda stdev: 0.4), lambda asked: isinstance(asked, ExpectedGradient) or bool(asked.noise)),
     "other weights": Fault(method(lambda each: setattr(each, "similarity_func", lambda *_, **__: 1.0)), FITS),
     "another penalty": Fault(
-        method(lambda each: each.interpretable_model.construct_kwargs.update(positive=True)), FITS),
+        method(lambda each: each.interpretable_model._model.construct_kwargs.update(positive=True)), FITS),
     "another combination": Fault(
         option("nt_type", lambda kind: OTHER_COMBINATION[kind]), lambda asked: bool(asked.noise)),
     "a copy more": Fault(option("nt_samples", lambda samples: samples + 1), lambda asked: bool(asked.noise)),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from cutaway.engine.references.observation import module_calls
 from cutaway.engine.runtime.numerics import APPROXIMATE, ONE_PASS, Path, Tolerances
 
 
+@runtime_checkable
 class TakesPasses(Protocol):
     """A reader of passes, which come one after the other."""
 

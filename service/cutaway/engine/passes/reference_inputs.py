@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -131,6 +131,7 @@ def host(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().double()
 
 
+@runtime_checkable
 class Points(Protocol):
     """The explained inputs of passes, by name, ``[batch, ...]`` each; they may be read several times."""
 
