@@ -102,7 +102,8 @@ EARLY: dict[str, tuple[Any, str, str, str]] = {
     "a baseline for nothing, on a path": (
         ca.LayerConductance(layer="b", inputs=("x",), baselines={"y": 1.0}), UNKNOWN,
         "layer_conductance.path.baselines.by_input.y", "not explained"),
-    "half a token": (replace(OF_IDS, baselines={"ids": 0.5}), "INPUT_DTYPE", "feature_ablation.baselines.by_input.ids", "0.5"),
+    "half a token": (
+        replace(OF_IDS, baselines={"ids": 0.5}), "INPUT_DTYPE", "feature_ablation.baselines.by_input.ids", "0.5"),
     "one sample": (
         ca.DeepLiftShap(baselines=zeros(1, 8)), VALUE, "deep_lift_shap.baselines.by_input.x",
         "send two or more, or ask DeepLift"),
