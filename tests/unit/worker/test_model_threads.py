@@ -545,3 +545,31 @@ def test_a_job_that_runs_alone_says_so() -> None:
         threads.put(Job(lambda: said.append(threads.is_divisible), is_divisible=is_divisible))
         until_idle(threads)
     assert said == [True, False]
+
+
+def test_a_job_that_does_the_work_of_others_has_their_deadline_and_is_charged_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is no hanging job at its own deadline; who used its time waits for the next turn."""
+    clock, threads, seen = Clock(), ModelThreads("bench"), []
+    monkeypatch.setattr(model_threads, "time", clock)
+    late, begun, ends, done = time.time() + 500, threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        threads.serve(["one", "other"], late)
+        seen.append(threads.busy_until)
+        clock.now += 4
+        begun.set()
+        ends.wait(PATIENCE_S)
+
+    threads.put(Job(work, ["one"], deadline=time.time() + 1))
+    assert begun.wait(PATIENCE_S)
+    order: list[str] = []
+    for caller in ("other", "third"):
+        threads.put(Job(lambda caller=caller: order.append(caller), [caller]))  # type: ignore[misc]
+    threads.put(Job(done.set, ["other"]))
+    ends.set()
+    assert done.wait(PATIENCE_S)
+    assert seen == [late]
+    assert order == ["third", "other"]
+    threads.close(PATIENCE_S)
