@@ -116,9 +116,6 @@ class _WrittenTexts:
                 input_ids=self.ids, attention_mask=self.mask, max_new_tokens=left, do_sample=False, use_cache=True,
                 disable_compile=True, logits_processor=[_Writer(self, tell, pauses)], **kept,
             )  # fmt: skip
-        for row in self.rows:
-            if row.steps == row.chosen.max_new_tokens:
-                row.reason = row.reason or FinishReason.LENGTH
 
     def take(self, other: Any) -> None:
         width = max(self.width, other.width)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -224,22 +224,20 @@ MAX_TEXTS = 32
 """The most texts that are written together."""
 
 
-class Others:
-    """Requests that wait, and may join those whose tokens are written. There are none."""
+class Others(Protocol):
+    """Requests that wait, and may join those whose tokens are written."""
 
     def first(self) -> RequestPlan | None:
         """Returns the one that has waited longest."""
-        return None
 
     def take(self) -> Callable[[Outcome], None]:
         """Takes that one; returns what takes its outcome."""
-        raise NotImplementedError
+
+    def pass_over(self) -> None:
+        """Leaves that one to itself."""
 
 
-NONE_WAITING = Others()
-
-
-def answer_batch(plans: Sequence[RequestPlan], tell: Tell, others: Others = NONE_WAITING) -> None:
+def answer_batch(plans: Sequence[RequestPlan], tell: Tell, others: Others | None = None) -> None:
     """Answers requests as `inspect_batch`; ``tell`` gets the number of each plan and its outcome as soon as that is
     there, and does not raise. Those of ``others`` that may join them are answered too."""
     told: set[int] = set()
@@ -248,7 +246,7 @@ def answer_batch(plans: Sequence[RequestPlan], tell: Tell, others: Others = NONE
         told.add(number)
         tell(number, outcome)
 
-    for group in _writing_groups(dict(enumerate(plans)), least=2 if others is NONE_WAITING else 1):
+    for group in _writing_groups(dict(enumerate(plans)), least=2 if others is None else 1):
         _write_together(group, note, others)
     if len(plans) > 1:
         proofs = plans[0].model.proofs
@@ -281,6 +279,12 @@ def may_write_beside(plan: RequestPlan) -> bool:
     return is_plain and not plan.cancellation.is_cancelled and not untested_names(plan)
 
 
+def joins(plan: RequestPlan) -> bool:
+    """Returns whether the model keeps the rows of a request independent; the model has no hooks."""
+    with plan.model.session(plan.cancellation, plan.request.arguments):
+        return plan_rows_independent(plan)
+
+
 def writing_key(plan: RequestPlan) -> Hashable:
     """Returns what requests that write tokens together have in common."""
     tensors = tuple((name, tensor.dtype, tensor.ndim) for name, tensor in plan.inputs.items() if name != MASK)
@@ -302,10 +306,10 @@ def _writing_groups(plans: Mapping[int, RequestPlan], least: int) -> Iterator[Gr
             yield from (part for part in _parts(_independent(group), _rows, MAX_TEXTS) if len(part) >= least)
 
 
-def _write_together(group: Group, tell: Tell, others: Others) -> None:
+def _write_together(group: Group, tell: Tell, others: Others | None) -> None:
     """Writes the tokens of requests together, and tells each outcome; one of ``group`` without an outcome runs alone
     later, one that joined at once."""
-    first, joined = next(iter(group.values())), _Joined(writing_key(next(iter(group.values()))), others)
+    first, joined = next(iter(group.values())), _Joined(others)
     model, arrivals = first.model, [_arrival(plan, partial(tell, number)) for number, plan in group.items()]
     model.passes.reset()
     with suppress(BaseException), model.session(arguments=first.request.arguments), _without_draws(group):
@@ -321,30 +325,28 @@ def _arrival(plan: RequestPlan, tell: Callable[[Outcome], None]) -> Arrival:
 
 
 class _Joined(Arrivals):
-    """Those of ``others`` that join requests of one key.
+    """Takes those of ``others`` that fit.
 
     Attributes:
         left: those that have no outcome yet, by the identity of their plans.
     """
 
-    def __init__(self, key: Hashable, others: Others) -> None:
-        self._key, self._others = key, others
+    def __init__(self, others: Others | None) -> None:
+        self._others = others
         self.left: dict[int, tuple[RequestPlan, Callable[[Outcome], None]]] = {}
 
     def are_waiting(self, rows: int) -> bool:
-        plan = self._others.first()
-        fits = plan is not None and rows + plan.rows <= MAX_TEXTS and may_write_beside(plan)
-        return fits and plan is not None and writing_key(plan) == self._key
+        plan = None if self._others is None else self._others.first()
+        return plan is not None and rows + plan.rows <= MAX_TEXTS
 
     def take(self, rows: int) -> Sequence[Arrival]:
-        taken: list[Arrival] = []
-        while self.are_waiting(rows) and (plan := self._others.first()) is not None:
-            rows += plan.rows
-            tell = self._others.take()
-            self.left[id(plan)] = plan, tell
+        taken, others = list[Arrival](), self._others
+        while others is not None and (plan := others.first()) is not None and rows + plan.rows <= MAX_TEXTS:
             if not plan_rows_independent(plan):
-                self._answered(plan, _run_alone(plan))
+                others.pass_over()
                 continue
+            rows += plan.rows
+            self.left[id(plan)] = plan, others.take()
             taken.append(_arrival(plan, partial(self._answered, plan)))
         return taken
 

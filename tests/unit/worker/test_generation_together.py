@@ -142,6 +142,9 @@ class Waiting(Others):
         del self.plans[number]
         return partial(self.outcomes.__setitem__, number)
 
+    def pass_over(self) -> None:
+        self.take()(RuntimeError("left to itself"))
+
 
 def scheduled(served: Served, several: Sequence[Question], steps: Sequence[int]) -> list[Outcome]:
     """The outcomes of requests of which the first is there, and others come after so many steps."""
@@ -253,6 +256,24 @@ def test_every_call_is_answered_where_the_worker_has_a_fault(gpt2: Served) -> No
         replies = [*served.answer(calls)]
     assert all(b"a fault" in reply for reply in replies)
     assert [worker_calls.read(reply).texts for reply in served.answer(calls)] != [(), (), ()]
+
+
+def test_one_whose_rows_depend_on_others_is_left_to_itself(gpt2: Served) -> None:
+    """It does not join, and holds up nobody."""
+    request = ca.InspectRequest("gpt", generate=ca.Generate(6))
+    several = [([text], request) for text in TEXTS[:3]]
+    dependent = gpt2.inputs([TEXTS[1]])["input_ids"].shape
+
+    def independent(plan: RequestPlan) -> bool:
+        return plan.inputs["input_ids"].shape != dependent
+
+    with patch("cutaway.engine.batching.plan_rows_independent", independent):
+        first, left, joined = scheduled(gpt2, several, [1, 1])
+    assert str(left) == "left to itself"
+    for outcome, question in ((first, several[0]), (joined, several[2])):
+        assert_same(outcome, gpt2.alone(question), question[0])
+        assert isinstance(outcome, InspectResult)
+        assert outcome.provenance.companions == 1
 
 
 def mixed_up(site: Any, share: Any, tensor: Tensor, step: int) -> Any:

@@ -166,14 +166,14 @@ class _Clean:
         return found
 
     def _pass(self, name: str, where: Swept, places: Sequence[int]) -> Tensor:
-        rows, source = len(self._rows), self._source(name, where)
+        rows, source = len(self._rows), self._source(name, where).to(self._model.device)
 
         def change(output: Tensor) -> Tensor:
             new = output.clone()
             by_row = new.movedim(where.rows, 0)
             for number, place in enumerate(places):
                 own = by_row[number * rows : (number + 1) * rows]
-                own.select(where.axis, place).copy_(source.to(output.device).select(where.axis, place))
+                own.select(where.axis, place).copy_(source.select(where.axis, place))
             return new
 
         inputs, target, copies = self._plan.inputs, self._target, self._rows * len(places)

@@ -35,7 +35,7 @@ from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.chunks import apply_reply_options
 from cutaway.contract.wire.worker_reply import Parts, Reply
-from cutaway.engine.batching import NONE_WAITING, Others, Outcome, Tell, alike, answer_batch, inspect_batch
+from cutaway.engine.batching import Group, Others, Outcome, Tell, alike, answer_batch, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.memory import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs, expected_passes
@@ -280,7 +280,7 @@ class Worker:
         with self._running([item.call for item in items.values()]):
             self._answer_decoded(items, reply, start)
 
-    def _write(self, several: Sequence[Writer], others: Others) -> None:
+    def _write(self, several: Sequence[Writer], others: Others | None) -> None:
         """Answers calls that write tokens, and those of ``others`` that join them."""
         with self._running([writer.call for writer in several]):
             plans = {number: writer.plan for number, writer in enumerate(several)}
@@ -302,7 +302,7 @@ class Worker:
 
         self._answer_plans({position: item.plan for position, item in items.items()}, tell)
 
-    def _answer_plans(self, plans: dict[int, RequestPlan], tell: Tell, others: Others = NONE_WAITING) -> None:
+    def _answer_plans(self, plans: dict[int, RequestPlan], tell: Tell, others: Others | None = None) -> None:
         """Tells the outcome of each plan. Those that need more than this worker's own memory run one by one, when it is
         free; so do those that run out of it beside others."""
         memory, model = self.memory, self._model
@@ -313,16 +313,17 @@ class Worker:
         ran_out = self._answer_own(own, tell, others)
         if ran_out and self.threads.are_shared:
             with self.threads.alone():
-                ran_out = self._answer_own(ran_out, tell, NONE_WAITING)
+                ran_out = self._answer_own(ran_out, tell, None)
         for number, plan in plans.items():
             if memory is not None and (number in ran_out or number not in own):
                 needed = memory.most if number in ran_out else needs[number]
                 tell(number, _catch(self._run_with_more, plan, needed, memory))
 
-    def _answer_own(self, plans: Mapping[int, RequestPlan], tell: Tell, others: Others) -> dict[int, RequestPlan]:
+    def _answer_own(
+        self, plans: Mapping[int, RequestPlan], tell: Tell, others: Others | None
+    ) -> dict[int, RequestPlan]:
         """Answers plans, and returns those that shall run again since they ran out of memory."""
-        again: dict[int, RequestPlan] = {}
-        numbers = list(plans)
+        again, numbers = Group(), list(plans)
 
         def told(index: int, outcome: Outcome) -> None:
             if self._model.has_more_memory and lacked_memory(outcome):

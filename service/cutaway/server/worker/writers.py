@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cutaway.engine.batching import MAX_TEXTS, NONE_WAITING, Others, Outcome, may_write_beside, writing_key
+from cutaway.engine.batching import MAX_TEXTS, Others, Outcome, joins, may_write_beside, writing_key
 from cutaway.engine.planning.plan import RequestPlan
 from cutaway.server.worker.call import Call, lacked_memory
 from cutaway.server.worker.model_threads import ModelThreads
@@ -20,11 +20,13 @@ class Writer:
         plan: the plan of its request.
         call: the call.
         tell: takes its outcome.
+        stays_apart: whether its rows were seen to depend on others.
     """
 
     plan: RequestPlan
     call: Call
     tell: Callable[[Outcome], None]
+    stays_apart: bool = False
 
 
 class Writers:
@@ -40,7 +42,7 @@ class Writers:
         self,
         threads: ModelThreads,
         fits: Callable[[RequestPlan], bool],
-        answer: Callable[[Sequence[Writer], Others], None],
+        answer: Callable[[Sequence[Writer], Others | None], None],
     ) -> None:
         self._threads, self._fits, self._answer = threads, fits, answer
         self._waiting: list[Writer] = []
@@ -52,25 +54,27 @@ class Writers:
 
     def run(self, writer: Writer) -> None:
         """Answers a call, with those that wait too. Does nothing if others have taken it along, or will."""
-        if writer not in self._waiting or (self._together is not None and self._together.may_take(writer)):
+        if writer not in self._waiting:
+            return
+        if self._together is not None and self._together.may_take(writer) and joins(writer.plan):
             return
         left: Writer | None = writer
         while left is not None:
             together = _Together(self, left)
-            joins = self._together is None and together.may_take(left)
-            if joins:
+            is_open = self._together is None and together.may_take(left)
+            if is_open:
                 self._together = together
             try:
-                self._answer(together.begin(left), together if joins else NONE_WAITING)
+                self._answer(together.begin(left), together if is_open else None)
             except Exception as failure:  # no call of others may wait for its deadline
                 for other in together.active:
                     other.tell(failure)
             finally:
-                if joins:
+                if is_open:
                     self._together = None
             for again in together.again:
-                self._answer([again], NONE_WAITING)
-            relied = (other for other in self._waiting if joins and together.is_alike(other))
+                self._answer([again], None)
+            relied = (other for other in self._waiting if is_open and together.is_alike(other))
             left = next(relied, None)  # its own job may have left it to these
 
 
@@ -90,7 +94,7 @@ class _Together(Others):
     def may_take(self, writer: Writer) -> bool:
         """Returns whether a call may be written beside these."""
         plan = writer.plan
-        return self.is_alike(writer) and may_write_beside(plan) and self._writers._fits(plan)
+        return not writer.stays_apart and self.is_alike(writer) and may_write_beside(plan) and self._writers._fits(plan)
 
     def is_alike(self, writer: Writer) -> bool:
         """Returns whether a call has the kind of inputs of these."""
@@ -128,6 +132,10 @@ class _Together(Others):
                 writer.tell(outcome)
 
         return tell
+
+    def pass_over(self) -> None:
+        """Leaves that one to its own job."""
+        next(self.waiting()).stays_apart = True
 
     def _take(self, writer: Writer) -> None:
         self._writers._waiting.remove(writer)
