@@ -10,7 +10,7 @@ import pytest
 from captum import attr
 
 import cutaway as ca
-from cutaway.contract.requests import Attribution, NoiseTunnel
+from cutaway.contract.requests import Attribution, LLMAttribution, NoiseTunnel
 from cutaway.contract.wire.methods import METHODS
 
 THEIRS = {
@@ -44,3 +44,8 @@ def test_defaults_of_the_noise_tunnel_are_captums() -> None:
     assert ours.combination.value == captums(attr.NoiseTunnel, "nt_type")
     assert ours.n_samples == captums(attr.NoiseTunnel, "nt_samples")
     assert ours.stdev == captums(attr.NoiseTunnel, "stdevs")
+
+
+def test_defaults_of_the_class_for_language_models_are_captums() -> None:
+    for name, default in vars(LLMAttribution()).items():
+        assert default == captums(attr.LLMAttribution, name), name

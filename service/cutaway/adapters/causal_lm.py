@@ -168,6 +168,10 @@ class _Generation:
     adapter: CausalLMAdapter
     model: nn.Module
 
+    @property
+    def tokenizer(self) -> Any:
+        return self.adapter.tokenizer
+
     def aligned(self, inputs: Inputs) -> Inputs:
         return left_padded(inputs)
 

@@ -110,6 +110,7 @@ class AttributionRequest(_message.Message):
     NOISE_TUNNEL_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     LAYER_PATH_FIELD_NUMBER: _builtins.int
+    LLM_ATTRIBUTION_FIELD_NUMBER: _builtins.int
     layer_path: _builtins.str
     """Of a layer that returns several tensors: the one that is explained, by the path that captures have, such as "[0]".
     Default: all of them.
@@ -284,6 +285,12 @@ class AttributionRequest(_message.Message):
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricRequest]:
         """Metrics of the explanation. Default: none."""
 
+    @_builtins.property
+    def llm_attribution(self) -> Global___LlmAttribution:
+        """The method run by Captum's own class for language models; the target is the log-probability of a text. Default: the
+        method itself, of which several tokens share the passes.
+        """
+
     def __init__(
         self,
         *,
@@ -330,10 +337,11 @@ class AttributionRequest(_message.Message):
         noise_tunnel: Global___NoiseTunnel | None = ...,
         metrics: _abc.Iterable[Global___MetricRequest] | None = ...,
         layer_path: _builtins.str = ...,
+        llm_attribution: Global___LlmAttribution | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deconvolution", b"deconvolution", "deep_lift", b"deep_lift", "deep_lift_shap", b"deep_lift_shap", "feature_ablation", b"feature_ablation", "feature_permutation", b"feature_permutation", "gradient_shap", b"gradient_shap", "guided_backprop", b"guided_backprop", "guided_grad_cam", b"guided_grad_cam", "input_x_gradient", b"input_x_gradient", "integrated_gradients", b"integrated_gradients", "internal_influence", b"internal_influence", "kernel_shap", b"kernel_shap", "layer_activation", b"layer_activation", "layer_conductance", b"layer_conductance", "layer_deep_lift", b"layer_deep_lift", "layer_deep_lift_shap", b"layer_deep_lift_shap", "layer_feature_ablation", b"layer_feature_ablation", "layer_feature_permutation", b"layer_feature_permutation", "layer_grad_cam", b"layer_grad_cam", "layer_gradient_shap", b"layer_gradient_shap", "layer_gradient_x_activation", b"layer_gradient_x_activation", "layer_integrated_gradients", b"layer_integrated_gradients", "layer_lrp", b"layer_lrp", "lime", b"lime", "lrp", b"lrp", "method", b"method", "neuron_conductance", b"neuron_conductance", "neuron_deconvolution", b"neuron_deconvolution", "neuron_deep_lift", b"neuron_deep_lift", "neuron_deep_lift_shap", b"neuron_deep_lift_shap", "neuron_feature_ablation", b"neuron_feature_ablation", "neuron_gradient", b"neuron_gradient", "neuron_gradient_shap", b"neuron_gradient_shap", "neuron_guided_backprop", b"neuron_guided_backprop", "neuron_integrated_gradients", b"neuron_integrated_gradients", "noise_tunnel", b"noise_tunnel", "occlusion", b"occlusion", "saliency", b"saliency", "shapley_value_sampling", b"shapley_value_sampling", "shapley_values", b"shapley_values", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deconvolution", b"deconvolution", "deep_lift", b"deep_lift", "deep_lift_shap", b"deep_lift_shap", "feature_ablation", b"feature_ablation", "feature_permutation", b"feature_permutation", "gradient_shap", b"gradient_shap", "guided_backprop", b"guided_backprop", "guided_grad_cam", b"guided_grad_cam", "input_x_gradient", b"input_x_gradient", "integrated_gradients", b"integrated_gradients", "internal_influence", b"internal_influence", "kernel_shap", b"kernel_shap", "layer_activation", b"layer_activation", "layer_conductance", b"layer_conductance", "layer_deep_lift", b"layer_deep_lift", "layer_deep_lift_shap", b"layer_deep_lift_shap", "layer_feature_ablation", b"layer_feature_ablation", "layer_feature_permutation", b"layer_feature_permutation", "layer_grad_cam", b"layer_grad_cam", "layer_gradient_shap", b"layer_gradient_shap", "layer_gradient_x_activation", b"layer_gradient_x_activation", "layer_integrated_gradients", b"layer_integrated_gradients", "layer_lrp", b"layer_lrp", "lime", b"lime", "llm_attribution", b"llm_attribution", "lrp", b"lrp", "method", b"method", "neuron_conductance", b"neuron_conductance", "neuron_deconvolution", b"neuron_deconvolution", "neuron_deep_lift", b"neuron_deep_lift", "neuron_deep_lift_shap", b"neuron_deep_lift_shap", "neuron_feature_ablation", b"neuron_feature_ablation", "neuron_gradient", b"neuron_gradient", "neuron_gradient_shap", b"neuron_gradient_shap", "neuron_guided_backprop", b"neuron_guided_backprop", "neuron_integrated_gradients", b"neuron_integrated_gradients", "noise_tunnel", b"noise_tunnel", "occlusion", b"occlusion", "saliency", b"saliency", "shapley_value_sampling", b"shapley_value_sampling", "shapley_values", b"shapley_values", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deconvolution", b"deconvolution", "deep_lift", b"deep_lift", "deep_lift_shap", b"deep_lift_shap", "feature_ablation", b"feature_ablation", "feature_permutation", b"feature_permutation", "gradient_shap", b"gradient_shap", "guided_backprop", b"guided_backprop", "guided_grad_cam", b"guided_grad_cam", "input_x_gradient", b"input_x_gradient", "inputs", b"inputs", "integrated_gradients", b"integrated_gradients", "internal_influence", b"internal_influence", "kernel_shap", b"kernel_shap", "layer_activation", b"layer_activation", "layer_conductance", b"layer_conductance", "layer_deep_lift", b"layer_deep_lift", "layer_deep_lift_shap", b"layer_deep_lift_shap", "layer_feature_ablation", b"layer_feature_ablation", "layer_feature_permutation", b"layer_feature_permutation", "layer_grad_cam", b"layer_grad_cam", "layer_gradient_shap", b"layer_gradient_shap", "layer_gradient_x_activation", b"layer_gradient_x_activation", "layer_integrated_gradients", b"layer_integrated_gradients", "layer_lrp", b"layer_lrp", "layer_path", b"layer_path", "lime", b"lime", "lrp", b"lrp", "method", b"method", "metrics", b"metrics", "neuron_conductance", b"neuron_conductance", "neuron_deconvolution", b"neuron_deconvolution", "neuron_deep_lift", b"neuron_deep_lift", "neuron_deep_lift_shap", b"neuron_deep_lift_shap", "neuron_feature_ablation", b"neuron_feature_ablation", "neuron_gradient", b"neuron_gradient", "neuron_gradient_shap", b"neuron_gradient_shap", "neuron_guided_backprop", b"neuron_guided_backprop", "neuron_integrated_gradients", b"neuron_integrated_gradients", "noise_tunnel", b"noise_tunnel", "occlusion", b"occlusion", "saliency", b"saliency", "shapley_value_sampling", b"shapley_value_sampling", "shapley_values", b"shapley_values", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deconvolution", b"deconvolution", "deep_lift", b"deep_lift", "deep_lift_shap", b"deep_lift_shap", "feature_ablation", b"feature_ablation", "feature_permutation", b"feature_permutation", "gradient_shap", b"gradient_shap", "guided_backprop", b"guided_backprop", "guided_grad_cam", b"guided_grad_cam", "input_x_gradient", b"input_x_gradient", "inputs", b"inputs", "integrated_gradients", b"integrated_gradients", "internal_influence", b"internal_influence", "kernel_shap", b"kernel_shap", "layer_activation", b"layer_activation", "layer_conductance", b"layer_conductance", "layer_deep_lift", b"layer_deep_lift", "layer_deep_lift_shap", b"layer_deep_lift_shap", "layer_feature_ablation", b"layer_feature_ablation", "layer_feature_permutation", b"layer_feature_permutation", "layer_grad_cam", b"layer_grad_cam", "layer_gradient_shap", b"layer_gradient_shap", "layer_gradient_x_activation", b"layer_gradient_x_activation", "layer_integrated_gradients", b"layer_integrated_gradients", "layer_lrp", b"layer_lrp", "layer_path", b"layer_path", "lime", b"lime", "llm_attribution", b"llm_attribution", "lrp", b"lrp", "method", b"method", "metrics", b"metrics", "neuron_conductance", b"neuron_conductance", "neuron_deconvolution", b"neuron_deconvolution", "neuron_deep_lift", b"neuron_deep_lift", "neuron_deep_lift_shap", b"neuron_deep_lift_shap", "neuron_feature_ablation", b"neuron_feature_ablation", "neuron_gradient", b"neuron_gradient", "neuron_gradient_shap", b"neuron_gradient_shap", "neuron_guided_backprop", b"neuron_guided_backprop", "neuron_integrated_gradients", b"neuron_integrated_gradients", "noise_tunnel", b"noise_tunnel", "occlusion", b"occlusion", "saliency", b"saliency", "shapley_value_sampling", b"shapley_value_sampling", "shapley_values", b"shapley_values", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_method: _TypeAlias = _typing.Literal["saliency", "input_x_gradient", "integrated_gradients", "deep_lift", "deep_lift_shap", "gradient_shap", "guided_backprop", "deconvolution", "guided_grad_cam", "lrp", "feature_ablation", "feature_permutation", "occlusion", "shapley_values", "shapley_value_sampling", "kernel_shap", "lime", "layer_activation", "layer_gradient_x_activation", "layer_grad_cam", "layer_conductance", "internal_influence", "layer_integrated_gradients", "layer_deep_lift", "layer_deep_lift_shap", "layer_gradient_shap", "layer_lrp", "layer_feature_ablation", "layer_feature_permutation", "neuron_gradient", "neuron_integrated_gradients", "neuron_conductance", "neuron_deep_lift", "neuron_deep_lift_shap", "neuron_gradient_shap", "neuron_guided_backprop", "neuron_deconvolution", "neuron_feature_ablation"]  # noqa: Y015
     _WhichOneofArgType_method: _TypeAlias = _typing.Literal["method", b"method"]  # noqa: Y015
@@ -1813,6 +1821,39 @@ class NoiseTunnel(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stdev) -> _WhichOneofReturnType__stdev | None: ...
 
 Global___NoiseTunnel: _TypeAlias = NoiseTunnel  # noqa: Y015
+
+@_typing.final
+class LlmAttribution(_message.Message):
+    """Runs a method of perturbations as Captum's LLMAttribution does: one text, token by token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USE_CACHED_OUTPUTS_FIELD_NUMBER: _builtins.int
+    FORWARD_IN_TOKENS_FIELD_NUMBER: _builtins.int
+    use_cached_outputs: _builtins.bool
+    """Passes keep keys and values of earlier tokens. Default: true, as in Captum."""
+    forward_in_tokens: _builtins.bool
+    """Each token of the text has a pass of its own. Default: true, as in Captum."""
+    def __init__(
+        self,
+        *,
+        use_cached_outputs: _builtins.bool | None = ...,
+        forward_in_tokens: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_forward_in_tokens", b"_forward_in_tokens", "_use_cached_outputs", b"_use_cached_outputs", "forward_in_tokens", b"forward_in_tokens", "use_cached_outputs", b"use_cached_outputs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_forward_in_tokens", b"_forward_in_tokens", "_use_cached_outputs", b"_use_cached_outputs", "forward_in_tokens", b"forward_in_tokens", "use_cached_outputs", b"use_cached_outputs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__forward_in_tokens: _TypeAlias = _typing.Literal["forward_in_tokens"]  # noqa: Y015
+    _WhichOneofArgType__forward_in_tokens: _TypeAlias = _typing.Literal["_forward_in_tokens", b"_forward_in_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__use_cached_outputs: _TypeAlias = _typing.Literal["use_cached_outputs"]  # noqa: Y015
+    _WhichOneofArgType__use_cached_outputs: _TypeAlias = _typing.Literal["_use_cached_outputs", b"_use_cached_outputs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__forward_in_tokens) -> _WhichOneofReturnType__forward_in_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_cached_outputs) -> _WhichOneofReturnType__use_cached_outputs | None: ...
+
+Global___LlmAttribution: _TypeAlias = LlmAttribution  # noqa: Y015
 
 @_typing.final
 class MetricRequest(_message.Message):

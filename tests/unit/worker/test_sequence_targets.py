@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +77,18 @@ def test_each_row_has_the_log_probabilities_of_its_own_text(architecture: str, t
         assert result.target_values[row] == pytest.approx(sum(expected), abs=1e-4)
 
 
-def llm(directory: Path, method: Callable[[Any], Any], text: str = TEXTS[1], **options: Any) -> Any:
-    """What Captum's own attributions of language models say of the first prompt and a text."""
+def llm(
+    directory: Path, method: Callable[[Any], Any], text: str = TEXTS[1], prompt: str = PROMPTS[0], **options: Any
+) -> Any:
+    """What Captum's own attributions of language models say of a prompt and a text."""
     plain, adapter = by_hand(directory), CausalLMAdapter(directory=directory)
     made = method(plain)
     forward_only = not isinstance(made, captum.LayerGradientXActivation | captum.LayerIntegratedGradients)
     kind = captum.LLMAttribution if forward_only else captum.LLMGradientAttribution
-    prompt = captum.TextTokenInput(PROMPTS[0], adapter.tokenizer)
+    read = captum.TextTokenInput(prompt, adapter.tokenizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return kind(made, adapter.tokenizer).attribute(prompt, target=text, **options)
+        return kind(made, adapter.tokenizer).attribute(read, target=text, **options)
 
 
 def by_token(adapter: CausalLMAdapter, method: ca.Attribution) -> tuple[AttributionResult, ...]:
@@ -117,13 +121,41 @@ def test_an_ablation_is_that_of_captum_without_its_cache(architecture: str, tmp_
     assert [one.targets.tolist() for one in each if one.targets is not None] == [[token] for token in tokens]
 
 
-def test_captum_is_wrong_with_its_defaults(tmp_path: Path) -> None:
-    """It reads the whole prompt again on top of its cache. Where this fails, the pages need not warn any more."""
-    directory, text = saved(tmp_path, "llama"), TEXTS[2]
-    right, default = (
-        llm(directory, captum.FeatureAblation, text, use_cached_outputs=cached).seq_attr for cached in (False, True)
-    )
-    assert (default - right).abs().max() > 0.02 * right.abs().max()
+RIGHT = ca.LLMAttribution(use_cached_outputs=False)
+WRAPPED = [
+    (ca.FeatureAblation(), captum.FeatureAblation),
+    (ca.ShapleyValueSampling(n_samples=2), captum.ShapleyValueSampling),
+    (ca.KernelShap(n_samples=60), captum.KernelShap),
+]
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "gemma2"])
+@pytest.mark.parametrize(("ours", "theirs"), WRAPPED, ids=lambda value: type(value).__name__)
+def test_captums_class_is_wrong_with_its_defaults_and_a_verdict_says_so(
+    architecture: str, ours: ca.Attribution, theirs: Any, tmp_path: Path
+) -> None:
+    """It reads the whole prompt again on top of its cache. Without the cache, or in one pass, it is right.
+
+    Where this fails, the pages need not warn any more.
+    """
+    directory = saved(tmp_path, architecture)
+    adapter = CausalLMAdapter({"dtype": "float64"}, directory=directory)
+    given, text = prompts(adapter, PROMPTS[2]), " see the see"
+    target = ca.SequenceLogProbability((text,))
+    for cached, in_tokens in itertools.product((True, False), repeat=2):
+        wrapper = ca.LLMAttribution(use_cached_outputs=cached, forward_in_tokens=in_tokens)
+        method = replace(ours, llm_attribution=wrapper)
+        (found,) = asked(adapter, given, target=target, attributions=(method,), seed=3).attributions
+        if isinstance(ours, ca.FeatureAblation):
+            options = {"use_cached_outputs": cached, "forward_in_tokens": in_tokens}
+            own = llm(directory, lambda plain: theirs(plain.double()), text, PROMPTS[2], **options)
+            np.testing.assert_allclose(found.values["input_ids"][0], own.seq_attr, rtol=0, atol=1e-5)
+        check = found.checks[0]
+        if cached and in_tokens:
+            assert (check.verdict, check.cause) == (Verdict.DISAGREES, ca.Cause.OTHER_PASSES), check
+            assert "use_cached_outputs=False" in check.reason
+        else:
+            assert [(one.verdict, one.reason) for one in found.checks] == [(Verdict.AGREES, "")] * len(found.checks)
 
 
 @pytest.mark.parametrize(
@@ -351,3 +383,42 @@ def test_requests_with_other_padding_are_each_explained_at_their_own_token(gpt2:
             outcome.attributions[0].values["input_ids"], alone.values["input_ids"], rtol=0, atol=1e-5
         )
         assert outcome.attributions[0].checks[0].verdict is Verdict.AGREES
+
+
+@pytest.mark.parametrize("check", [*ca.CheckMode])
+def test_captums_class_has_the_values_of_each_token(gpt2: Path, check: ca.CheckMode) -> None:
+    """It computes those of all tokens at once."""
+    adapter = CausalLMAdapter({"dtype": "float64"}, directory=gpt2)
+    target = ca.SequenceLogProbability((TEXTS[1],), by_token=True)
+    given, mode = prompts(adapter, PROMPTS[0]), ca.CheckRequest(mode=check)
+    own, wrapped = (
+        asked(adapter, given, target=target, attributions=(method,), check=mode)
+        for method in (ca.FeatureAblation(), ca.FeatureAblation(llm_attribution=RIGHT))
+    )
+    assert len(own.attributions) == len(wrapped.attributions)
+    for one, other in zip(own.attributions, wrapped.attributions):
+        np.testing.assert_allclose(one.values["input_ids"], other.values["input_ids"], rtol=0, atol=1e-5)
+        assert [(each.verdict, each.reason) for each in other.checks] == [(Verdict.AGREES, "")] * len(one.checks)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"target": ca.ClassIndex((3,))},
+        {
+            "attributions": (ca.KernelShap(n_samples=60, llm_attribution=RIGHT),),
+            "target": ca.SequenceLogProbability((TEXTS[1],), by_token=True),
+        },
+        {"attributions": (ca.LayerGradientXActivation(layer="transformer.wte", llm_attribution=RIGHT),)},
+        {"edits": (ca.Zero("transformer.h.0"),)},
+        {"texts": PROMPTS},
+    ],
+)
+def test_what_captums_class_cannot_do_is_an_error(gpt2: Path, changed: dict[str, Any]) -> None:
+    adapter = CausalLMAdapter(directory=gpt2)
+    request = {"target": ONE, "attributions": (ca.FeatureAblation(llm_attribution=RIGHT),), **changed}
+    given = prompts(adapter, *request.pop("texts", PROMPTS[:1]))
+    with pytest.raises(InvalidArgument) as refused:
+        asked(adapter, given, **request)
+    found = refused.value.reason, refused.value.field
+    assert found == ("METHOD_INAPPLICABLE", "attributions[0].llm_attribution"), refused.value

@@ -36,7 +36,8 @@ function methodOf({ localName }: DescField, { name, fields }: DescMessage): Meth
     options: [
       ...optionsIn(fields, [localName]),
       ...optionsIn(
-        COMMON.filter((each) => each.name !== "layer_path" || has("layer")),
+        // Captum's own class for language models is asked for in code, to see what it does.
+        COMMON.filter(({ name }) => name !== "llm_attribution" && (name !== "layer_path" || has("layer"))),
         [],
       ),
     ],

@@ -23,6 +23,7 @@ __all__ = [
     "InputXGradient",
     "IntegratedGradients",
     "InternalInfluence",
+    "LLMAttribution",
     "LayerActivation",
     "LayerConductance",
     "LayerGradCam",
@@ -92,6 +93,21 @@ class NoiseTunnel:
 
 
 @dataclass(frozen=True)
+class LLMAttribution:
+    """The method run by Captum's class of that name, whose defaults are wrong with transformers 5.
+
+    The target is the log-probability of a text behind one prompt. A verdict compares it with raw passes.
+
+    Args:
+        use_cached_outputs: whether passes keep keys and values of earlier tokens.
+        forward_in_tokens: whether each token of the text has a pass of its own.
+    """
+
+    use_cached_outputs: bool = True
+    forward_in_tokens: bool = True
+
+
+@dataclass(frozen=True)
 class Metric:
     """A quality metric: one number for each example."""
 
@@ -147,6 +163,7 @@ class Attribution:
             input of ids of an embedding that the method can replace by a baseline.
         noise: explain noisy copies of the inputs and combine them; ``None`` explains the inputs as they are.
         metrics: quality metrics of the attribution, returned with it.
+        llm_attribution: run the method by Captum's own class for language models; ``None`` runs the method itself.
         layer_path: of a layer that returns several tensors, the one that is explained, by its path: ``"[0]"`` is an
             LSTM's sequence, ``"[1][0]"`` its last hidden state; ``""`` explains what the layer returns.
     """
@@ -154,6 +171,7 @@ class Attribution:
     target: Target | None = None
     inputs: tuple[str, ...] = ()
     noise: NoiseTunnel | None = None
+    llm_attribution: LLMAttribution | None = None
     metrics: tuple[Metric, ...] = ()
     layer_path: str = ""
 

@@ -8,6 +8,7 @@ from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import (
     Attribution,
     Expectation,
+    LLMAttribution,
     LrpRule,
     Metric,
     NoiseTunnel,
@@ -37,6 +38,7 @@ RULES: OneOf[LrpRule] = OneOf(
 )
 
 _NOISE = record(NoiseTunnel, pb.NoiseTunnel, {"n_samples": FieldRule(codec=COUNT)})
+_LLM = record(LLMAttribution, pb.LlmAttribution)
 
 
 def _write_baseline(baseline: Any, message: pb.Baseline) -> None:
@@ -108,6 +110,7 @@ METHODS: OneOf[Attribution] = OneOf(
     rules={
         "target": FieldRule(codec=TARGETS.codec),
         "noise_tunnel": FieldRule("noise", _NOISE),
+        "llm_attribution": FieldRule(codec=_LLM),
         "metrics": FieldRule(codec=several(METRICS.codec)),
         "neuron": FieldRule(codec=NEURON),
         "path": FieldRule(codec=_PATH),

@@ -20,7 +20,7 @@ from cutaway.engine.execution.sweep import sweep_passes
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec, TextRanges
 from cutaway.engine.methods.captum_call import method_of, shares_passes
 from cutaway.engine.methods.paths import max_steps, steps_to_try
-from cutaway.engine.model.inspected_model import arguments_kind
+from cutaway.engine.model.inspected_model import CONTINUATION, arguments_kind
 from cutaway.engine.passes.features import Features, cost
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.passes.targets import number_of_scalars
@@ -138,6 +138,8 @@ def _of_all(plan: RequestPlan, attribution: ResolvedAttribution, once: int, agai
     target = request.target or plan.request.target
     scalars = (number_of_scalars(target, plan.inputs) if method_of(request).has_target else 0) or 1
     runs = 1 if shares_passes(attribution) else scalars
+    if request.llm_attribution is not None and request.llm_attribution.forward_in_tokens:
+        once *= plan.inputs[CONTINUATION].shape[1] if CONTINUATION in plan.inputs else 1
     return runs * once * copies + scalars * (again * copies + judging + further)
 
 

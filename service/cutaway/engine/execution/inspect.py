@@ -317,7 +317,8 @@ why they saw nothing."""
 def _values_and_summary(problem: AttributionProblem, main: MainPass) -> _Summarized:
     """Runs Captum, and summarizes its passes or separate ones for the check. If Captum fails under our hooks, runs
     Captum again without them."""
-    mode, method = main.plan.request.check.mode, method_of(problem.request)
+    method = method_of(problem.request)
+    mode = method.checked(main.plan.request.check).mode
     parts = consecutive(main.plan.parts or (problem.rows,))
     failure: Exception | None = None
     if mode is CheckMode.SAME_PASS:
@@ -368,7 +369,8 @@ def _checked_result(
 
     A check that fails, or whose passes did, with ``failure``, is inconclusive: it never costs the values.
     """
-    method, check = method_of(problem.request), main.plan.request.check
+    method = method_of(problem.request)
+    check = method.checked(main.plan.request.check)
     verdicts: tuple[results.Check, ...] = ()
     errors: Values = {}
     with problem.model.proofs.billed_to(main.timings), timed(main.timings, "check_ms"):

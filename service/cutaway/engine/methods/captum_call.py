@@ -20,7 +20,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.results import MetricResult
 from cutaway.engine.methods import deeplift, gradients, lrp, neurons, paths, perturbations, spec
 from cutaway.engine.methods.captum_patches import quicker_captum, with_rows_apart, with_single_root
-from cutaway.engine.methods.noise_tunnel import captum_tunnel, with_noise_tunnel
+from cutaway.engine.methods.wrappers import captum_tunnel, llm_values, with_llm_attribution, with_noise_tunnel
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.pass_memory import SharedPasses
@@ -49,8 +49,10 @@ TABLE: dict[type[requests.Attribution], spec.Method] = {
 
 
 def method_of(request: requests.Attribution) -> spec.Method:
-    """Returns the row of ``request``, inside a noise tunnel if the request has one."""
+    """Returns the row of ``request``, inside the class of Captum that wraps it if the request has one."""
     method = TABLE[type(request)]
+    if request.llm_attribution is not None:
+        return with_llm_attribution(method, request.llm_attribution)
     return method if request.noise is None else with_noise_tunnel(method, request.noise)
 
 
@@ -107,6 +109,9 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
         _draws(problem),
         problem.shared.used() if problem.shared else nullcontext(),
     ):
+        if problem.request.llm_attribution is not None:
+            with at("llm_attribution"):
+                return _named(problem, llm_values(problem, problem.request.llm_attribution, **options))
         if method.applies_to_modules:
             called = _Module(problem.model.module, called)
         captum = getattr(attr, type(problem.request).__name__)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import Attribution, Point, field_name
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, Point, field_name
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.folding import ReferenceFold
@@ -69,6 +69,7 @@ class Method:
         reference_passes: runs separate passes for the reference. Needed where Captum overrides gradients: its own
             passes cannot prove that the override happened. None: any passes that visit ``points`` serve.
         replaces_layer: whether Captum overrides only what the layer returns: its own passes show that, and serve too.
+        is_watched: whether Captum runs the function that it gets, whose passes raw hooks record, and not the model.
         limitation: what Captum computes wrongly or omits for this model, so that even a match with the reference proves
             nothing; None if there is nothing.
         applies_to_modules: whether Captum needs an ``nn.Module`` instead of a function, because it hooks submodules.
@@ -101,6 +102,7 @@ class Method:
     batchable: bool = False
     reference_passes: Callable[[AttributionProblem], Iterable[Pass]] | None = None
     replaces_layer: bool = False
+    is_watched: bool = True
     limitation: Callable[[AttributionProblem], Finding | None] = lambda _: None
     applies_to_modules: bool = False
     explains_neuron: bool = False
@@ -143,6 +145,11 @@ class Method:
             for recorded in passes:
                 recorded.copy = number
                 yield recorded
+
+    def checked(self, check: CheckRequest) -> CheckRequest:
+        """Returns how the method is checked where ``check`` is asked for: of Captum's passes only if they are seen."""
+        is_seen = self.is_watched or check.mode is not CheckMode.SAME_PASS
+        return check if is_seen else replace(check, mode=CheckMode.INDEPENDENT)
 
     def compares(self, request: Attribution) -> str:
         """Returns what the check of ``request`` compares with what."""

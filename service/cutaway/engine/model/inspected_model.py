@@ -84,6 +84,10 @@ class Texts(Protocol):
 class Generation(Protocol):
     """A way to write tokens behind texts, and to score them in one pass."""
 
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, one of transformers."""
+
     def continued(self, inputs: Inputs, texts: Sequence[str]) -> Inputs:
         """Returns ``inputs`` with `CONTINUATION`: the tokens of ``texts``, one for each row.
 

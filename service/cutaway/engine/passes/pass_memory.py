@@ -29,10 +29,12 @@ class SharedPasses:
 
     Attributes:
         again: what one more pass at the input returned, which shows whether the model returns the same twice.
+        captum: what Captum returned for all targets at once, where its class does so.
     """
 
     def __init__(self) -> None:
         self.again: Tensor | None = None
+        self.captum: Any = None
         self._outputs: dict[bytes, Tensor] = {}
         self._is_open = False
 

@@ -12,7 +12,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.values import changed, near_names
 from cutaway.engine.methods.captum_call import TABLE, method_of, refuse_metric
-from cutaway.engine.methods.noise_tunnel import refuse_noise
+from cutaway.engine.methods.wrappers import refuse_llm_attribution, refuse_noise
 from cutaway.engine.model.inspected_model import CONTINUATION, LOGITS, Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.features import Features, baselines, distributions, features
@@ -66,6 +66,9 @@ def resolve_attribution(
     if request.noise is not None:
         with at("noise_tunnel"):
             refuse_noise(TABLE[type(request)], request, inputs, explained)
+    if request.llm_attribution is not None:
+        with at("llm_attribution"):
+            refuse_llm_attribution(model, request, inputs, explained, starts, edits)
     for index, metric in enumerate(request.metrics):
         with at(f"metrics[{index}]"):
             refuse_metric(metric, request, inputs, explained)

@@ -1,24 +1,45 @@
-"""Any method, applied to noisy copies of the inputs and combined: SmoothGrad, its square, VarGrad."""
+"""Captum's classes that wrap another method.
+
+- `NoiseTunnel`: any method on noisy copies of the inputs, combined: SmoothGrad, its square, VarGrad.
+- `LLMAttribution`: a method of perturbations of a language model, which explains a text behind a prompt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from captum import attr
+from torch import Tensor
 
-from cutaway.contract.requests import Attribution, Combination, Expectation, NoiseTunnel
+from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.requests import (
+    Attribution,
+    Combination,
+    Expectation,
+    FeatureAblation,
+    KernelShap,
+    Lime,
+    LLMAttribution,
+    NoiseTunnel,
+    ShapleyValues,
+    ShapleyValueSampling,
+)
 from cutaway.contract.results import Cause
 from cutaway.engine.methods import spec
-from cutaway.engine.model.inspected_model import Inputs
+from cutaway.engine.methods.captum_patches import with_rows_apart
+from cutaway.engine.model.inspected_model import CONTINUATION, Generation, Inputs, InspectedModel
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.folding import Fold, Folding
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
+from cutaway.engine.passes.pass_memory import SharedPasses
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import MissingObservation, Reference
-from cutaway.engine.runtime.numerics import SUM
+from cutaway.engine.runtime.numerics import EXACT, SUM
 
 
 def with_noise_tunnel(base: spec.Method, noise: NoiseTunnel) -> spec.Method:
@@ -174,3 +195,139 @@ def refuse_noise(base: spec.Method, request: Attribution, inputs: Inputs, explai
                 f"inside a noise tunnel Captum uses the baselines of {method} as one baseline for each row, and there "
                 f"are {samples} for {rows} rows: send as many samples as rows, or no noise"
             )
+
+
+# A text behind a prompt. Captum runs the model's own forward on one prompt, and not the function that it was given.
+
+
+def with_llm_attribution(base: spec.Method, wrapper: LLMAttribution) -> spec.Method:
+    """Returns the row of the table for ``base`` inside Captum's `LLMAttribution`."""
+    return replace(
+        base,
+        formula=f"{base.formula} of one pass over prompt and text",
+        tolerances=EXACT,  # Captum's passes have other lengths, and round in other ways
+        batchable=False,
+        is_watched=False,
+        reference_passes=base.reference_passes or partial(_passes, base),
+        limitation=lambda problem: problem.cache.get(LLMAttribution) if wrapper.use_cached_outputs else None,
+    )
+
+
+def _passes(base: spec.Method, problem: AttributionProblem) -> Iterable[Pass]:
+    """Runs separate passes, which the tokens of a text share."""
+    with problem.shared.used() if problem.shared else nullcontext():
+        yield from run_passes(problem, base.points(problem), differentiate=False)
+
+
+def llm_values(problem: AttributionProblem, wrapper: LLMAttribution, **options: Any) -> Tensor:
+    """Returns Captum's attributions of a text, or of one token of it, [1, tokens of the prompt].
+
+    Args:
+        problem: of one prompt, which is one input.
+        wrapper: how Captum runs the model.
+        options: what its method gets besides.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``: the target is no text, or a token where Captum has only the text.
+    """
+    if problem.target.source != CONTINUATION:
+        raise _inapplicable("explains the log-probability of a text: ask target=SequenceLogProbability(text)")
+    shared = problem.shared or SharedPasses()
+    if shared.captum is None:
+        shared.captum = _attributed(problem, wrapper, **options)
+    of_text, of_tokens = shared.captum.seq_attr.unsqueeze(0), shared.captum.token_attr
+    if problem.target.tokens is not None and of_tokens is None:
+        raise _inapplicable(f"has no values by token of {type(problem.request).__name__}: leave by_token out")
+    by_token: Tensor = of_text if problem.target.tokens is None else of_tokens
+    return problem.target.scalars(by_token.T).unsqueeze(0)
+
+
+def _attributed(problem: AttributionProblem, wrapper: LLMAttribution, **options: Any) -> Any:
+    """Returns Captum's result for one prompt."""
+    (prompt,), (baseline,) = problem.arguments, options.pop("baselines")
+    model, method = _Passes(problem), getattr(attr, type(problem.request).__name__)
+    known = SimpleNamespace(encode=lambda *_, **__: prompt, convert_ids_to_tokens=model.tokenizer.convert_ids_to_tokens)
+    if masks := options.pop("feature_mask", ()):
+        options["feature_mask"] = masks[0]
+    return attr.LLMAttribution(with_rows_apart(method(model)), model.tokenizer).attribute(
+        attr.TextTokenInput("", known, baselines=int(baseline[0, 0])),
+        target=problem.inputs[CONTINUATION][0],
+        use_cached_outputs=wrapper.use_cached_outputs,
+        forward_in_tokens=wrapper.forward_in_tokens,
+        **options,
+    )
+
+
+class _Passes:
+    """A model of transformers as Captum calls it. Each call is a pass of the request, so that others run in between."""
+
+    def __init__(self, problem: AttributionProblem) -> None:
+        self._problem, self._model = problem, problem.model
+        self.tokenizer: Any = cast(Generation, problem.model.generate).tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model.module, name)
+
+    def forward(self, **given: Any) -> Any:
+        """Returns what the model does; notes in the problem's cache a pass that reads what the cache has already."""
+        ids, cache = given["input_ids"], given.get("past_key_values")
+        if cache is not None and cache.get_seq_length() and ids.shape[1] > 1:
+            self._problem.cache[LLMAttribution] = _READ_AGAIN
+        returned: list[Any] = []
+
+        def call(_: dict[str, Any]) -> Any:
+            returned.append(self._model.module(**given))
+            return returned[0].logits
+
+        try:
+            self._model.run({"input_ids": ids}, call)
+        except CutawayError as failure:
+            if failure.reason != Reason.MODEL_FAILED or LLMAttribution not in self._problem.cache:
+                raise
+            raise spec.inapplicable(f"{_READ_AGAIN.reason}; {failure.message}") from failure
+        return returned[0]
+
+
+_READ_AGAIN = Finding(
+    Cause.OTHER_PASSES,
+    "with use_cached_outputs=True Captum reads the prompt again for each further token, on top of its keys and values "
+    "in the cache: set use_cached_outputs=False, or leave llm_attribution out",
+)
+
+_WRAPPED = (FeatureAblation, ShapleyValueSampling, ShapleyValues, Lime, KernelShap)
+"""The methods that Captum's LLMAttribution takes."""
+
+
+def refuse_llm_attribution(
+    model: InspectedModel,
+    request: Attribution,
+    inputs: Inputs,
+    explained: Sequence[str],
+    baselines: Inputs,
+    edits: Changes,
+) -> None:
+    """Raises for a request that Captum's `LLMAttribution` does not support, before anything runs.
+
+    Raises:
+        InvalidArgument: fields are relative to ``llm_attribution``.
+    """
+    method = type(request).__name__
+    if model.generate is None:
+        raise _inapplicable("explains what a language model writes, and this model writes no texts")
+    if not isinstance(request, _WRAPPED):
+        taken = ", ".join(kind.__name__ for kind in _WRAPPED)
+        raise _inapplicable(f"does not take {method}, but {taken}")
+    if edits:
+        raise _inapplicable("runs the model as it is: leave the edits out")
+    if (rows := len(next(iter(inputs.values())))) != 1 or not all(bool(tensor.all()) for tensor in _masks(inputs)):
+        raise _inapplicable(f"explains one prompt without padding, and there are {rows}: send each in its own request")
+    if len(explained) != 1 or any(len(tensor.unique()) != 1 for tensor in baselines.values()):
+        raise _inapplicable("replaces the tokens of one input, all by the same token")
+
+
+def _masks(inputs: Inputs) -> Iterator[Tensor]:
+    return (tensor for name, tensor in inputs.items() if name == "attention_mask")
+
+
+def _inapplicable(what: str) -> CutawayError:
+    return spec.inapplicable(f"Captum's LLMAttribution {what}")
