@@ -121,6 +121,8 @@ shares = st.floats(0, 1, exclude_min=True)
 data_types = st.sampled_from(["", *DTYPES])
 shapes = tuples_of(st.integers(-1, 2**40))
 
+positions = SIGNED_32 | names
+
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "at": spelled_points,
     "axes": tuples_of(SIGNED_32, least=1),
@@ -151,7 +153,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "reply_bytes": st.integers(0, UNSIGNED_64),
     "reply_data_type": st.sampled_from(["", *FLOATING]),
     "shape": shapes,
-    "position": st.none() | SIGNED_32,
+    "position": st.none() | positions,
+    "Capture.position": st.none() | positions | tuples_of(positions, least=1),
     "steps": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "step": st.none() | st.integers(1, 2**63 - 1),
     "weight": probabilities,

@@ -40,6 +40,9 @@ PointName: TypeAlias = Literal["input", "output", "grad_input", "grad_output"]
 FloatingType: TypeAlias = Annotated[str, "the name of a floating data type, or nothing"]
 
 
+Position: TypeAlias = int | str
+"""A token of each row: its number, or its text."""
+
 Steps: TypeAlias = Annotated[tuple[int, ...] | range, distinct]
 
 
@@ -148,7 +151,8 @@ class Capture:
         data_type: what floating tensors are sent as, such as ``float16``; ``""`` is as computed.
         steps: only these steps of a generation, from 0; empty is all.
         position: only this token of each row, along axis 1, which the result does not have; from the first token of the
-            row's own text, without padding, a negative one from its last; ``None`` is all tokens.
+            row's own text, without padding, a negative one from its last; or by its text, such as ``" Paris"``, whose
+            last token it is. Several are axis 1 of the result; ``None`` is all tokens.
     """
 
     module: str = ""
@@ -162,7 +166,7 @@ class Capture:
     reduce: Reduction | None = None
     data_type: FloatingType = ""
     steps: Steps = ()
-    position: int | None = None
+    position: Position | tuple[Position, ...] | None = None
 
     @cached_property
     def points(self) -> tuple[Point, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
 
-from cutaway.contract.requests.captures import Point, PointName, Slice, Steps, as_point
+from cutaway.contract.requests.captures import Point, PointName, Position, Slice, Steps, as_point
 from cutaway.contract.requests.fields import Number, bounded, distinct
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
@@ -40,7 +40,8 @@ class Edit:
             every tensor where none floats.
         steps: only in these steps of a generation, from 0; empty is all.
         position: only this token of each row, along axis 1; from the first token of the row's own text, without
-            padding, a negative one from its last; ``None`` is all tokens.
+            padding, a negative one from its last; or by its text, such as ``" Paris"``, of which it is the last token;
+            ``None`` is all tokens.
     """
 
     module: str = ""
@@ -52,7 +53,7 @@ class Edit:
     slices: tuple[Slice, ...] = ()
     path: str = ""
     steps: Steps = ()
-    position: int | None = None
+    position: Position | None = None
 
     @property
     def point(self) -> Point:

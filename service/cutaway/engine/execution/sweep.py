@@ -129,8 +129,7 @@ class _Clean:
     def _may_copy(self, names: set[str]) -> bool:
         """Returns whether rows may have other numbers and other company in a pass, and many patches run together."""
         edits = [edit for numbered in self._plan.edits.values() for _, edit in numbered]
-        has_places = any(edit.position is not None or is_row_specific_edit(edit) for edit in edits)
-        if self._target.is_row_specific or has_places:
+        if self._target.is_row_specific or any(map(is_row_specific_edit, edits)):
             return False
         places = {(name, Point.OUTPUT) for name in names}
         return rows_may_be_copied(self._plan, places, "" if self._target.is_neuron else self._target.source)

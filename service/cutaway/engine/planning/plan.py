@@ -30,6 +30,7 @@ from cutaway.engine.planning.attribution_setup import (
     moves_integers,
     needs_logits,
     resolve_attribution,
+    row_texts,
     with_continuation,
 )
 from cutaway.engine.planning.embedded_inputs import embedded_inputs
@@ -364,6 +365,7 @@ def plan_request(
     sites = _sites(model, request)
     parameters = resolve_parameters(model.tree, request)
     edits = resolve_edits(model.tree, request, next(iter(inputs.values())).shape[0])
+    row_texts(model, request, inputs)  # refuses what is not there
     with at("input_gradients"):
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
     draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)
