@@ -153,6 +153,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "reply_bytes": st.integers(0, UNSIGNED_64),
     "reply_data_type": st.sampled_from(["", *FLOATING]),
     "shape": shapes,
+    "heads": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "position": st.none() | positions,
     "Capture.position": st.none() | positions | tuples_of(positions, least=1),
     "steps": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
@@ -198,6 +199,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "Outline.data_type": st.sampled_from(list(DTYPES)),
     "Outline.shape": tuples_of(st.integers(0, 2**40)),
     "Sweep.places": st.lists(SIGNED_64, max_size=3, unique=True).map(tuple),
+    "Sweep.heads": st.booleans(),
     "Sweep.axis": UNSIGNED_32,
     "Sweep.module": names,
     "Sweep.source": UNSIGNED_32,
@@ -265,7 +267,13 @@ captures = st.one_of(
     captured(module=names),
     captured(op=names, position=st.none()),
     captured(
-        parameter=names, at=st.just("output"), call=st.none(), path=st.just(""), steps=st.just(()), position=st.none()
+        parameter=names,
+        at=st.just("output"),
+        call=st.none(),
+        path=st.just(""),
+        steps=st.just(()),
+        position=st.none(),
+        heads=st.just(()),
     ),
 )
 

@@ -74,6 +74,7 @@ class CaptureRequest(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     POSITION_TEXT_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module by its name in named_modules(), `.` for the model itself, or a glob: `*` stands for any text within
     one part of a dotted name, `**` for any text across parts, `?` for one character.
@@ -121,6 +122,12 @@ class CaptureRequest(_message.Message):
     def positions(self) -> Global___TokenPositions:
         """Several tokens, which are axis 1 of the result."""
 
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Only these heads of attention, in this order: parts of the last axis, at the input of a module that joins heads, such
+        as `o_proj`. Default: all channels.
+        """
+
     def __init__(
         self,
         *,
@@ -137,10 +144,11 @@ class CaptureRequest(_message.Message):
         position: _builtins.int = ...,
         position_text: _builtins.str = ...,
         positions: Global___TokenPositions | None = ...,
+        heads: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "module", b"module", "op", b"op", "parameter", b"parameter", "position", b"position", "position_text", b"position_text", "positions", b"positions", "reduction", b"reduction", "token", b"token", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "data_type", b"data_type", "module", b"module", "op", b"op", "parameter", b"parameter", "path", b"path", "points", b"points", "position", b"position", "position_text", b"position_text", "positions", b"positions", "reduction", b"reduction", "slices", b"slices", "steps", b"steps", "token", b"token", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "data_type", b"data_type", "heads", b"heads", "module", b"module", "op", b"op", "parameter", b"parameter", "path", b"path", "points", b"points", "position", b"position", "position_text", b"position_text", "positions", b"positions", "reduction", b"reduction", "slices", b"slices", "steps", b"steps", "token", b"token", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015

@@ -73,6 +73,7 @@ class Edit(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     POSITION_TEXT_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module by its name in named_modules(), `.` for the model itself, or a glob: every module that matches."""
     op: _builtins.str
@@ -139,6 +140,12 @@ class Edit(_message.Message):
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only in these steps of a generation, from 0. Default: all."""
 
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Only these heads of attention: parts of the last axis, at the input of a module that joins heads, such as `o_proj`.
+        Default: all channels.
+        """
+
     def __init__(
         self,
         *,
@@ -161,10 +168,11 @@ class Edit(_message.Message):
         steps: _abc.Iterable[_builtins.int] | None = ...,
         position: _builtins.int = ...,
         position_text: _builtins.str = ...,
+        heads: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "position", b"position", "position_text", b"position_text", "replace", b"replace", "scale", b"scale", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "position_text", b"position_text", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "heads", b"heads", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "position_text", b"position_text", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015

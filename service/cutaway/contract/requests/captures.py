@@ -44,6 +44,7 @@ Position: TypeAlias = int | str
 """A token of each row: its number, or its text."""
 
 Steps: TypeAlias = Annotated[tuple[int, ...] | range, distinct]
+Heads: TypeAlias = Annotated[tuple[int, ...], distinct]
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,8 @@ class Capture:
         position: only this token of each row, along axis 1, which the result does not have; from the first token of the
             row's own text, without padding, a negative one from its last; or by its text, such as ``" Paris"``, whose
             last token it is. Several are axis 1 of the result; ``None`` is all tokens.
+        heads: only these heads of attention, in this order: parts of the last axis of the input of a module that joins
+            heads, such as ``o_proj``; empty is all channels.
     """
 
     module: str = ""
@@ -167,6 +170,7 @@ class Capture:
     data_type: FloatingType = ""
     steps: Steps = ()
     position: Position | tuple[Position, ...] | None = None
+    heads: Heads = ()
 
     @cached_property
     def points(self) -> tuple[Point, ...]:

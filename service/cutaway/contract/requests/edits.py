@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
 
-from cutaway.contract.requests.captures import Point, PointName, Position, Slice, Steps, as_point
+from cutaway.contract.requests.captures import Heads, Point, PointName, Position, Slice, Steps, as_point
 from cutaway.contract.requests.fields import Number, bounded, distinct
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
@@ -42,6 +42,8 @@ class Edit:
         position: only this token of each row, along axis 1; from the first token of the row's own text, without
             padding, a negative one from its last; or by its text, such as ``" Paris"``, of which it is the last token;
             ``None`` is all tokens.
+        heads: only these heads of attention: parts of the last axis of the input of a module that joins heads, such as
+            ``o_proj``; empty is all channels.
     """
 
     module: str = ""
@@ -54,6 +56,7 @@ class Edit:
     path: str = ""
     steps: Steps = ()
     position: Position | None = None
+    heads: Heads = ()
 
     @property
     def point(self) -> Point:

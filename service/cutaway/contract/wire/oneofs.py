@@ -196,7 +196,7 @@ def _read(message: capture_pb2.CaptureRequest) -> Capture:
     refuse_no_name(message, "name a module, an operator or a parameter")
     if message.HasField("parameter"):
         for field, _ in message.ListFields():
-            if field.name in ("points", "call", "path", "steps", *_POSITION):
+            if field.name in ("points", "call", "path", "steps", "heads", *_POSITION):
                 raise error(Reason.INVALID_VALUE, f"a parameter has no {field.name}; leave it out", field.name)
     if message.HasField("positions") and not message.positions.tokens:
         raise error(Reason.INVALID_VALUE, "name at least one token", "positions.tokens")

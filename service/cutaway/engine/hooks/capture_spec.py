@@ -14,7 +14,19 @@ import torch
 from torch import Tensor
 
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import Max, Mean, Norm, Point, Position, Project, Reduction, Slice, TopElements
+from cutaway.contract.requests import (
+    Capture,
+    Edit,
+    Max,
+    Mean,
+    Norm,
+    Point,
+    Position,
+    Project,
+    Reduction,
+    Slice,
+    TopElements,
+)
 from cutaway.contract.tensors import Array, as_array, too_large
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import Path, tensor_like
@@ -233,6 +245,58 @@ def slice_index(slices: Iterable[Slice], shape: torch.Size) -> list[slice | Tens
                 raise error(Reason.SLICE_RANGE, f"axis {axis} is sliced twice", "axis")
             index[axis] = (_places if part.indices else _resolved_slice)(part, axis, shape[axis])
     return index
+
+
+_JOINING = ("c_proj", "dense", "o_proj", "out_proj")
+"""The modules of transformers' models that join heads: each has them side by side along the last axis of its input."""
+
+
+def head_sizes(tree: ModuleTree, name: str) -> tuple[int, int]:
+    """Returns how many heads of attention the input of module ``name`` has along its last axis, and the size of each.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``: it has none, or others than the model's configuration says.
+    """
+    config: Any = getattr(tree.modules[""], "config", None)
+    count = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, _COUNT, None)
+    if not isinstance(count, int):
+        raise error(Reason.METHOD_INAPPLICABLE, f"this model has no heads: its configuration has no {_COUNT}")
+    joining = {name: size for name in tree.modules if (size := _head_size(tree, name)) is not None}
+    if name not in joining:
+        there = f", such as {next(iter(joining))!r}" if joining else ", of which this model has none that is known"
+        raise error(Reason.METHOD_INAPPLICABLE, f"{name!r} joins no heads: name a module of attention that does{there}")
+    channels = getattr(tree.modules[name], "in_features", getattr(tree.modules[name], "nx", None))  # of GPT-2's Conv1D
+    if channels != count * joining[name]:
+        what = f"the input of {name!r} has {channels} channels, and not {count} heads of {joining[name]}"
+        raise error(Reason.METHOD_INAPPLICABLE, what)
+    return count, joining[name]
+
+
+_COUNT = "num_attention_heads"
+
+
+def _head_size(tree: ModuleTree, name: str) -> int | None:
+    """Returns the size of the heads that module ``name`` joins, as its attention says; None if it joins none."""
+    attention, _, own = name.rpartition(".")
+    sizes = (getattr(tree.modules[attention], size, None) for size in ("head_dim", "head_size"))
+    return next((size for size in sizes if isinstance(size, int)), None) if own in _JOINING else None
+
+
+def with_heads(tree: ModuleTree, name: str, part: Capture | Edit, points: Iterable[Point]) -> tuple[Slice, ...]:
+    """Returns the slices of a capture or an edit of module ``name``, with that of its heads.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``, as `head_sizes`, or at another point than the input; ``SLICE_RANGE``.
+    """
+    with at("heads"):
+        if part.op or not {*points} <= {Point.INPUT, Point.GRAD_INPUT}:
+            raise error(Reason.METHOD_INAPPLICABLE, "heads are those of the input of a module: say at='input'")
+        count, size = head_sizes(tree, name)
+        for number, head in enumerate(part.heads):
+            if not 0 <= head < count:
+                raise error(Reason.SLICE_RANGE, f"{head}; there are heads 0 to {count - 1}", f"[{number}]")
+    channels = tuple(head * size + channel for head in part.heads for channel in range(size))
+    return (*part.slices, Slice(-1, indices=channels))
 
 
 def crossed(index: Sequence[slice | Tensor], shape: torch.Size) -> tuple[slice | Tensor, ...]:

@@ -15,7 +15,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.values import changed, near_names
-from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection
+from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection, with_heads
 from cutaway.engine.hooks.edits import NumberedEdit, validate_edit
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.methods.captum_call import method_of
@@ -60,7 +60,11 @@ def resolve_sites(tree: ModuleTree, request: requests.InspectRequest) -> Capture
             with at(spec.field), at("op" if capture.op else "module"):
                 places = [_operator(tree, capture.op)] if capture.op else tree.match(capture.module)
             for name in places:
-                merge_specs(name, sites.setdefault(name, {}), dict.fromkeys(capture.points, spec))
+                with at(spec.field):
+                    own = (
+                        replace(spec, slices=with_heads(tree, name, capture, capture.points)) if capture.heads else spec
+                    )
+                merge_specs(name, sites.setdefault(name, {}), dict.fromkeys(capture.points, own))
     return sites
 
 
@@ -157,7 +161,8 @@ def resolve_edits(tree: ModuleTree, request: requests.InspectRequest, batch: int
         with at(f"edits[{number}]"):
             validate_edit(edit, batch)
             for place in _edited_places(tree, edit):
-                edits.setdefault(place, []).append((number, edit))
+                own = changed(edit, slices=with_heads(tree, place, edit, [edit.point])) if edit.heads else edit
+                edits.setdefault(place, []).append((number, own))
     return edits
 
 
