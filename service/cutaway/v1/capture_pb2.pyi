@@ -332,7 +332,9 @@ class Project(_message.Message):
     THEN_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     module: _builtins.str
-    """A module that maps the last axis, such as `lm_head`, with its weights. No hook sees it."""
+    """A module that maps the last axis, such as `lm_head`, with its weights; no hook sees it. Or the name of a matrix that
+    the model's archive has.
+    """
     norm: _builtins.str
     """A module that is applied first, such as the last norm of a language model. Default: none."""
     relu: _builtins.bool

@@ -117,8 +117,8 @@ class Project(Reduction):
     ``Project("lm_head", norm="model.norm", then=TopElements(5))`` returns the five likeliest tokens behind any block.
 
     Args:
-        to: a module of the model that maps the last axis, such as ``lm_head``, which no hook sees; or a matrix
-            [outputs, size of the last axis].
+        to: a module of the model that maps the last axis, such as ``lm_head``, which no hook sees; the name of a matrix
+            that the model's archive has; or a matrix [outputs, size of the last axis].
         norm: a module that is applied first, such as the last norm of a language model; ``""`` is none.
         bias: added to the result, [outputs]; ``None`` is nothing.
         relu: whether negative results become 0.

@@ -377,6 +377,44 @@ def _top_elements(reduction: TopElements, tensor: Tensor, row_axis: int | None) 
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """A map of the last axis that is kept with a model: a probe, or the encoder of a sparse autoencoder.
+
+    It computes in the data type of its weight.
+
+    Attributes:
+        weight: [outputs, size of the last axis].
+        bias: added to the result, [outputs]; None is nothing.
+        threshold: results that are not above it become 0, [outputs]; None is nothing.
+        center: subtracted from the value first, [size of the last axis]; None is nothing.
+        relu: whether negative results become 0.
+        k: only so many results stay, the largest ones; 0 is all.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    threshold: Tensor | None = None
+    center: Tensor | None = None
+    relu: bool = False
+    k: int = 0
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """Returns the results for ``value`` [..., size of the last axis], [..., outputs]."""
+        value = value.to(self.weight.dtype)
+        if self.center is not None:
+            value = value - self.center.to(value.device)
+        found = value @ self.weight.to(value.device).T
+        if self.bias is not None:
+            found = found + self.bias.to(value.device)
+        if self.k:
+            largest = found.topk(self.k, dim=-1)
+            found = torch.zeros_like(found).scatter(-1, largest.indices, largest.values)
+        if self.relu:
+            found = found.relu()
+        return found if self.threshold is None else found.where(found > self.threshold.to(value.device), 0.0)
+
+
+@dataclass(frozen=True)
 class Projection(Reduction):
     """A `Project` whose modules and arrays are those of a model.
 
@@ -393,7 +431,7 @@ def projection(tree: ModuleTree, project: Project) -> Projection:
     """Returns ``project`` for the modules of ``tree``.
 
     Raises:
-        InvalidArgument: ``MODULE_NOT_FOUND``.
+        InvalidArgument: ``MODULE_NOT_FOUND``, with the nearest names.
     """
     maps: list[Callable[[Tensor], Tensor]] = []
     if project.norm:
@@ -401,7 +439,7 @@ def projection(tree: ModuleTree, project: Project) -> Projection:
             maps.append(tree.modules[tree.resolve(project.norm)].forward)  # past all hooks
     if isinstance(project.to, str):
         with at("module"):
-            maps.append(tree.modules[tree.resolve(project.to)].forward)
+            maps.append(tree.map_of(project.to))
     else:
         maps.append(partial(_by_matrix, as_array(project.to)))
     if project.bias is not None:

@@ -334,7 +334,8 @@ export type Project = Message<"cutaway.v1.Project"> & {
    */
   to: {
     /**
-     * A module that maps the last axis, such as `lm_head`, with its weights. No hook sees it.
+     * A module that maps the last axis, such as `lm_head`, with its weights; no hook sees it. Or the name of a matrix that
+     * the model's archive has.
      *
      * @generated from field: string module = 1;
      */
