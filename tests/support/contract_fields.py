@@ -88,6 +88,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Argument": {"text": "a text"},
     "CaptureRequest": {"module": "module"},
     "Reduction": {"mean": None},
+    "TokenPositions": {"tokens": None},
+    "TokenPosition": {"position": 2},
     "AxisReduction": {"axes": 2},
     "TopElements": {"k": 2},
     "Edit": {"module": "module", "point": 1, "zero": None},

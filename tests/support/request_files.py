@@ -54,6 +54,10 @@ CAPTURES: dict[str, ca.Capture] = {
     "{module: fc, slices: [{axis: 1, indices: [0, -1]}]}": ca.Capture("fc", slices=(ca.Slice(1, indices=(0, -1)),)),
     "{parameter: fc.weight, slices: [{axis: 0, stop: 2}, 1]}": ca.Capture(parameter="fc.weight",
         slices=(ca.Slice(0, stop=2), ca.Slice(1))),
+    "{module: h.o_proj, at: input, heads: [3, 5]}": ca.Capture("h.o_proj", ca.Point.INPUT, heads=(3, 5)),
+    "{module: h, position: -1}": ca.Capture("h", position=-1),
+    "{module: h, position: '3'}": ca.Capture("h", position="3"),
+    "{module: h, position: [0, ' Paris', -1]}": ca.Capture("h", position=(0, " Paris", -1)),
     "{module: c, reduce: {mean: [2, 3]}}": ca.Capture("c", reduce=ca.Mean((2, 3))),
     "{module: c, reduce: {max: -1}}": ca.Capture("c", reduce=ca.Max((-1,))),
     "{module: c, reduce: {norm: {axes: [1]}}}": ca.Capture("c", reduce=ca.Norm((1,))),
@@ -62,6 +66,8 @@ CAPTURES: dict[str, ca.Capture] = {
 
 EDITS: dict[str, ca.Edit] = {
     "{edit: scale, module: conv1, factor: 0.5}": ca.Scale("conv1", factor=0.5),
+    "{edit: zero, module: o_proj, at: input, heads: [3]}": ca.Zero("o_proj", ca.Point.INPUT, heads=(3,)),
+    "{edit: zero, module: h, position: ' Paris'}": ca.Zero("h", position=" Paris"),
     "{edit: zero, layer: conv1}": ca.Zero("conv1"),
     "{edit: Zero, op: ':add#0', at: grad_output}": ca.Zero(op=":add#0", at=ca.Point.GRAD_OUTPUT),
     "{edit: clamp, module: fc, minimum: -1, maximum: 1}": ca.Clamp("fc", minimum=-1.0, maximum=1.0),
@@ -86,6 +92,7 @@ TARGETS: dict[str, ca.Target] = {
     "' sum'": ca.ClassLabel((" sum",)),
     "[benign, malignant]": ca.ClassLabel(("benign", "malignant")),
     "{class_label: {labels: [benign], output: logits}}": ca.ClassLabel(("benign",), output="logits"),
+    "{class_index: {indices: 3, position: ' is'}}": ca.ClassIndex((3,), position=" is"),
     "{contrast: {target: benign, other: 3}}": ca.Contrast(ca.ClassLabel(("benign",)), ca.ClassIndex((3,))),
     "{Contrast: {target: sum, other: {norm: 1}, output: logits}}": ca.Contrast(
         ca.OutputSum(), ca.OutputNorm(1.0), output="logits"),
@@ -113,6 +120,7 @@ TARGETS: dict[str, ca.Target] = {
 REQUESTS: dict[str, InspectRequest] = {
     "{sweep: {module: 'conv*', source: 1, places: [0, -1], estimate: true}}": InspectRequest(
         "", sweep=ca.Sweep("conv*", source=1, places=(0, -1), estimate=True)),
+    "{sweep: {module: o_proj, heads: true}}": InspectRequest("", sweep=ca.Sweep("o_proj", heads=True)),
     "{sweep: {module: fc1, zeros: true, axis: 2}}": InspectRequest("", sweep=ca.Sweep("fc1", zeros=True, axis=2)),
     "{}": InspectRequest(""),
     "{seed: null, target: null}": InspectRequest(""),

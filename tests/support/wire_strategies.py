@@ -121,6 +121,8 @@ shares = st.floats(0, 1, exclude_min=True)
 data_types = st.sampled_from(["", *DTYPES])
 shapes = tuples_of(st.integers(-1, 2**40))
 
+positions = SIGNED_32 | names
+
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "at": spelled_points,
     "axes": tuples_of(SIGNED_32, least=1),
@@ -151,7 +153,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "reply_bytes": st.integers(0, UNSIGNED_64),
     "reply_data_type": st.sampled_from(["", *FLOATING]),
     "shape": shapes,
-    "position": st.none() | SIGNED_32,
+    "heads": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
+    "position": st.none() | positions,
+    "Capture.position": st.none() | positions | tuples_of(positions, least=1),
     "steps": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "step": st.none() | st.integers(1, 2**63 - 1),
     "weight": probabilities,
@@ -195,6 +199,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "Outline.data_type": st.sampled_from(list(DTYPES)),
     "Outline.shape": tuples_of(st.integers(0, 2**40)),
     "Sweep.places": st.lists(SIGNED_64, max_size=3, unique=True).map(tuple),
+    "Sweep.heads": st.booleans(),
     "Sweep.axis": UNSIGNED_32,
     "Sweep.module": names,
     "Sweep.source": UNSIGNED_32,
@@ -262,7 +267,13 @@ captures = st.one_of(
     captured(module=names),
     captured(op=names, position=st.none()),
     captured(
-        parameter=names, at=st.just("output"), call=st.none(), path=st.just(""), steps=st.just(()), position=st.none()
+        parameter=names,
+        at=st.just("output"),
+        call=st.none(),
+        path=st.just(""),
+        steps=st.just(()),
+        position=st.none(),
+        heads=st.just(()),
     ),
 )
 

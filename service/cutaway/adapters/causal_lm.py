@@ -34,6 +34,9 @@ _CHAT = "application/json"
 _WORD_START = "\u2581"
 """Stands in pieces of SentencePiece for a space."""
 
+_INCOMPLETE, _MOST_BYTES = "\ufffd", 4
+"""Stands in texts for a part of a character; the most of its tokens, which are bytes then."""
+
 
 class CausalLMAdapter(TextAdapter):
     """Serves a causal language model: the scores of the token that follows.
@@ -93,6 +96,19 @@ class CausalLMAdapter(TextAdapter):
     def _text(self, number: int, piece: str) -> str:
         text: str = piece.replace(_WORD_START, " ") if _WORD_START in piece else self.tokenizer.decode([number])
         return text
+
+    def texts_of(self, ids: Sequence[int]) -> Sequence[str]:
+        """Returns the text of each token, with its leading space; that of a character of several tokens is its last
+        one's."""
+        texts: list[str] = []
+        begun: list[int] = []
+        for number, piece in zip(ids, self.tokenizer.convert_ids_to_tokens(list(ids))):
+            begun.append(number)
+            text = self._text(number, piece) if len(begun) == 1 else self.tokenizer.decode(begun)
+            is_whole = _INCOMPLETE not in text or len(begun) == _MOST_BYTES
+            texts.append(text if is_whole else "")
+            begun = [] if is_whole else begun
+        return texts
 
     def load(self, weights: Path | None) -> nn.Module:
         """Returns the model of the directory."""
@@ -171,6 +187,9 @@ class _Generation:
     @property
     def tokenizer(self) -> Any:
         return self.adapter.tokenizer
+
+    def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
+        return self.adapter.texts_of(ids)
 
     def aligned(self, inputs: Inputs) -> Inputs:
         return left_padded(inputs)

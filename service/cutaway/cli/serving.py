@@ -79,6 +79,10 @@ def package(
     version: Annotated[str, option("VERSION", "The version of the model.")] = "1.0",
     option: Annotated[list[str] | None, option("KEY=VALUE", "An option for the adapter; repeatable.")] = None,
     extra: Annotated[list[Path] | None, option("PATH", "Another file or folder for the adapter; repeatable.")] = None,
+    matrix: Annotated[
+        list[str] | None,
+        option("NAME=PATH", "A matrix for ca.Project(NAME): a safetensors file, or a folder of SAE Lens; repeatable."),
+    ] = None,
     batch_size: Annotated[int, option("N", "The largest batch of calls.", min=1)] = 8,
     max_batch_delay: Annotated[
         int, option("MS", "How long a call waits for others to form a batch, in milliseconds.", min=1)
@@ -103,6 +107,9 @@ def package(
         console_output.find_packages("model_archiver")
         from cutaway.server.archive import builder
         from cutaway.server.worker.process import load_once
+    matrices = [short_forms.pair(each) for each in matrix or ()]
+    if len({name for name, _ in matrices}) < len(matrices):
+        raise typer.BadParameter("two matrices have one name", param_hint="--matrix")
     if transformers:
         weights, found = builder.of_transformers(transformers)
         extra = [*(extra or ()), *found]
@@ -114,6 +121,7 @@ def package(
             weights=weights,
             options=dict(map(short_forms.pair, option or ())),
             extra_files=extra or (),
+            matrices={name: Path(path) for name, path in matrices},
             batch_size=batch_size,
             max_batch_delay_ms=max_batch_delay,
             workers=workers,

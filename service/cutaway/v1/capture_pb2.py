@@ -25,31 +25,35 @@ _sym_db = _symbol_database.Default()
 from cutaway.v1 import tensor_pb2 as cutaway_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63utaway/v1/capture.proto\x12\ncutaway.v1\x1a\x17\x63utaway/v1/tensor.proto\"\xcc\x02\n\x0e\x43\x61ptureRequest\x12\x10\n\x06module\x18\x01 \x01(\tH\x00\x12\x13\n\tparameter\x18\x02 \x01(\tH\x00\x12\x0c\n\x02op\x18\x03 \x01(\tH\x00\x12%\n\x06points\x18\x04 \x03(\x0e\x32\x15.cutaway.v1.HookPoint\x12(\n\treduction\x18\x05 \x01(\x0b\x32\x15.cutaway.v1.Reduction\x12%\n\x06slices\x18\x06 \x03(\x0b\x32\x15.cutaway.v1.AxisSlice\x12\'\n\tdata_type\x18\x07 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12\x11\n\x04\x63\x61ll\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04path\x18\t \x01(\t\x12\r\n\x05steps\x18\n \x03(\r\x12\x15\n\x08position\x18\x0b \x01(\x05H\x02\x88\x01\x01\x42\x07\n\x05whereB\x07\n\x05_callB\x0b\n\t_position\"\x80\x01\n\tAxisSlice\x12\x0c\n\x04\x61xis\x18\x01 \x01(\x05\x12\x12\n\x05start\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\x04stop\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x11\n\x04step\x18\x04 \x01(\x03H\x02\x88\x01\x01\x12\x0f\n\x07indices\x18\x05 \x03(\x03\x42\x08\n\x06_startB\x07\n\x05_stopB\x07\n\x05_step\"\xe5\x01\n\tReduction\x12)\n\x04mean\x18\x01 \x01(\x0b\x32\x19.cutaway.v1.AxisReductionH\x00\x12(\n\x03max\x18\x02 \x01(\x0b\x32\x19.cutaway.v1.AxisReductionH\x00\x12)\n\x04norm\x18\x03 \x01(\x0b\x32\x19.cutaway.v1.AxisReductionH\x00\x12(\n\x05top_k\x18\x04 \x01(\x0b\x32\x17.cutaway.v1.TopElementsH\x00\x12&\n\x07project\x18\x05 \x01(\x0b\x32\x13.cutaway.v1.ProjectH\x00\x42\x06\n\x04kind\"\xd1\x01\n\x07Project\x12\x10\n\x06module\x18\x01 \x01(\tH\x00\x12$\n\x06matrix\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.TensorH\x00\x12\x0c\n\x04norm\x18\x03 \x01(\t\x12 \n\x04\x62ias\x18\x04 \x01(\x0b\x32\x12.cutaway.v1.Tensor\x12\x0c\n\x04relu\x18\x05 \x01(\x08\x12#\n\x04then\x18\x06 \x01(\x0b\x32\x15.cutaway.v1.Reduction\x12%\n\tthreshold\x18\x07 \x01(\x0b\x32\x12.cutaway.v1.TensorB\x04\n\x02to\"\x1d\n\rAxisReduction\x12\x0c\n\x04\x61xes\x18\x01 \x03(\x05\"4\n\x0bTopElements\x12\t\n\x01k\x18\x01 \x01(\r\x12\x11\n\x04\x61xis\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x07\n\x05_axis\"h\n\x07\x43\x61pture\x12\x0e\n\x06module\x18\x01 \x01(\t\x12$\n\x05point\x18\x02 \x01(\x0e\x32\x15.cutaway.v1.HookPoint\x12\'\n\x05\x63\x61lls\x18\x03 \x03(\x0b\x32\x18.cutaway.v1.CapturedCall\"8\n\x0c\x43\x61pturedCall\x12(\n\x06leaves\x18\x01 \x03(\x0b\x32\x18.cutaway.v1.CapturedLeaf\"g\n\x0c\x43\x61pturedLeaf\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\"\n\x06tensor\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.Tensor\x12%\n\tpositions\x18\x03 \x01(\x0b\x32\x12.cutaway.v1.Tensor*\x8b\x01\n\tHookPoint\x12\x1a\n\x16HOOK_POINT_UNSPECIFIED\x10\x00\x12\x14\n\x10HOOK_POINT_INPUT\x10\x01\x12\x15\n\x11HOOK_POINT_OUTPUT\x10\x02\x12\x19\n\x15HOOK_POINT_GRAD_INPUT\x10\x03\x12\x1a\n\x16HOOK_POINT_GRAD_OUTPUT\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63utaway/v1/capture.proto\x12\ncutaway.v1\x1a\x17\x63utaway/v1/tensor.proto\"\x9e\x03\n\x0e\x43\x61ptureRequest\x12\x10\n\x06module\x18\x01 \x01(\tH\x00\x12\x13\n\tparameter\x18\x02 \x01(\tH\x00\x12\x0c\n\x02op\x18\x03 \x01(\tH\x00\x12%\n\x06points\x18\x04 \x03(\x0e\x32\x15.cutaway.v1.HookPoint\x12(\n\treduction\x18\x05 \x01(\x0b\x32\x15.cutaway.v1.Reduction\x12%\n\x06slices\x18\x06 \x03(\x0b\x32\x15.cutaway.v1.AxisSlice\x12\'\n\tdata_type\x18\x07 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12\x11\n\x04\x63\x61ll\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x0c\n\x04path\x18\t \x01(\t\x12\r\n\x05steps\x18\n \x03(\r\x12\x12\n\x08position\x18\x0b \x01(\x05H\x01\x12\x17\n\rposition_text\x18\x0c \x01(\tH\x01\x12/\n\tpositions\x18\r \x01(\x0b\x32\x1a.cutaway.v1.TokenPositionsH\x01\x12\r\n\x05heads\x18\x0e \x03(\rB\x07\n\x05whereB\x07\n\x05tokenB\x07\n\x05_call\";\n\x0eTokenPositions\x12)\n\x06tokens\x18\x01 \x03(\x0b\x32\x19.cutaway.v1.TokenPosition\"E\n\rTokenPosition\x12\x12\n\x08position\x18\x01 \x01(\x05H\x00\x12\x17\n\rposition_text\x18\x02 \x01(\tH\x00\x42\x07\n\x05token\"\x80\x01\n\tAxisSlice\x12\x0c\n\x04\x61xis\x18\x01 \x01(\x05\x12\x12\n\x05start\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\x04stop\x18\x03 \x01(\x03H\x01\x88\x01\x01\x12\x11\n\x04step\x18\x04 \x01(\x03H\x02\x88\x01\x01\x12\x0f\n\x07indices\x18\x05 \x03(\x03\x42\x08\n\x06_startB\x07\n\x05_stopB\x07\n\x05_step\"\xe5\x01\n\tReduction\x12)\n\x04mean\x18\x01 \x01(\x0b\x32\x19.cutaway.v1.AxisReductionH\x00\x12(\n\x03max\x18\x02 \x01(\x0b\x32\x19.cutaway.v1.AxisReductionH\x00\x12)\n\x04norm\x18\x03 \x01(\x0b\x32\x19.cutaway.v1.AxisReductionH\x00\x12(\n\x05top_k\x18\x04 \x01(\x0b\x32\x17.cutaway.v1.TopElementsH\x00\x12&\n\x07project\x18\x05 \x01(\x0b\x32\x13.cutaway.v1.ProjectH\x00\x42\x06\n\x04kind\"\xd1\x01\n\x07Project\x12\x10\n\x06module\x18\x01 \x01(\tH\x00\x12$\n\x06matrix\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.TensorH\x00\x12\x0c\n\x04norm\x18\x03 \x01(\t\x12 \n\x04\x62ias\x18\x04 \x01(\x0b\x32\x12.cutaway.v1.Tensor\x12\x0c\n\x04relu\x18\x05 \x01(\x08\x12#\n\x04then\x18\x06 \x01(\x0b\x32\x15.cutaway.v1.Reduction\x12%\n\tthreshold\x18\x07 \x01(\x0b\x32\x12.cutaway.v1.TensorB\x04\n\x02to\"\x1d\n\rAxisReduction\x12\x0c\n\x04\x61xes\x18\x01 \x03(\x05\"4\n\x0bTopElements\x12\t\n\x01k\x18\x01 \x01(\r\x12\x11\n\x04\x61xis\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\x07\n\x05_axis\"h\n\x07\x43\x61pture\x12\x0e\n\x06module\x18\x01 \x01(\t\x12$\n\x05point\x18\x02 \x01(\x0e\x32\x15.cutaway.v1.HookPoint\x12\'\n\x05\x63\x61lls\x18\x03 \x03(\x0b\x32\x18.cutaway.v1.CapturedCall\"8\n\x0c\x43\x61pturedCall\x12(\n\x06leaves\x18\x01 \x03(\x0b\x32\x18.cutaway.v1.CapturedLeaf\"g\n\x0c\x43\x61pturedLeaf\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\"\n\x06tensor\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.Tensor\x12%\n\tpositions\x18\x03 \x01(\x0b\x32\x12.cutaway.v1.Tensor*\x8b\x01\n\tHookPoint\x12\x1a\n\x16HOOK_POINT_UNSPECIFIED\x10\x00\x12\x14\n\x10HOOK_POINT_INPUT\x10\x01\x12\x15\n\x11HOOK_POINT_OUTPUT\x10\x02\x12\x19\n\x15HOOK_POINT_GRAD_INPUT\x10\x03\x12\x1a\n\x16HOOK_POINT_GRAD_OUTPUT\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cutaway.v1.capture_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HOOKPOINT']._serialized_start=1330
-  _globals['_HOOKPOINT']._serialized_end=1469
+  _globals['_HOOKPOINT']._serialized_start=1544
+  _globals['_HOOKPOINT']._serialized_end=1683
   _globals['_CAPTUREREQUEST']._serialized_start=66
-  _globals['_CAPTUREREQUEST']._serialized_end=398
-  _globals['_AXISSLICE']._serialized_start=401
-  _globals['_AXISSLICE']._serialized_end=529
-  _globals['_REDUCTION']._serialized_start=532
-  _globals['_REDUCTION']._serialized_end=761
-  _globals['_PROJECT']._serialized_start=764
-  _globals['_PROJECT']._serialized_end=973
-  _globals['_AXISREDUCTION']._serialized_start=975
-  _globals['_AXISREDUCTION']._serialized_end=1004
-  _globals['_TOPELEMENTS']._serialized_start=1006
-  _globals['_TOPELEMENTS']._serialized_end=1058
-  _globals['_CAPTURE']._serialized_start=1060
-  _globals['_CAPTURE']._serialized_end=1164
-  _globals['_CAPTUREDCALL']._serialized_start=1166
-  _globals['_CAPTUREDCALL']._serialized_end=1222
-  _globals['_CAPTUREDLEAF']._serialized_start=1224
-  _globals['_CAPTUREDLEAF']._serialized_end=1327
+  _globals['_CAPTUREREQUEST']._serialized_end=480
+  _globals['_TOKENPOSITIONS']._serialized_start=482
+  _globals['_TOKENPOSITIONS']._serialized_end=541
+  _globals['_TOKENPOSITION']._serialized_start=543
+  _globals['_TOKENPOSITION']._serialized_end=612
+  _globals['_AXISSLICE']._serialized_start=615
+  _globals['_AXISSLICE']._serialized_end=743
+  _globals['_REDUCTION']._serialized_start=746
+  _globals['_REDUCTION']._serialized_end=975
+  _globals['_PROJECT']._serialized_start=978
+  _globals['_PROJECT']._serialized_end=1187
+  _globals['_AXISREDUCTION']._serialized_start=1189
+  _globals['_AXISREDUCTION']._serialized_end=1218
+  _globals['_TOPELEMENTS']._serialized_start=1220
+  _globals['_TOPELEMENTS']._serialized_end=1272
+  _globals['_CAPTURE']._serialized_start=1274
+  _globals['_CAPTURE']._serialized_end=1378
+  _globals['_CAPTUREDCALL']._serialized_start=1380
+  _globals['_CAPTUREDCALL']._serialized_end=1436
+  _globals['_CAPTUREDLEAF']._serialized_start=1438
+  _globals['_CAPTUREDLEAF']._serialized_end=1541
 # @@protoc_insertion_point(module_scope)

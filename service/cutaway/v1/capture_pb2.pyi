@@ -72,6 +72,9 @@ class CaptureRequest(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    POSITION_TEXT_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module by its name in named_modules(), `.` for the model itself, or a glob: `*` stands for any text within
     one part of a dotted name, `**` for any text across parts, `?` for one character.
@@ -92,8 +95,12 @@ class CaptureRequest(_message.Message):
     path: _builtins.str
     """Only the tensor at this path, such as `[0]` or `.logits`. Default: every tensor."""
     position: _builtins.int
-    """Only this token of each row, along axis 1, which the result does not have. It is counted from the first token of the
-    row's own text, without padding; a negative one from its last. Default: all tokens.
+    """The token by its number, from the first token of the row's own text, without padding; a negative one from its last.
+    The result has no axis of tokens.
+    """
+    position_text: _builtins.str
+    """That token by its text: the last one of the only tokens of the row whose texts together are this one. For models
+    that write texts.
     """
     @_builtins.property
     def points(self) -> _containers.RepeatedScalarFieldContainer[Global___HookPoint.ValueType]:
@@ -111,6 +118,16 @@ class CaptureRequest(_message.Message):
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only these steps of a generation, from 0. Default: all. The calls of the reply are those of these steps."""
 
+    @_builtins.property
+    def positions(self) -> Global___TokenPositions:
+        """Several tokens, which are axis 1 of the result."""
+
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Only these heads of attention, in this order: parts of the last axis, at the input of a module that joins heads, such
+        as `o_proj`. Default: all channels.
+        """
+
     def __init__(
         self,
         *,
@@ -124,26 +141,81 @@ class CaptureRequest(_message.Message):
         call: _builtins.int | None = ...,
         path: _builtins.str = ...,
         steps: _abc.Iterable[_builtins.int] | None = ...,
-        position: _builtins.int | None = ...,
+        position: _builtins.int = ...,
+        position_text: _builtins.str = ...,
+        positions: Global___TokenPositions | None = ...,
+        heads: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "call", b"call", "module", b"module", "op", b"op", "parameter", b"parameter", "position", b"position", "reduction", b"reduction", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "module", b"module", "op", b"op", "parameter", b"parameter", "position", b"position", "position_text", b"position_text", "positions", b"positions", "reduction", b"reduction", "token", b"token", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "call", b"call", "data_type", b"data_type", "module", b"module", "op", b"op", "parameter", b"parameter", "path", b"path", "points", b"points", "position", b"position", "reduction", b"reduction", "slices", b"slices", "steps", b"steps", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "call", b"call", "data_type", b"data_type", "heads", b"heads", "module", b"module", "op", b"op", "parameter", b"parameter", "path", b"path", "points", b"points", "position", b"position", "position_text", b"position_text", "positions", b"positions", "reduction", b"reduction", "slices", b"slices", "steps", b"steps", "token", b"token", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015
-    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
-    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    _WhichOneofReturnType_token: _TypeAlias = _typing.Literal["position", "position_text", "positions"]  # noqa: Y015
+    _WhichOneofArgType_token: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     _WhichOneofReturnType_where: _TypeAlias = _typing.Literal["module", "parameter", "op"]  # noqa: Y015
     _WhichOneofArgType_where: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__call) -> _WhichOneofReturnType__call | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_token) -> _WhichOneofReturnType_token | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_where) -> _WhichOneofReturnType_where | None: ...
 
 Global___CaptureRequest: _TypeAlias = CaptureRequest  # noqa: Y015
+
+@_typing.final
+class TokenPositions(_message.Message):
+    """Tokens of each row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenPosition]:
+        """In the order of the result; at least one."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[Global___TokenPosition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenPositions: _TypeAlias = TokenPositions  # noqa: Y015
+
+@_typing.final
+class TokenPosition(_message.Message):
+    """A token of each row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    POSITION_TEXT_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """By its number, as in a capture."""
+    position_text: _builtins.str
+    """By its text, as in a capture."""
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        position_text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "position_text", b"position_text", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "position_text", b"position_text", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_token: _TypeAlias = _typing.Literal["position", "position_text"]  # noqa: Y015
+    _WhichOneofArgType_token: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_token) -> _WhichOneofReturnType_token | None: ...
+
+Global___TokenPosition: _TypeAlias = TokenPosition  # noqa: Y015
 
 @_typing.final
 class AxisSlice(_message.Message):
@@ -260,7 +332,9 @@ class Project(_message.Message):
     THEN_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     module: _builtins.str
-    """A module that maps the last axis, such as `lm_head`, with its weights. No hook sees it."""
+    """A module that maps the last axis, such as `lm_head`, with its weights; no hook sees it. Or the name of a matrix that
+    the model's archive has.
+    """
     norm: _builtins.str
     """A module that is applied first, such as the last norm of a language model. Default: none."""
     relu: _builtins.bool

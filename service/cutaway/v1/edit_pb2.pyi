@@ -72,6 +72,8 @@ class Edit(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    POSITION_TEXT_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module by its name in named_modules(), `.` for the model itself, or a glob: every module that matches."""
     op: _builtins.str
@@ -85,8 +87,10 @@ class Edit(_message.Message):
     every tensor where none floats.
     """
     position: _builtins.int
-    """Only this token of each row, along axis 1. It is counted from the first token of the row's own text, without padding;
-    a negative one from its last. Default: all tokens.
+    """The token by its number, from the first token of the row's own text, without padding; a negative one from its last."""
+    position_text: _builtins.str
+    """That token by its text: the last one of the only tokens of the row whose texts together are this one. For models
+    that write texts.
     """
     @_builtins.property
     def scale(self) -> Global___Scale:
@@ -136,6 +140,12 @@ class Edit(_message.Message):
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only in these steps of a generation, from 0. Default: all."""
 
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Only these heads of attention: parts of the last axis, at the input of a module that joins heads, such as `o_proj`.
+        Default: all channels.
+        """
+
     def __init__(
         self,
         *,
@@ -156,26 +166,28 @@ class Edit(_message.Message):
         slices: _abc.Iterable[_capture_pb2.AxisSlice] | None = ...,
         path: _builtins.str = ...,
         steps: _abc.Iterable[_builtins.int] | None = ...,
-        position: _builtins.int | None = ...,
+        position: _builtins.int = ...,
+        position_text: _builtins.str = ...,
+        heads: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "position", b"position", "replace", b"replace", "scale", b"scale", "swap_directions", b"swap_directions", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "position", b"position", "position_text", b"position_text", "replace", b"replace", "scale", b"scale", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "_position", b"_position", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "swap_directions", b"swap_directions", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "heads", b"heads", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "position_text", b"position_text", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015
-    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
-    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["scale", "add", "replace", "zero", "clamp", "mix", "add_vector", "clamp_direction", "swap_directions"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    _WhichOneofReturnType_token: _TypeAlias = _typing.Literal["position", "position_text"]  # noqa: Y015
+    _WhichOneofArgType_token: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     _WhichOneofReturnType_where: _TypeAlias = _typing.Literal["module", "op"]  # noqa: Y015
     _WhichOneofArgType_where: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__call) -> _WhichOneofReturnType__call | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_token) -> _WhichOneofReturnType_token | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_where) -> _WhichOneofReturnType_where | None: ...
 

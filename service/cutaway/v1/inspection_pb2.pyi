@@ -260,6 +260,7 @@ class Sweep(_message.Message):
     PLACES_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     ESTIMATE_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """The module's name, or a glob; required."""
     axis: _builtins.int
@@ -272,6 +273,10 @@ class Sweep(_message.Message):
     """The tensor, of modules that return several. Default: the first."""
     estimate: _builtins.bool
     """Whether to return also the first-order estimate of each patch, from one backward pass."""
+    heads: _builtins.bool
+    """Whether the places are heads of attention, at the input of modules that join heads, such as `o_proj`; they have no
+    axis then.
+    """
     @_builtins.property
     def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The places along the axis, a negative one from its end. Default: all."""
@@ -286,10 +291,11 @@ class Sweep(_message.Message):
         places: _abc.Iterable[_builtins.int] | None = ...,
         path: _builtins.str = ...,
         estimate: _builtins.bool = ...,
+        heads: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_axis", b"_axis", "axis", b"axis"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_axis", b"_axis", "axis", b"axis", "estimate", b"estimate", "module", b"module", "path", b"path", "places", b"places", "source", b"source", "zeros", b"zeros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_axis", b"_axis", "axis", b"axis", "estimate", b"estimate", "heads", b"heads", "module", b"module", "path", b"path", "places", b"places", "source", b"source", "zeros", b"zeros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__axis: _TypeAlias = _typing.Literal["axis"]  # noqa: Y015
     _WhichOneofArgType__axis: _TypeAlias = _typing.Literal["_axis", b"_axis"]  # noqa: Y015

@@ -26,45 +26,45 @@ from cutaway.v1 import capture_pb2 as cutaway_dot_v1_dot_capture__pb2
 from cutaway.v1 import tensor_pb2 as cutaway_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63utaway/v1/target.proto\x12\ncutaway.v1\x1a\x18\x63utaway/v1/capture.proto\x1a\x17\x63utaway/v1/tensor.proto\"\xeb\x05\n\x06Target\x12\x0e\n\x06output\x18\x01 \x01(\t\x12\x35\n\x0fpredicted_class\x18\x02 \x01(\x0b\x32\x1a.cutaway.v1.PredictedClassH\x00\x12-\n\x0b\x63lass_index\x18\x03 \x01(\x0b\x32\x16.cutaway.v1.ClassIndexH\x00\x12-\n\x0bmulti_index\x18\x04 \x01(\x0b\x32\x16.cutaway.v1.MultiIndexH\x00\x12!\n\x05top_k\x18\x05 \x01(\x0b\x32\x10.cutaway.v1.TopKH\x00\x12\x35\n\rcross_entropy\x18\x06 \x01(\x0b\x32\x1c.cutaway.v1.CrossEntropyLossH\x00\x12>\n\x12mean_squared_error\x18\x07 \x01(\x0b\x32 .cutaway.v1.MeanSquaredErrorLossH\x00\x12*\n\tcotangent\x18\x08 \x01(\x0b\x32\x15.cutaway.v1.CotangentH\x00\x12$\n\x03sum\x18\t \x01(\x0b\x32\x15.cutaway.v1.OutputSumH\x00\x12&\n\x04norm\x18\n \x01(\x0b\x32\x16.cutaway.v1.OutputNormH\x00\x12$\n\x06neuron\x18\x0b \x01(\x0b\x32\x12.cutaway.v1.NeuronH\x00\x12-\n\x0b\x63lass_label\x18\x0c \x01(\x0b\x32\x16.cutaway.v1.ClassLabelH\x00\x12(\n\x08\x63ontrast\x18\r \x01(\x0b\x32\x14.cutaway.v1.ContrastH\x00\x12\x35\n\x0flog_probability\x18\x0e \x01(\x0b\x32\x1a.cutaway.v1.LogProbabilityH\x00\x12\x46\n\x18sequence_log_probability\x18\x0f \x01(\x0b\x32\".cutaway.v1.SequenceLogProbabilityH\x00\x12\x15\n\x08position\x18\x10 \x01(\x03H\x01\x88\x01\x01\x42\x06\n\x04kindB\x0b\n\t_position\"\x10\n\x0ePredictedClass\"\x1d\n\nClassIndex\x12\x0f\n\x07indices\x18\x01 \x03(\x03\"\x1c\n\nClassLabel\x12\x0e\n\x06labels\x18\x01 \x03(\t\"Q\n\x08\x43ontrast\x12\"\n\x06target\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Target\x12!\n\x05other\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.Target\"4\n\x0eLogProbability\x12\"\n\x06target\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Target\"9\n\x16SequenceLogProbability\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x10\n\x08\x62y_token\x18\x02 \x01(\x08\"0\n\nMultiIndex\x12\"\n\x07indices\x18\x01 \x03(\x0b\x32\x11.cutaway.v1.Index\"\x1a\n\x05Index\x12\x11\n\tpositions\x18\x01 \x03(\x03\"\x11\n\x04TopK\x12\t\n\x01k\x18\x01 \x01(\r\"P\n\x10\x43rossEntropyLoss\x12\x0e\n\x06labels\x18\x01 \x03(\x03\x12,\n\treduction\x18\x02 \x01(\x0e\x32\x19.cutaway.v1.LossReduction\"h\n\x14MeanSquaredErrorLoss\x12\"\n\x06values\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\x12,\n\treduction\x18\x02 \x01(\x0e\x32\x19.cutaway.v1.LossReduction\"/\n\tCotangent\x12\"\n\x06tensor\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\"\x0b\n\tOutputSum\"*\n\nOutputNorm\x12\x12\n\x05order\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_order\"a\n\x06Neuron\x12\x0e\n\x06module\x18\x01 \x01(\t\x12 \n\x05index\x18\x02 \x01(\x0b\x32\x11.cutaway.v1.Index\x12%\n\x06slices\x18\x03 \x03(\x0b\x32\x15.cutaway.v1.AxisSlice*`\n\rLossReduction\x12\x1e\n\x1aLOSS_REDUCTION_UNSPECIFIED\x10\x00\x12\x16\n\x12LOSS_REDUCTION_SUM\x10\x01\x12\x17\n\x13LOSS_REDUCTION_MEAN\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63utaway/v1/target.proto\x12\ncutaway.v1\x1a\x18\x63utaway/v1/capture.proto\x1a\x17\x63utaway/v1/tensor.proto\"\xfd\x05\n\x06Target\x12\x0e\n\x06output\x18\x01 \x01(\t\x12\x35\n\x0fpredicted_class\x18\x02 \x01(\x0b\x32\x1a.cutaway.v1.PredictedClassH\x00\x12-\n\x0b\x63lass_index\x18\x03 \x01(\x0b\x32\x16.cutaway.v1.ClassIndexH\x00\x12-\n\x0bmulti_index\x18\x04 \x01(\x0b\x32\x16.cutaway.v1.MultiIndexH\x00\x12!\n\x05top_k\x18\x05 \x01(\x0b\x32\x10.cutaway.v1.TopKH\x00\x12\x35\n\rcross_entropy\x18\x06 \x01(\x0b\x32\x1c.cutaway.v1.CrossEntropyLossH\x00\x12>\n\x12mean_squared_error\x18\x07 \x01(\x0b\x32 .cutaway.v1.MeanSquaredErrorLossH\x00\x12*\n\tcotangent\x18\x08 \x01(\x0b\x32\x15.cutaway.v1.CotangentH\x00\x12$\n\x03sum\x18\t \x01(\x0b\x32\x15.cutaway.v1.OutputSumH\x00\x12&\n\x04norm\x18\n \x01(\x0b\x32\x16.cutaway.v1.OutputNormH\x00\x12$\n\x06neuron\x18\x0b \x01(\x0b\x32\x12.cutaway.v1.NeuronH\x00\x12-\n\x0b\x63lass_label\x18\x0c \x01(\x0b\x32\x16.cutaway.v1.ClassLabelH\x00\x12(\n\x08\x63ontrast\x18\r \x01(\x0b\x32\x14.cutaway.v1.ContrastH\x00\x12\x35\n\x0flog_probability\x18\x0e \x01(\x0b\x32\x1a.cutaway.v1.LogProbabilityH\x00\x12\x46\n\x18sequence_log_probability\x18\x0f \x01(\x0b\x32\".cutaway.v1.SequenceLogProbabilityH\x00\x12\x12\n\x08position\x18\x10 \x01(\x03H\x01\x12\x17\n\rposition_text\x18\x11 \x01(\tH\x01\x42\x06\n\x04kindB\x07\n\x05token\"\x10\n\x0ePredictedClass\"\x1d\n\nClassIndex\x12\x0f\n\x07indices\x18\x01 \x03(\x03\"\x1c\n\nClassLabel\x12\x0e\n\x06labels\x18\x01 \x03(\t\"Q\n\x08\x43ontrast\x12\"\n\x06target\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Target\x12!\n\x05other\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.Target\"4\n\x0eLogProbability\x12\"\n\x06target\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Target\"9\n\x16SequenceLogProbability\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x10\n\x08\x62y_token\x18\x02 \x01(\x08\"0\n\nMultiIndex\x12\"\n\x07indices\x18\x01 \x03(\x0b\x32\x11.cutaway.v1.Index\"\x1a\n\x05Index\x12\x11\n\tpositions\x18\x01 \x03(\x03\"\x11\n\x04TopK\x12\t\n\x01k\x18\x01 \x01(\r\"P\n\x10\x43rossEntropyLoss\x12\x0e\n\x06labels\x18\x01 \x03(\x03\x12,\n\treduction\x18\x02 \x01(\x0e\x32\x19.cutaway.v1.LossReduction\"h\n\x14MeanSquaredErrorLoss\x12\"\n\x06values\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\x12,\n\treduction\x18\x02 \x01(\x0e\x32\x19.cutaway.v1.LossReduction\"/\n\tCotangent\x12\"\n\x06tensor\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\"\x0b\n\tOutputSum\"*\n\nOutputNorm\x12\x12\n\x05order\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_order\"a\n\x06Neuron\x12\x0e\n\x06module\x18\x01 \x01(\t\x12 \n\x05index\x18\x02 \x01(\x0b\x32\x11.cutaway.v1.Index\x12%\n\x06slices\x18\x03 \x03(\x0b\x32\x15.cutaway.v1.AxisSlice*`\n\rLossReduction\x12\x1e\n\x1aLOSS_REDUCTION_UNSPECIFIED\x10\x00\x12\x16\n\x12LOSS_REDUCTION_SUM\x10\x01\x12\x17\n\x13LOSS_REDUCTION_MEAN\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cutaway.v1.target_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOSSREDUCTION']._serialized_start=1605
-  _globals['_LOSSREDUCTION']._serialized_end=1701
+  _globals['_LOSSREDUCTION']._serialized_start=1623
+  _globals['_LOSSREDUCTION']._serialized_end=1719
   _globals['_TARGET']._serialized_start=91
-  _globals['_TARGET']._serialized_end=838
-  _globals['_PREDICTEDCLASS']._serialized_start=840
-  _globals['_PREDICTEDCLASS']._serialized_end=856
-  _globals['_CLASSINDEX']._serialized_start=858
-  _globals['_CLASSINDEX']._serialized_end=887
-  _globals['_CLASSLABEL']._serialized_start=889
-  _globals['_CLASSLABEL']._serialized_end=917
-  _globals['_CONTRAST']._serialized_start=919
-  _globals['_CONTRAST']._serialized_end=1000
-  _globals['_LOGPROBABILITY']._serialized_start=1002
-  _globals['_LOGPROBABILITY']._serialized_end=1054
-  _globals['_SEQUENCELOGPROBABILITY']._serialized_start=1056
-  _globals['_SEQUENCELOGPROBABILITY']._serialized_end=1113
-  _globals['_MULTIINDEX']._serialized_start=1115
-  _globals['_MULTIINDEX']._serialized_end=1163
-  _globals['_INDEX']._serialized_start=1165
-  _globals['_INDEX']._serialized_end=1191
-  _globals['_TOPK']._serialized_start=1193
-  _globals['_TOPK']._serialized_end=1210
-  _globals['_CROSSENTROPYLOSS']._serialized_start=1212
-  _globals['_CROSSENTROPYLOSS']._serialized_end=1292
-  _globals['_MEANSQUAREDERRORLOSS']._serialized_start=1294
-  _globals['_MEANSQUAREDERRORLOSS']._serialized_end=1398
-  _globals['_COTANGENT']._serialized_start=1400
-  _globals['_COTANGENT']._serialized_end=1447
-  _globals['_OUTPUTSUM']._serialized_start=1449
-  _globals['_OUTPUTSUM']._serialized_end=1460
-  _globals['_OUTPUTNORM']._serialized_start=1462
-  _globals['_OUTPUTNORM']._serialized_end=1504
-  _globals['_NEURON']._serialized_start=1506
-  _globals['_NEURON']._serialized_end=1603
+  _globals['_TARGET']._serialized_end=856
+  _globals['_PREDICTEDCLASS']._serialized_start=858
+  _globals['_PREDICTEDCLASS']._serialized_end=874
+  _globals['_CLASSINDEX']._serialized_start=876
+  _globals['_CLASSINDEX']._serialized_end=905
+  _globals['_CLASSLABEL']._serialized_start=907
+  _globals['_CLASSLABEL']._serialized_end=935
+  _globals['_CONTRAST']._serialized_start=937
+  _globals['_CONTRAST']._serialized_end=1018
+  _globals['_LOGPROBABILITY']._serialized_start=1020
+  _globals['_LOGPROBABILITY']._serialized_end=1072
+  _globals['_SEQUENCELOGPROBABILITY']._serialized_start=1074
+  _globals['_SEQUENCELOGPROBABILITY']._serialized_end=1131
+  _globals['_MULTIINDEX']._serialized_start=1133
+  _globals['_MULTIINDEX']._serialized_end=1181
+  _globals['_INDEX']._serialized_start=1183
+  _globals['_INDEX']._serialized_end=1209
+  _globals['_TOPK']._serialized_start=1211
+  _globals['_TOPK']._serialized_end=1228
+  _globals['_CROSSENTROPYLOSS']._serialized_start=1230
+  _globals['_CROSSENTROPYLOSS']._serialized_end=1310
+  _globals['_MEANSQUAREDERRORLOSS']._serialized_start=1312
+  _globals['_MEANSQUAREDERRORLOSS']._serialized_end=1416
+  _globals['_COTANGENT']._serialized_start=1418
+  _globals['_COTANGENT']._serialized_end=1465
+  _globals['_OUTPUTSUM']._serialized_start=1467
+  _globals['_OUTPUTSUM']._serialized_end=1478
+  _globals['_OUTPUTNORM']._serialized_start=1480
+  _globals['_OUTPUTNORM']._serialized_end=1522
+  _globals['_NEURON']._serialized_start=1524
+  _globals['_NEURON']._serialized_end=1621
 # @@protoc_insertion_point(module_scope)

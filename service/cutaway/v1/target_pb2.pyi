@@ -72,11 +72,14 @@ class Target(_message.Message):
     LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
     SEQUENCE_LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    POSITION_TEXT_FIELD_NUMBER: _builtins.int
     output: _builtins.str
     """The output it is read from, by name. Default: that of the model's classes, else the first that is no loss."""
     position: _builtins.int
-    """The token of each row, along axis 1 of an output [batch, tokens, ...], such as a language model's logits. It is
-    counted from the first token of the row's own text, without padding; a negative one from its last.
+    """The token by its number, from the first token of the row's own text, without padding; a negative one from its last."""
+    position_text: _builtins.str
+    """That token by its text: the last one of the only tokens of the row whose texts together are this one. For models
+    that write texts.
     """
     @_builtins.property
     def predicted_class(self) -> Global___PredictedClass:
@@ -152,20 +155,21 @@ class Target(_message.Message):
         contrast: Global___Contrast | None = ...,
         log_probability: Global___LogProbability | None = ...,
         sequence_log_probability: Global___SequenceLogProbability | None = ...,
-        position: _builtins.int | None = ...,
+        position: _builtins.int = ...,
+        position_text: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "log_probability", b"log_probability", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "position", b"position", "predicted_class", b"predicted_class", "sequence_log_probability", b"sequence_log_probability", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "log_probability", b"log_probability", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "position", b"position", "position_text", b"position_text", "predicted_class", b"predicted_class", "sequence_log_probability", b"sequence_log_probability", "sum", b"sum", "token", b"token", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "log_probability", b"log_probability", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "output", b"output", "position", b"position", "predicted_class", b"predicted_class", "sequence_log_probability", b"sequence_log_probability", "sum", b"sum", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_index", b"class_index", "class_label", b"class_label", "contrast", b"contrast", "cotangent", b"cotangent", "cross_entropy", b"cross_entropy", "kind", b"kind", "log_probability", b"log_probability", "mean_squared_error", b"mean_squared_error", "multi_index", b"multi_index", "neuron", b"neuron", "norm", b"norm", "output", b"output", "position", b"position", "position_text", b"position_text", "predicted_class", b"predicted_class", "sequence_log_probability", b"sequence_log_probability", "sum", b"sum", "token", b"token", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
-    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["predicted_class", "class_index", "multi_index", "top_k", "cross_entropy", "mean_squared_error", "cotangent", "sum", "norm", "neuron", "class_label", "contrast", "log_probability", "sequence_log_probability"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
+    _WhichOneofReturnType_token: _TypeAlias = _typing.Literal["position", "position_text"]  # noqa: Y015
+    _WhichOneofArgType_token: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_token) -> _WhichOneofReturnType_token | None: ...
 
 Global___Target: _TypeAlias = Target  # noqa: Y015
 

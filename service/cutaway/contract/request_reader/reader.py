@@ -33,6 +33,7 @@ from cutaway.contract.requests import (
     Metric,
     Point,
     PointName,
+    Position,
     PredictedClass,
     Reduction,
     Target,
@@ -199,6 +200,25 @@ def _argument(value: Any) -> Argument:
     return value
 
 
+def _position(value: Any) -> Position:
+    """Reads a token: a text is its text, also one of digits."""
+    if value == "":
+        raise error(Reason.INVALID_VALUE, "the text of a token has at least one character")
+    return value if isinstance(value, str) else _integer(value)
+
+
+def _positions(value: Any) -> Position | tuple[Position, ...]:
+    if not is_list(value):
+        return _position(value)
+    if not len(value):
+        raise error(Reason.INVALID_VALUE, "name at least one token")
+    return tuple(convert_each(_position, value))
+
+
+def _or_none(read_value: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    return lambda value: None if value is None else read_value(value)
+
+
 def _name_or_array(value: Any) -> str | ArrayLike:
     return value if isinstance(value, str) else _array(value)
 
@@ -214,6 +234,8 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     ArrayLike: _array,
     float | ArrayLike: _number_or_array,
     str | ArrayLike: _name_or_array,
+    Position | None: _or_none(_position),
+    Position | tuple[Position, ...] | None: _or_none(_positions),
     Baselines: _baselines,
     Distributions: _arrays,
     PointName | Point: _point,
@@ -285,8 +307,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     if origin is Annotated:
         return _reader(arguments[0])
     if origin in (Union, types.UnionType):  # X | None
-        present = _reader(arguments[0])
-        return lambda value: None if value is None else present(value)
+        return _or_none(_reader(arguments[0]))
     if origin is tuple:
         element = _reader(arguments[0])
         return lambda value: tuple(convert_each(element, sequence(value)))

@@ -29,6 +29,7 @@ from cutaway.contract.requests.captures import POINTS as POINTS
 from cutaway.contract.requests.captures import AxisReduction as AxisReduction
 from cutaway.contract.requests.captures import FloatingType as FloatingType
 from cutaway.contract.requests.captures import PointName as PointName
+from cutaway.contract.requests.captures import Position as Position
 from cutaway.contract.requests.captures import Reduction as Reduction
 from cutaway.contract.requests.edits import *
 from cutaway.contract.requests.fields import advise_on_wrong_arguments

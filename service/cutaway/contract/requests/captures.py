@@ -40,7 +40,11 @@ PointName: TypeAlias = Literal["input", "output", "grad_input", "grad_output"]
 FloatingType: TypeAlias = Annotated[str, "the name of a floating data type, or nothing"]
 
 
+Position: TypeAlias = int | str
+"""A token of each row: its number, or its text."""
+
 Steps: TypeAlias = Annotated[tuple[int, ...] | range, distinct]
+Heads: TypeAlias = Annotated[tuple[int, ...], distinct]
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,8 @@ class Project(Reduction):
     ``Project("lm_head", norm="model.norm", then=TopElements(5))`` returns the five likeliest tokens behind any block.
 
     Args:
-        to: a module of the model that maps the last axis, such as ``lm_head``, which no hook sees; or a matrix
-            [outputs, size of the last axis].
+        to: a module of the model that maps the last axis, such as ``lm_head``, which no hook sees; the name of a matrix
+            that the model's archive has; or a matrix [outputs, size of the last axis].
         norm: a module that is applied first, such as the last norm of a language model; ``""`` is none.
         bias: added to the result, [outputs]; ``None`` is nothing.
         relu: whether negative results become 0.
@@ -148,7 +152,10 @@ class Capture:
         data_type: what floating tensors are sent as, such as ``float16``; ``""`` is as computed.
         steps: only these steps of a generation, from 0; empty is all.
         position: only this token of each row, along axis 1, which the result does not have; from the first token of the
-            row's own text, without padding, a negative one from its last; ``None`` is all tokens.
+            row's own text, without padding, a negative one from its last; or by its text, such as ``" Paris"``, whose
+            last token it is. Several are axis 1 of the result; ``None`` is all tokens.
+        heads: only these heads of attention, in this order: parts of the last axis of the input of a module that joins
+            heads, such as ``o_proj``; empty is all channels.
     """
 
     module: str = ""
@@ -162,7 +169,8 @@ class Capture:
     reduce: Reduction | None = None
     data_type: FloatingType = ""
     steps: Steps = ()
-    position: int | None = None
+    position: Position | tuple[Position, ...] | None = None
+    heads: Heads = ()
 
     @cached_property
     def points(self) -> tuple[Point, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
 
-from cutaway.contract.requests.captures import Point, PointName, Slice, Steps, as_point
+from cutaway.contract.requests.captures import Heads, Point, PointName, Position, Slice, Steps, as_point
 from cutaway.contract.requests.fields import Number, bounded, distinct
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
@@ -40,7 +40,10 @@ class Edit:
             every tensor where none floats.
         steps: only in these steps of a generation, from 0; empty is all.
         position: only this token of each row, along axis 1; from the first token of the row's own text, without
-            padding, a negative one from its last; ``None`` is all tokens.
+            padding, a negative one from its last; or by its text, such as ``" Paris"``, of which it is the last token;
+            ``None`` is all tokens.
+        heads: only these heads of attention: parts of the last axis of the input of a module that joins heads, such as
+            ``o_proj``; empty is all channels.
     """
 
     module: str = ""
@@ -52,7 +55,8 @@ class Edit:
     slices: tuple[Slice, ...] = ()
     path: str = ""
     steps: Steps = ()
-    position: int | None = None
+    position: Position | None = None
+    heads: Heads = ()
 
     @property
     def point(self) -> Point:

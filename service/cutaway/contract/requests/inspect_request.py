@@ -165,6 +165,8 @@ class Sweep:
         places: the places along the axis, a negative one from its end; empty is all.
         path: the tensor, of modules that return several; ``""`` is the first.
         estimate: return also the first-order estimate of each patch, from one backward pass, and how far it agrees.
+        heads: the places are heads of attention, at the input of modules that join heads, such as ``o_proj``; they have
+            no axis then.
     """
 
     module: Annotated[str, given("name the module")]
@@ -174,6 +176,7 @@ class Sweep:
     places: Annotated[tuple[int, ...], distinct] = ()
     path: str = ""
     estimate: bool = False
+    heads: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from cutaway.contract.requests.captures import Slice
+from cutaway.contract.requests.captures import Position, Slice
 from cutaway.contract.requests.fields import Count, bounded, given
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
@@ -37,11 +37,12 @@ class Target:
     Args:
         output: the model output it is read from; ``""`` is the model's first.
         position: the token of each row, along axis 1 of an output [batch, tokens, ...], such as a language model's
-            ``logits``; from the first token of the row's own text, without padding, a negative one from its last.
+            ``logits``; from the first token of the row's own text, without padding, a negative one from its last; or by
+            its text, such as ``" Paris"``, of which it is the last token.
     """
 
     output: str = ""
-    position: int | None = None
+    position: Position | None = None
 
 
 @dataclass(frozen=True)

@@ -412,8 +412,8 @@ def _scalar_access(field: FieldDescriptor, attribute: str, codec: Scalar, defaul
 
     def put(owner: Any, message: Any) -> None:
         value = getattr(owner, attribute)
-        if not (value is None and default is None) and value != "":
-            setattr(message, name, encode(value))
+        if not (value is None and default is None) and value != "" and (sent := encode(value)) is not UNSET:
+            setattr(message, name, sent)
 
     return put, lambda message: decode(get(message)) if message.HasField(name) else UNSET
 

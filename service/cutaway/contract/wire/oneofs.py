@@ -23,6 +23,7 @@ from cutaway.contract.requests import (
     OutputNorm,
     OutputSum,
     Point,
+    Position,
     PredictedClass,
     Project,
     Reduction,
@@ -41,14 +42,67 @@ from cutaway.contract.wire.codec import (
     FieldRule,
     OneOf,
     Spread,
+    only,
     record,
     several,
     spread,
 )
-from cutaway.contract.wire.scalars import FLOATING_TYPE, POINTS, REAL
+from cutaway.contract.wire.scalars import FLOATING_TYPE, INT32, INT64, POINTS, REAL, UNSET, Scalar
 from cutaway.v1 import capture_pb2, edit_pb2, target_pb2
 
 SLICES = several(record(Slice, capture_pb2.AxisSlice))
+
+
+# Positions: one attribute, in a field for numbers, one for texts and one for several.
+
+
+def _token_text(text: str) -> str:
+    if not text:
+        raise error(Reason.INVALID_VALUE, "the text of a token has at least one character")
+    return text
+
+
+_TEXT = Scalar(lambda value: value if isinstance(value, str) else UNSET, _token_text)
+
+
+def _number(numbers: Scalar) -> Scalar:
+    return Scalar(lambda value: UNSET if isinstance(value, (str, tuple)) else numbers.encode(value), numbers.decode)
+
+
+def _write_token(token: Position, message: capture_pb2.TokenPosition) -> None:
+    if isinstance(token, str):
+        message.position_text = token
+    else:
+        message.position = INT32.encode(token)
+
+
+def _read_token(message: capture_pb2.TokenPosition) -> Position:
+    if message.HasField("position_text"):
+        with at("position_text"):
+            return _token_text(message.position_text)
+    if not message.HasField("position"):
+        raise error(Reason.INVALID_VALUE, "name a token, by its number or its text", "token")
+    return message.position
+
+
+_TOKENS = only(capture_pb2.TokenPositions.DESCRIPTOR, several(Codec(_write_token, _read_token)))
+
+
+def _write_tokens(capture: Capture, message: capture_pb2.TokenPositions) -> None:
+    if isinstance(capture.position, tuple):
+        message.SetInParent()
+        _TOKENS.write(capture.position, message)
+
+
+def _read_tokens(message: capture_pb2.TokenPositions) -> dict[str, Any]:
+    return {"position": _TOKENS.read(message)} if message.tokens else {}
+
+
+_POSITION = {
+    "position": FieldRule(codec=_number(INT32)),
+    "position_text": FieldRule("position", _TEXT),
+    "positions": FieldRule(codec=Spread(_write_tokens, _read_tokens)),
+}
 
 _OF_PROJECT = spread(
     Project,
@@ -126,6 +180,7 @@ _FIELDS = spread(
         "slices": FieldRule(codec=SLICES),
         "reduction": FieldRule("reduce", REDUCTIONS.codec),
         "data_type": FieldRule(codec=FLOATING_TYPE),
+        **_POSITION,
     },
 )
 
@@ -141,10 +196,12 @@ def _read(message: capture_pb2.CaptureRequest) -> Capture:
     refuse_no_name(message, "name a module, an operator or a parameter")
     if message.HasField("parameter"):
         for field, _ in message.ListFields():
-            if field.name in ("points", "call", "path", "steps", "position"):
+            if field.name in ("points", "call", "path", "steps", "heads", *_POSITION):
                 raise error(Reason.INVALID_VALUE, f"a parameter has no {field.name}; leave it out", field.name)
+    if message.HasField("positions") and not message.positions.tokens:
+        raise error(Reason.INVALID_VALUE, "name at least one token", "positions.tokens")
     capture = Capture(**_FIELDS.read(message))
-    _refuse_position(capture)
+    _refuse_position(capture, message)
     return capture
 
 
@@ -200,18 +257,19 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
         "slices": FieldRule(codec=SLICES),
         "tensor": REQUIRED_TENSOR,
         "lambda": FieldRule("weight"),
+        "position": _POSITION["position"],
+        "position_text": _POSITION["position_text"],
     },
     special={Add: Spread(_write_add, _read_add)},
     checks={Clamp: _check_clamp, **dict.fromkeys((AddVector, ClampDirection, SwapDirections), _check_vector)},
 )
 
 
-def _refuse_position(part: Capture | Edit) -> None:
+def _refuse_position(part: Capture | Edit, message: Any) -> None:
     """Refuses the position of an operator's tensor, whose axis 1 may be that of heads."""
     if part.op and part.position is not None:
-        raise error(
-            Reason.INVALID_VALUE, "positions are those of modules: take a part of an operator's by slices", "position"
-        )
+        what = "positions are those of modules: take a part of an operator's by slices"
+        raise error(Reason.INVALID_VALUE, what, message.WhichOneof("token"))
 
 
 def _write_edit(edit: Edit, message: edit_pb2.Edit) -> None:
@@ -222,7 +280,7 @@ def _write_edit(edit: Edit, message: edit_pb2.Edit) -> None:
 def _read_edit(message: edit_pb2.Edit) -> Edit:
     refuse_no_name(message, "name a module or an operator")
     edit: Edit = EDIT_KINDS.codec.read(message)
-    _refuse_position(edit)
+    _refuse_position(edit, message)
     return edit
 
 
@@ -255,6 +313,8 @@ _RULES = {
     "values": REQUIRED_TENSOR,
     "tensor": REQUIRED_TENSOR,
     "slices": FieldRule(codec=SLICES),
+    "position": FieldRule(codec=_number(INT64)),
+    "position_text": _POSITION["position_text"],
 }
 
 NEURON = record(Neuron, target_pb2.Neuron, _RULES)

@@ -47,7 +47,8 @@ class Scalar(NamedTuple):
 
 
 UNSET: Any = object()
-"""The result of `Scalar.decode` for a field that was never set, where the dataclass has its own default."""
+"""The result of `Scalar.decode` for a field that was never set, where the dataclass has its own default; of
+`Scalar.encode` for a value that another field holds."""
 
 
 def unchanged(value: Any) -> Any:
@@ -82,12 +83,13 @@ def encode_real(value: Any) -> float:
         raise error(Reason.INVALID_VALUE, f"{brief(value)} is no number that a double can hold") from None
 
 
+INT32 = whole(-(2**31), 2**31 - 1)
 UINT32 = whole(0, 2**32 - 1)
 INT64 = whole(-(2**63), 2**63 - 1)
 REAL = Scalar(encode_real, unchanged)
 
 NUMBERS: dict[int, Scalar] = {
-    FieldDescriptor.CPPTYPE_INT32: whole(-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT32: INT32,
     FieldDescriptor.CPPTYPE_INT64: INT64,
     FieldDescriptor.CPPTYPE_UINT32: UINT32,
     FieldDescriptor.CPPTYPE_UINT64: whole(0, 2**64 - 1),

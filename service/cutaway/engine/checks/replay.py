@@ -21,7 +21,7 @@ from cutaway.contract.requests import CheckMode, Edit, Generate, Point
 from cutaway.contract.results import Cause, Check, FinishReason, GeneratedStep, RowCheck, Verdict
 from cutaway.contract.results.explanations import WORST_FIRST
 from cutaway.contract.values import changed
-from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, TextRanges, text_ranges
+from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, RowTexts, text_ranges
 from cutaway.engine.hooks.edits import NumberedEdit, Override, apply_edit
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import Share, observing, observing_together
@@ -122,13 +122,13 @@ class _Segments:
         prompt: the number of tokens of the prompt, with padding.
         steps: the number of steps.
         rows: the number of rows.
-        texts: the tokens of each row of the prompt that are no padding; None where all are.
+        texts: the rows' own texts in the prompt.
     """
 
     prompt: int
     steps: int
     rows: int
-    texts: TextRanges | None
+    texts: RowTexts
 
     def of(self, value: Tensor) -> list[slice] | None:
         """Returns the tokens of each step along axis 1 of ``value``; None if that axis may be another.
@@ -164,7 +164,7 @@ class _Segments:
 
     def padding(self, spec: CaptureSpec, value: Tensor, step: int) -> Tensor:
         """Returns which elements of what ``spec`` takes of ``value``, the tokens of ``step``, are of padding."""
-        is_text, starts = torch.ones_like(value), [start for start, _ in self.texts or ()]
+        is_text, starts = torch.ones_like(value), [start for start, _ in self.texts.ranges or ()]
         if not step and value.shape[1] == self.prompt and spec.position is None:
             for row, start in enumerate(starts):
                 is_text[row, :start] = 0
@@ -329,7 +329,7 @@ def _segments(generated: Generated) -> _Segments:
     inputs = generated.plan.inputs
     mask = inputs.get(MASK)
     prompt = max(tensor.shape[1] for tensor in inputs.values() if tensor.ndim > 1)
-    texts = None if mask is None else text_ranges(mask)
+    texts = (generated.batch.texts or RowTexts())._replace(ranges=None if mask is None else text_ranges(mask))
     return _Segments(prompt, len(generated.written.steps), generated.plan.rows, texts)
 
 

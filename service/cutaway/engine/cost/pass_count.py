@@ -17,7 +17,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
 from cutaway.engine.execution.sweep import sweep_passes
-from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec, TextRanges
+from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, RowTexts, ShapeSpec
 from cutaway.engine.methods.captum_call import method_of, shares_passes
 from cutaway.engine.methods.paths import max_steps, steps_to_try
 from cutaway.engine.model.inspected_model import CONTINUATION, arguments_kind
@@ -46,7 +46,7 @@ class GradientShape(CaptureSpec):
     """A capture of a gradient, applied to its activation, which has the same shape."""
 
     def apply(
-        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: TextRanges | None = None
+        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: RowTexts | None = None
     ) -> CapturedValues:
         """Returns the part captured of the gradient at ``tensor`` as meta tensors.
 

@@ -22,15 +22,16 @@ from cutaway.contract.requests import Capture, InspectRequest, Neuron, Point, Ta
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
 from cutaway.engine.hooks.axes import find_channels, row_axes
-from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, TextRanges, text_ranges
+from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording, StopForward, stack_gradients
-from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, Outputs, gradients
+from cutaway.engine.model.inspected_model import Inputs, Outputs, gradients
 from cutaway.engine.model.module_tree import is_glob
 from cutaway.engine.model.session import timed
 from cutaway.engine.passes.pass_recorder import RowRange, Values, concatenated, consecutive, neuron_output
 from cutaway.engine.passes.targets import ResolvedTarget, explained_outputs, resolve_target
+from cutaway.engine.planning.attribution_setup import row_texts
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
 from cutaway.engine.runtime.layouts import dense
 from cutaway.engine.runtime.numerics import WITHOUT_COPIES, close
@@ -242,19 +243,7 @@ def batch_of(plan: RequestPlan, joined: Sequence[RequestPlan] = ()) -> Batch:
     axes = row_axes(plan.model, plan.inputs, sites)
     for layer, named in filter(None, (one.channels for one in attributions)):
         find_channels(plan.model, plan.inputs, axes, layer, named)
-    positions = [one.position for one in plan.request.captures] + [one.position for one in plan.request.edits]
-    positions += [target.position for target in _targets(plan.request) if target is not None]
-    return Batch(plan.rows, axes, _texts_of(plan.inputs) if set(positions) - {None} else None)
-
-
-def _texts_of(inputs: Inputs) -> TextRanges | None:
-    """Returns the tokens of each row that the model reads and that are no padding; None where all are."""
-    mask, more = inputs.get(MASK), inputs.get(CONTINUATION)
-    if more is not None:
-        prompt = next(iter(inputs.values())) if mask is None else mask
-        read = (more[:, 1:] >= 0).to(prompt.dtype)
-        mask = torch.cat([torch.ones_like(prompt) if mask is None else mask, read], dim=1)
-    return None if mask is None or mask.ndim != 2 else text_ranges(mask)
+    return Batch(plan.rows, axes, row_texts(plan.model, plan.request, plan.inputs))
 
 
 def _own_outputs(outputs: Outputs, batch: Batch, own: RowRange) -> Outputs:

@@ -16,7 +16,7 @@ from cutaway.contract.values import changed
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.execution.row_parts import rows_may_be_copied
 from cutaway.engine.hooks.axes import row_axes
-from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec
+from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec, head_sizes
 from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.inspected_model import arguments_kind
@@ -30,13 +30,25 @@ _MOST_ROWS = 32
 
 
 class Swept(NamedTuple):
-    """A module's tensor that is patched: its path, the axis of its rows, the axis of the places when rows are first,
-    and the places."""
+    """A module's tensor that is patched: its point and path, the axis of its rows, the axis of the places when rows are
+    first, the size of each place, and the places."""
 
+    point: Point
     path: Path
     rows: int
     axis: int
+    size: int
     places: tuple[int, ...]
+
+    def by_place(self, tensor: Tensor) -> Tensor:
+        """Returns a view with rows on axis 0, places on ``axis``, and the elements of a larger place behind it."""
+        by_row = tensor.movedim(self.rows, 0)
+        return by_row if self.size == 1 else by_row.unflatten(self.axis, (-1, self.size))
+
+    @property
+    def gradient(self) -> Point:
+        """The point of the tensor's gradient."""
+        return Point.GRAD_INPUT if self.point is Point.INPUT else Point.GRAD_OUTPUT
 
 
 def swept(plan: RequestPlan, asked: Sweep) -> dict[str, Swept]:
@@ -55,28 +67,31 @@ def _find(plan: RequestPlan, asked: Sweep) -> dict[str, Swept]:
     model = plan.model
     with at("sweep.module"):
         names = model.tree.match(asked.module)
-    axes, sites = row_axes(model, plan.inputs, names), {name: {Point.OUTPUT: ShapeSpec()} for name in names}
+    point = Point.INPUT if asked.heads else Point.OUTPUT
+    with at("sweep.heads"):
+        heads = {name: head_sizes(model.tree, name) for name in names} if asked.heads else {}
+    axes, sites = row_axes(model, plan.inputs, names), {name: {point: ShapeSpec()} for name in names}
     with model.passes.uncounted(), torch.no_grad(), observing(model.tree, sites) as seen, seen.forward():
         model.run(plan.inputs)
     found = {}
     for name in names:
         if not seen.calls[name]:
             raise error(Reason.METHOD_INAPPLICABLE, f"the model never called its module {name!r}", "sweep.module")
-        parts = seen.calls[name][0].captured(Point.OUTPUT)
+        parts = seen.calls[name][0].captured(point)
         floating = [path for path, part in parts.items() if part.values.is_floating_point()]
         path = asked.path or next(iter(floating), "")
         if path not in floating:
             listed = ", ".join(map(repr, floating)) or "none"
-            what = f"no tensor of floats at {path!r} of the output of {name!r}; there is {listed}"
+            what = f"no tensor of floats at {path!r} of the {point} of {name!r}; there is {listed}"
             raise error(Reason.PATH_NOT_FOUND, what, "sweep.path" if asked.path else "sweep.module")
         shape = parts[path].values.shape
-        rows = axes.of(name, (Point.OUTPUT, path, 0), shape, plan.rows)
-        if rows is None or asked.axis >= len(shape) or asked.axis == rows:
+        rows, own = axes.of(name, (point, path, 0), shape, plan.rows), len(shape) - 1 if asked.heads else asked.axis
+        if rows is None or own >= len(shape) or own == rows:
             where = "no axis of rows" if rows is None else f"rows on axis {rows}"
-            what = f"the output of {name!r} has shape {list(shape)}, with {where}, and no places on axis {asked.axis}"
+            what = f"the {point} of {name!r} has shape {list(shape)}, with {where}, and no places on axis {own}"
             raise error(Reason.AXIS_RANGE, what, "sweep.axis")
-        axis = asked.axis + (asked.axis < rows)
-        found[name] = Swept(path, rows, axis, tuple(_places(asked.places, shape[asked.axis], name)))
+        count, size = heads.get(name, (shape[own], 1))
+        found[name] = Swept(point, path, rows, own + (own < rows), size, tuple(_places(asked.places, count, name)))
     return found
 
 
@@ -85,7 +100,7 @@ def _places(asked: Sequence[int], size: int, name: str) -> Iterator[int]:
         yield from range(size)
     for number, place in enumerate(asked):
         if not -size <= place < size:
-            what = f"place {place}; the output of {name!r} has {size}"
+            what = f"place {place}; {name!r} has {size}"
             raise error(Reason.SLICE_RANGE, what, f"sweep.places[{number}]")
         yield place
 
@@ -117,35 +132,35 @@ class _Clean:
         self._main, self._plan, self._model, self._asked = main, main.plan, main.plan.model, asked
         self._targets = targets
         (self._target,) = main.targets
-        points = (Point.OUTPUT, Point.GRAD_OUTPUT) if asked.estimate else (Point.OUTPUT,)
-        sites = {name: dict.fromkeys(points, CaptureSpec(path=where.path, call=0)) for name, where in grid.items()}
+        sites = {
+            name: dict.fromkeys([where.point, *[where.gradient] * asked.estimate], CaptureSpec(path=where.path, call=0))
+            for name, where in grid.items()
+        }
         clean = replace(main.plan, sites=sites, attributions=(), parameters={}, gradients_of=(), missing=None)
         self._calls = run_main_pass([clean])[0].recording.calls
-        self._is_free = self._may_copy(set(grid))
+        self._is_free = self._may_copy({(name, where.point) for name, where in grid.items()})
         others = [row for row in range(self._plan.rows) if asked.zeros or row != asked.source]
         self._rows = others if self._is_free else [*range(self._plan.rows)]
         self._copies = max(1, _MOST_ROWS // len(self._rows)) if self._is_free else 1
 
-    def _may_copy(self, names: set[str]) -> bool:
+    def _may_copy(self, places: set[tuple[str, Point]]) -> bool:
         """Returns whether rows may have other numbers and other company in a pass, and many patches run together."""
         edits = [edit for numbered in self._plan.edits.values() for _, edit in numbered]
-        has_places = any(edit.position is not None or is_row_specific_edit(edit) for edit in edits)
-        if self._target.is_row_specific or has_places:
+        if self._target.is_row_specific or any(map(is_row_specific_edit, edits)):
             return False
-        places = {(name, Point.OUTPUT) for name in names}
         return rows_may_be_copied(self._plan, places, "" if self._target.is_neuron else self._target.source)
 
     def _at(self, name: str, where: Swept, point: Point) -> Tensor:
-        """Returns what the module returned, or its gradient, with rows on axis 0."""
+        """Returns the tensor that is patched, or its gradient, by places."""
         path, tensors = where.path, self._calls[name][0].at(point)
         if path not in tensors:
-            what = f"no gradient of the target reaches the output of {name!r}: leave the estimate out"
+            what = f"no gradient of the target reaches the {where.point} of {name!r}: leave the estimate out"
             raise error(Reason.NOT_DIFFERENTIABLE, what, "sweep.estimate")
-        return tensors[path].movedim(where.rows, 0)
+        return where.by_place(tensors[path])
 
     def _source(self, name: str, where: Swept) -> Tensor:
         """Returns what is put into every row, [1, ...]."""
-        asked, output = self._asked, self._at(name, where, Point.OUTPUT)
+        asked, output = self._asked, self._at(name, where, where.point)
         return torch.zeros_like(output[:1]) if asked.zeros else output[asked.source : asked.source + 1]
 
     def patched(self, name: str, where: Swept) -> Tensor:
@@ -170,7 +185,7 @@ class _Clean:
 
         def change(output: Tensor) -> Tensor:
             new = output.clone()
-            by_row = new.movedim(where.rows, 0)
+            by_row = where.by_place(new)
             for number, place in enumerate(places):
                 own = by_row[number * rows : (number + 1) * rows]
                 own.select(where.axis, place).copy_(source.select(where.axis, place))
@@ -180,7 +195,7 @@ class _Clean:
         if self._is_free:
             inputs = {key: tensor[copies] for key, tensor in inputs.items()}
             target = target.for_rows(torch.tensor(copies, device=self._model.device))
-        edit = Override(at=Point.OUTPUT, call=0, path=where.path, change=change)
+        edit = Override(at=where.point, call=0, path=where.path, change=change)
         batch = self._main.batch._replace(rows=len(copies))
         with (
             torch.no_grad(),
@@ -197,8 +212,8 @@ class _Clean:
 
         Nanda 2023, Attribution Patching; Kramar et al. 2024, arXiv:2403.00745, equation 2.
         """
-        change = self._source(name, where).double() - self._at(name, where, Point.OUTPUT).double()
-        terms = change * self._at(name, where, Point.GRAD_OUTPUT).double()
+        change = self._source(name, where).double() - self._at(name, where, where.point).double()
+        terms = change * self._at(name, where, where.gradient).double()
         by_place = terms.movedim(where.axis, 1).flatten(2).sum(dim=2) if terms.ndim > 2 else terms
         return by_place[:, list(where.places)]
 

@@ -7,13 +7,26 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import Max, Mean, Norm, Point, Project, Reduction, Slice, TopElements
+from cutaway.contract.requests import (
+    Capture,
+    Edit,
+    Max,
+    Mean,
+    Norm,
+    Point,
+    Position,
+    Project,
+    Reduction,
+    Slice,
+    TopElements,
+)
 from cutaway.contract.tensors import Array, as_array, too_large
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import Path, tensor_like
@@ -49,7 +62,7 @@ class CaptureSpec:
     Attributes:
         call: only the call with this number; ``None`` for every call.
         steps: only these steps of a generation; empty for all.
-        position: only this token of each row; ``None`` for all.
+        position: only this token of each row, or these along axis 1; ``None`` for all.
         path: only the tensor at this path; ``""`` for every tensor.
         slices: the part of each tensor that is captured.
         reduce: the reduction of that part.
@@ -68,7 +81,7 @@ class CaptureSpec:
     type_field: str = dataclasses.field(default="", compare=False)
     exact: bool = dataclasses.field(default=False, compare=False)
     steps: tuple[int, ...] = ()
-    position: int | None = None
+    position: Position | tuple[Position, ...] | None = None
 
     def takes(self, call: Call) -> bool:
         """Returns whether to capture tensors of ``call``."""
@@ -79,7 +92,7 @@ class CaptureSpec:
         return self.path in ("", path) and self.takes(call)
 
     def apply(
-        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: TextRanges | None = None
+        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: RowTexts | None = None
     ) -> CapturedValues:
         """Slices, reduces and casts ``tensor``, which the result holds in ``result_field``.
 
@@ -87,7 +100,7 @@ class CaptureSpec:
             tensor: what the hook saw.
             result_field: its name in the result.
             row_axis: the axis that has the rows of the batch, which must not be reduced; None for none.
-            texts: the tokens of each row that are no padding; None where all are.
+            texts: the rows' own texts, for a position; None where all tokens are.
 
         Raises:
             InvalidArgument: ``SLICE_RANGE``, ``AXIS_RANGE`` or ``INVALID_VALUE``.
@@ -96,8 +109,7 @@ class CaptureSpec:
             return CapturedValues(tensor, row_axis=row_axis)
         with at(self.field):
             if self.position is not None:
-                with at("position"):
-                    tensor = tensor[token_index(self.position, tensor.shape, row_axis, texts)]
+                tensor = tensor[token_index(self.position, tensor.shape, row_axis, texts)]
             with at("slices"):
                 index = slice_index(self.slices, tensor.shape)
                 sliced = tensor[crossed(index, tensor.shape)] if index else tensor
@@ -115,7 +127,7 @@ class ShapeSpec(CaptureSpec):
     """A capture that is applied, so that its errors show, but keeps the shape only."""
 
     def apply(
-        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: TextRanges | None = None
+        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: RowTexts | None = None
     ) -> CapturedValues:
         """Returns the captured part as meta tensors."""
         return super().apply(tensor, result_field, row_axis, texts).map(lambda part: part.to("meta"))
@@ -147,21 +159,32 @@ def merge_specs(place: str, merged: dict[Point, CaptureSpec], specs: Mapping[Poi
         known = merged.get(point, spec)
         calls = {(other.call, other.steps) for other in merged.values()}
         if known != spec or calls - {(spec.call, spec.steps)}:
-            remedy = "other slices, positions, reductions, steps or calls need a request of their own"
+            remedy = (
+                "several tokens are position=(0, -1); other parts, reductions, steps or calls are another request's"
+            )
             text = f"{place!r} is captured twice, and in different ways: {remedy}"
             raise error(Reason.INVALID_VALUE, text, spec.field)
         merged[point] = spec if spec.exact and not known.exact else known
 
 
-TextRanges: TypeAlias = Sequence[tuple[int, int]]
-"""For each row, the number of its first token that is no padding, and one past the last."""
+class RowTexts(NamedTuple):
+    """The tokens of each row that are its own text.
+
+    Attributes:
+        ranges: for each row, the number of its first token that is no padding, and one past the last; None where all
+            tokens are the row's.
+        named: by text, its token in each row, counted from the row's first.
+    """
+
+    ranges: Sequence[tuple[int, int]] | None = None
+    named: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
 MASK = "attention_mask"
 """The input of transformers' models that is 0 where a text is padded."""
 
 
-def text_ranges(mask: Tensor) -> TextRanges:
+def text_ranges(mask: Tensor) -> Sequence[tuple[int, int]]:
     """Returns the tokens of each row for which a mask [batch, tokens] is not 0, from the first to the last."""
     found = []
     for row in mask.to("cpu"):
@@ -171,31 +194,41 @@ def text_ranges(mask: Tensor) -> TextRanges:
 
 
 def token_index(
-    position: int, shape: torch.Size, row_axis: int | None, texts: TextRanges | None
+    position: Position | tuple[Position, ...], shape: torch.Size, row_axis: int | None, texts: RowTexts | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns the index of token ``position`` of each row, in a tensor of ``shape``.
+    """Returns the index of token ``position`` of each row, in a tensor of ``shape``; of several along axis 1.
 
     Args:
-        position: from the first token of the row's own text; a negative one from its last.
+        position: from the first token of the row's own text; a negative one from its last; or a text.
         shape: [batch, tokens, ...].
         row_axis: the axis that has the rows; only 0 is possible.
-        texts: the tokens of each row that are no padding; None where all are.
+        texts: the rows' own texts; None where all tokens are, and none is named.
 
     Raises:
         InvalidArgument: ``AXIS_RANGE`` or ``SLICE_RANGE``.
     """
-    if row_axis != 0 or len(shape) < 2:
-        raise error(Reason.AXIS_RANGE, f"the shape {list(shape)} has no rows on axis 0 with tokens on axis 1")
+    several, rows = position if isinstance(position, tuple) else (position,), torch.arange(shape[0], device="cpu")
+    columns = []
+    for number, one in enumerate(several):
+        with at(f"positions.tokens[{number}].position" if several is position else "position"):
+            if row_axis != 0 or len(shape) < 2:
+                raise error(Reason.AXIS_RANGE, f"the shape {list(shape)} has no rows on axis 0 with tokens on axis 1")
+            columns.append(torch.tensor(_token_places(one, shape, texts or RowTexts()), device="cpu"))
+    return (rows.unsqueeze(1), torch.stack(columns, dim=1)) if several is position else (rows, columns[0])
+
+
+def _token_places(position: Position, shape: torch.Size, texts: RowTexts) -> list[int]:
     rows, size = shape[0], shape[1]
     is_last = size == 1 and position == -1  # logits of the last token alone
-    ranges = [(0, size)] * rows if texts is None or is_last else texts
-    places = [(stop if position < 0 else start) + position for start, stop in ranges]
+    ranges = [(0, size)] * rows if texts.ranges is None or is_last else texts.ranges
+    numbers = texts.named[position] if isinstance(position, str) else [position] * rows
+    places = [(stop if number < 0 else start) + number for number, (start, stop) in zip(numbers, ranges)]
     for row, ((start, stop), place) in enumerate(zip(ranges, places)):
         if not start <= place < stop <= size:
-            what = f"row {row} has {stop - start} tokens, and axis 1 has size {size}: there is no token {position}"
+            what = f"row {row} has {stop - start} tokens, and axis 1 has size {size}: there is no token {position!r}"
             hint = "; of a generation, steps=(0,) has the tokens of the prompt, a later step one of each row"
             raise error(Reason.SLICE_RANGE, what + hint * (size == 1))
-    return torch.arange(rows, device="cpu"), torch.tensor(places, device="cpu")
+    return places
 
 
 def slice_index(slices: Iterable[Slice], shape: torch.Size) -> list[slice | Tensor]:
@@ -212,6 +245,58 @@ def slice_index(slices: Iterable[Slice], shape: torch.Size) -> list[slice | Tens
                 raise error(Reason.SLICE_RANGE, f"axis {axis} is sliced twice", "axis")
             index[axis] = (_places if part.indices else _resolved_slice)(part, axis, shape[axis])
     return index
+
+
+_JOINING = ("c_proj", "dense", "o_proj", "out_proj")
+"""The modules of transformers' models that join heads: each has them side by side along the last axis of its input."""
+
+
+def head_sizes(tree: ModuleTree, name: str) -> tuple[int, int]:
+    """Returns how many heads of attention the input of module ``name`` has along its last axis, and the size of each.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``: it has none, or others than the model's configuration says.
+    """
+    config: Any = getattr(tree.modules[""], "config", None)
+    count = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, _COUNT, None)
+    if not isinstance(count, int):
+        raise error(Reason.METHOD_INAPPLICABLE, f"this model has no heads: its configuration has no {_COUNT}")
+    joining = {name: size for name in tree.modules if (size := _head_size(tree, name)) is not None}
+    if name not in joining:
+        there = f", such as {next(iter(joining))!r}" if joining else ", of which this model has none that is known"
+        raise error(Reason.METHOD_INAPPLICABLE, f"{name!r} joins no heads: name a module of attention that does{there}")
+    channels = getattr(tree.modules[name], "in_features", getattr(tree.modules[name], "nx", None))  # of GPT-2's Conv1D
+    if channels != count * joining[name]:
+        what = f"the input of {name!r} has {channels} channels, and not {count} heads of {joining[name]}"
+        raise error(Reason.METHOD_INAPPLICABLE, what)
+    return count, joining[name]
+
+
+_COUNT = "num_attention_heads"
+
+
+def _head_size(tree: ModuleTree, name: str) -> int | None:
+    """Returns the size of the heads that module ``name`` joins, as its attention says; None if it joins none."""
+    attention, _, own = name.rpartition(".")
+    sizes = (getattr(tree.modules[attention], size, None) for size in ("head_dim", "head_size"))
+    return next((size for size in sizes if isinstance(size, int)), None) if own in _JOINING else None
+
+
+def with_heads(tree: ModuleTree, name: str, part: Capture | Edit, points: Iterable[Point]) -> tuple[Slice, ...]:
+    """Returns the slices of a capture or an edit of module ``name``, with that of its heads.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``, as `head_sizes`, or at another point than the input; ``SLICE_RANGE``.
+    """
+    with at("heads"):
+        if part.op or not {*points} <= {Point.INPUT, Point.GRAD_INPUT}:
+            raise error(Reason.METHOD_INAPPLICABLE, "heads are those of the input of a module: say at='input'")
+        count, size = head_sizes(tree, name)
+        for number, head in enumerate(part.heads):
+            if not 0 <= head < count:
+                raise error(Reason.SLICE_RANGE, f"{head}; there are heads 0 to {count - 1}", f"[{number}]")
+    channels = tuple(head * size + channel for head in part.heads for channel in range(size))
+    return (*part.slices, Slice(-1, indices=channels))
 
 
 def crossed(index: Sequence[slice | Tensor], shape: torch.Size) -> tuple[slice | Tensor, ...]:
@@ -292,6 +377,44 @@ def _top_elements(reduction: TopElements, tensor: Tensor, row_axis: int | None) 
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """A map of the last axis that is kept with a model: a probe, or the encoder of a sparse autoencoder.
+
+    It computes in the data type of its weight.
+
+    Attributes:
+        weight: [outputs, size of the last axis].
+        bias: added to the result, [outputs]; None is nothing.
+        threshold: results that are not above it become 0, [outputs]; None is nothing.
+        center: subtracted from the value first, [size of the last axis]; None is nothing.
+        relu: whether negative results become 0.
+        k: only so many results stay, the largest ones; 0 is all.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    threshold: Tensor | None = None
+    center: Tensor | None = None
+    relu: bool = False
+    k: int = 0
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """Returns the results for ``value`` [..., size of the last axis], [..., outputs]."""
+        value = value.to(self.weight.dtype)
+        if self.center is not None:
+            value = value - self.center.to(value.device)
+        found = value @ self.weight.to(value.device).T
+        if self.bias is not None:
+            found = found + self.bias.to(value.device)
+        if self.k:
+            largest = found.topk(self.k, dim=-1)
+            found = torch.zeros_like(found).scatter(-1, largest.indices, largest.values)
+        if self.relu:
+            found = found.relu()
+        return found if self.threshold is None else found.where(found > self.threshold.to(value.device), 0.0)
+
+
+@dataclass(frozen=True)
 class Projection(Reduction):
     """A `Project` whose modules and arrays are those of a model.
 
@@ -308,7 +431,7 @@ def projection(tree: ModuleTree, project: Project) -> Projection:
     """Returns ``project`` for the modules of ``tree``.
 
     Raises:
-        InvalidArgument: ``MODULE_NOT_FOUND``.
+        InvalidArgument: ``MODULE_NOT_FOUND``, with the nearest names.
     """
     maps: list[Callable[[Tensor], Tensor]] = []
     if project.norm:
@@ -316,7 +439,7 @@ def projection(tree: ModuleTree, project: Project) -> Projection:
             maps.append(tree.modules[tree.resolve(project.norm)].forward)  # past all hooks
     if isinstance(project.to, str):
         with at("module"):
-            maps.append(tree.modules[tree.resolve(project.to)].forward)
+            maps.append(tree.map_of(project.to))
     else:
         maps.append(partial(_by_matrix, as_array(project.to)))
     if project.bias is not None:

@@ -26,7 +26,7 @@ from cutaway.contract.requests import (
 )
 from cutaway.contract.tensors import as_array
 from cutaway.contract.values import changed
-from cutaway.engine.hooks.capture_spec import TextRanges, crossed, slice_index, token_index
+from cutaway.engine.hooks.capture_spec import RowTexts, crossed, slice_index, token_index
 from cutaway.engine.runtime.layouts import dense, in_layout_of
 from cutaway.engine.runtime.numerics import tensor_like
 
@@ -135,21 +135,20 @@ _ANY_TYPE = (Replace, Zero, Override)
 """Edits that apply to integers and booleans too."""
 
 
-def apply_edit(edit: Edit, value: Tensor, row_axis: int | None, texts: TextRanges | None = None) -> Tensor:
+def apply_edit(edit: Edit, value: Tensor, row_axis: int | None, texts: RowTexts | None = None) -> Tensor:
     """Returns an edited copy of ``value``, an activation or a gradient; elements outside the edit stay bit for bit.
 
     Args:
         edit: the edit.
         value: any shape.
         row_axis: the axis that has the rows of the batch, for edits that name rows; None for none.
-        texts: the tokens of each row that are no padding, for edits of one position; None where all are.
+        texts: the rows' own texts, for edits of one position; None where all tokens are.
 
     Raises:
         InvalidArgument: the edit does not fit ``value``.
     """
     if edit.position is not None:
-        with at("position"):
-            tokens = token_index(edit.position, value.shape, row_axis, texts)
+        tokens = token_index(edit.position, value.shape, row_axis, texts)
         whole = value.clone()
         whole[tokens] = apply_edit(changed(edit, position=None), value[tokens], 0)
         return whole

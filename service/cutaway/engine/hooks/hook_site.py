@@ -17,7 +17,7 @@ from cutaway.contract.requests import (
 )
 from cutaway.contract.results import EditReceipt
 from cutaway.contract.results.arrays import Place
-from cutaway.engine.hooks.capture_spec import CaptureSpec, TextRanges
+from cutaway.engine.hooks.capture_spec import CaptureSpec, RowTexts
 from cutaway.engine.hooks.edits import NumberedEdit, apply_edit
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
@@ -76,12 +76,12 @@ def _with_rows(axis: int | None, shape: Sequence[int], rows: int) -> int | None:
 
 
 class Batch(NamedTuple):
-    """The number of rows of a request, where they are in tensors inside the model, and, for captures and edits of one
-    position, the tokens of each row that are no padding."""
+    """The number of rows of a request, where they are in tensors inside the model, and, for positions, which tokens of
+    each row are its own text."""
 
     rows: int
     axes: RowAxes
-    texts: TextRanges | None = None
+    texts: RowTexts | None = None
 
 
 class Side(NamedTuple):
@@ -218,8 +218,8 @@ class HookSite:
             if edit.call in (None, call.number) and (not edit.steps or call.step in edit.steps)
         ]
 
-    def _texts(self, call: RecordedCall) -> TextRanges | None:
-        """Returns the tokens of each row that are no padding; later steps of a generation have one token of each."""
+    def _texts(self, call: RecordedCall) -> RowTexts | None:
+        """Returns which tokens are the rows' own; later steps of a generation have one token of each."""
         return None if self.batch is None or call.step else self.batch.texts
 
     def _row_axis(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> int | None:

@@ -96,6 +96,10 @@ class Generation(Protocol):
                 positions left.
         """
 
+    def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
+        """Returns the text of each token, which together are the text of ``ids``: that of a character of several tokens
+        is its last one's."""
+
     def aligned(self, inputs: Inputs) -> Inputs:
         """Returns ``inputs`` with the last token of each row in the last place, for `begin` and `score`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 
@@ -24,9 +24,14 @@ class ModuleTree:
 
     Args:
         root: the model.
+
+    Attributes:
+        modules: by their own names.
+        matrices: by name, maps of a last axis that are kept with the model, and are no modules.
     """
 
     def __init__(self, root: nn.Module) -> None:
+        self.matrices: Mapping[str, Callable[[Tensor], Tensor]] = {}
         self.modules: dict[str, nn.Module] = dict(root.named_modules())
         self._of_model = dict(self.modules)
         own = {module: name for name, module in self.modules.items()}
@@ -56,6 +61,20 @@ class ModuleTree:
         if name not in self._own_name or not name:
             raise error(Reason.MODULE_NOT_FOUND, f"no module is named {name!r}{self._hint(name)}")
         return self._own_name[name]
+
+    def map_of(self, name: str) -> Callable[[Tensor], Tensor]:
+        """Returns the matrix ``name``, or the forward of the module, past all hooks.
+
+        Raises:
+            InvalidArgument: ``MODULE_NOT_FOUND``, with the matrices and the nearest modules.
+        """
+        if name in self.matrices:
+            return self.matrices[name]
+        if self.matrices and name not in self._own_name:
+            what = f"no matrix is named {name!r}; there are {', '.join(self.matrices)}. No module is either"
+            raise error(Reason.MODULE_NOT_FOUND, f"{what}{self._hint(name)}")
+        forward: Callable[[Tensor], Tensor] = self.modules[self.resolve(name)].forward
+        return forward
 
     def place(self, name: str) -> str:
         """Returns the own name of the module ``name``, where ``.`` is the model itself, which is named ``""``.

@@ -115,8 +115,8 @@ def run_in_batches(forward: Callable[..., Tensor], size: int, tensors: Sequence[
 def is_row_specific_edit(edit: requests.Edit) -> bool:
     """Returns whether ``edit`` differs from row to row, so that it needs passes of the batch as it is."""
     adds_tensor = isinstance(edit, requests.Add) and not isinstance(edit.addend, (int, float))
-    holds_tensor = isinstance(edit, requests.Replace) or adds_tensor
-    return bool(edit.rows or edit.slices or holds_tensor or isinstance(edit, requests.Mix))
+    is_of_rows = adds_tensor or isinstance(edit, (requests.Replace, requests.Mix)) or edit.position is not None
+    return bool(edit.rows or edit.slices or is_of_rows)
 
 
 T = TypeVar("T")

@@ -154,11 +154,10 @@ def _at_position(target: requests.Target, name: str, output: Tensor, batch: Batc
     if not isinstance(target, (*_SIDES, requests.TopK, requests.Contrast, requests.LogProbability)):
         what = f"a {requests.field_name(type(target))} is of the whole output: leave it out"
         raise error(Reason.INVALID_VALUE, what, "position")
-    with at("position"):
-        if output.ndim < 3:
-            what = f"{name!r} has shape {list(output.shape)}; a token's target needs [batch, tokens, ...]"
-            raise error(Reason.TARGET_SHAPE, what)
-        rows, places = token_index(target.position or 0, output.shape, 0, batch.texts)
+    if output.ndim < 3:
+        what = f"{name!r} has shape {list(output.shape)}; a token's target needs [batch, tokens, ...]"
+        raise error(Reason.TARGET_SHAPE, what, "position")
+    rows, places = token_index(target.position or 0, output.shape, 0, batch.texts)
     places = places.to(output.device)
     resolved = resolve_for_output(changed(target, position=None), name, output[rows, places], batch.rows)
     is_uniform = bool((places == places[:1]).all())

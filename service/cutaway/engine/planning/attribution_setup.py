@@ -1,16 +1,20 @@
-"""Validates targets and attributions of a request and resolves their labels, texts, modules, inputs, baselines and
-features, before anything runs."""
+"""Validates targets, positions and attributions of a request and resolves their labels, texts, modules, inputs,
+baselines and features, before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
+from itertools import accumulate
+from typing import TypeAlias
 
+import torch
 from torch import nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.values import changed, near_names
+from cutaway.engine.hooks.capture_spec import MASK, RowTexts, text_ranges
 from cutaway.engine.methods.captum_call import TABLE, method_of, refuse_metric
 from cutaway.engine.methods.wrappers import refuse_llm_attribution, refuse_noise
 from cutaway.engine.model.inspected_model import CONTINUATION, LOGITS, Inputs, InspectedModel, dtype_text
@@ -186,6 +190,13 @@ def embedding_hint(tree: ModuleTree) -> str:
 
 # Labels of classes become indices, and texts tokens.
 
+
+def _targets(request: requests.InspectRequest) -> dict[str, requests.Target | None]:
+    """Returns the targets by the field that has them."""
+    own = {f"attributions[{number}].target": one.target for number, one in enumerate(request.attributions)}
+    return {"target": request.target, **own}
+
+
 _FEW = 20
 """Labels that an error lists."""
 
@@ -259,10 +270,7 @@ def with_continuation(model: InspectedModel, request: requests.InspectRequest, i
         InvalidArgument: ``METHOD_INAPPLICABLE`` for a model that writes no tokens; ``INVALID_VALUE`` for other texts in
             another target; ``TARGET_MISMATCH``; or as `Generation.continued`.
     """
-    fields = {"target": request.target} | {
-        f"attributions[{number}].target": attribution.target for number, attribution in enumerate(request.attributions)
-    }
-    asked = {field: one for field, one in fields.items() if isinstance(one, requests.SequenceLogProbability)}
+    asked = {field: one for field, one in _targets(request).items() if isinstance(one, requests.SequenceLogProbability)}
     first = next(iter(asked.values()), None)
     rows = len(next(iter(inputs.values())))
     for field, target in asked.items():
@@ -282,3 +290,92 @@ def with_continuation(model: InspectedModel, request: requests.InspectRequest, i
         return inputs
     with at(next(iter(asked))), at("sequence_log_probability"), at("texts"):
         return model.generate.continued(inputs, first.texts * (rows // len(first.texts)))
+
+
+# Positions: the tokens of each row that are its own, and those that are named by their texts.
+
+_Part: TypeAlias = requests.Capture | requests.Edit | requests.Target
+
+
+def row_texts(model: InspectedModel, request: requests.InspectRequest, inputs: Inputs) -> RowTexts | None:
+    """Returns which tokens are the rows' own texts, and the tokens that positions name; None without positions.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE`` for texts, of a model that writes none; ``SLICE_RANGE`` for a text that
+            a row does not have, or has several times; ``INVALID_VALUE`` for one in later steps of a generation.
+    """
+    asked = [*_positions(request)]
+    if not asked:
+        return None
+    mask, more = inputs.get(MASK), inputs.get(CONTINUATION)
+    if more is not None:
+        prompt = next(iter(inputs.values())) if mask is None else mask
+        read = (more[:, 1:] >= 0).to(prompt.dtype)
+        mask = torch.cat([torch.ones_like(prompt) if mask is None else mask, read], dim=1)
+    ranges = None if mask is None or mask.ndim != 2 else text_ranges(mask)
+    named: dict[str, list[int]] = {}
+    tokens: list[Sequence[str]] = []
+    for field, position, part in asked:
+        if isinstance(position, str):
+            _refuse_later_steps(request, part, field.split(".")[0])
+            with at(f"{field}_text"):
+                tokens = tokens or _token_texts(model, inputs, ranges)
+                found = [_ends(position, own) for own in tokens]
+                for row in (part.rows if isinstance(part, requests.Edit) else ()) or range(len(tokens)):
+                    _refuse_not_one(position, found[row], tokens[row], row)
+            named[position] = [places[0] if places else 0 for places in found]
+    return RowTexts(ranges, named)
+
+
+def _positions(request: requests.InspectRequest) -> Iterator[tuple[str, requests.Position, _Part]]:
+    """Yields each position with its field, and the part of the request that has it."""
+    parts: dict[str, _Part | None] = {f"captures[{number}]": one for number, one in enumerate(request.captures)}
+    parts |= {f"edits[{number}]": one for number, one in enumerate(request.edits)}
+    for field, part in {**parts, **_targets(request)}.items():
+        asked = None if part is None else part.position
+        if part is None or asked is None:
+            continue
+        if isinstance(asked, tuple):
+            for number, position in enumerate(asked):
+                yield f"{field}.positions.tokens[{number}].position", position, part
+        else:
+            yield f"{field}.position", asked, part
+
+
+def _token_texts(
+    model: InspectedModel, inputs: Inputs, ranges: Sequence[tuple[int, int]] | None
+) -> list[Sequence[str]]:
+    """Returns the texts of the tokens of each row, without padding."""
+    if model.generate is None:
+        raise error(Reason.METHOD_INAPPLICABLE, "this model writes no texts: name the token by its number")
+    ids = inputs["input_ids"]
+    if CONTINUATION in inputs:
+        ids = torch.cat([ids, inputs[CONTINUATION][:, :-1]], dim=1)
+    own = ranges or [(0, ids.shape[1])] * len(ids)
+    return [model.generate.token_texts(row[start:stop]) for row, (start, stop) in zip(ids.tolist(), own)]
+
+
+def _ends(text: str, tokens: Sequence[str]) -> list[int]:
+    """Returns the number of the last one of each group of consecutive ``tokens`` whose texts together are ``text``."""
+    whole, places = "".join(tokens), [*accumulate(map(len, tokens), initial=0)]
+    ends = {place: number for number, place in reversed([*enumerate(places[1:])])}
+    starts = (start for start in {*places} if text and whole.startswith(text, start))
+    return sorted(ends[start + len(text)] for start in starts if start + len(text) in ends)
+
+
+def _refuse_not_one(text: str, places: Sequence[int], tokens: Sequence[str], row: int) -> None:
+    if len(places) > 1:
+        several = ", ".join(map(str, places))
+        what = f"row {row} has {text!r:.80} at its tokens {several}: send a longer text that ends there, or a number"
+        raise error(Reason.SLICE_RANGE, what)
+    if not places:
+        more = f" and {len(tokens) - _FEW} more" if len(tokens) > _FEW else ""
+        what = f"row {row} has no tokens that are {text!r:.80}; its tokens are {', '.join(map(repr, tokens[:_FEW]))}"
+        raise error(Reason.SLICE_RANGE, what + more)
+
+
+def _refuse_later_steps(request: requests.InspectRequest, part: _Part, field: str) -> None:
+    """Refuses a token of the prompt in steps of a generation that have one token each."""
+    if request.generate is not None and not isinstance(part, requests.Target) and tuple(part.steps) != (0,):
+        what = "a text is named in the prompt, which is that of step 0: send steps=(0,)"
+        raise error(Reason.INVALID_VALUE, what, f"{field}.steps")

@@ -15,7 +15,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.values import changed, near_names
-from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection
+from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection, with_heads
 from cutaway.engine.hooks.edits import NumberedEdit, validate_edit
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.methods.captum_call import method_of
@@ -30,6 +30,7 @@ from cutaway.engine.planning.attribution_setup import (
     moves_integers,
     needs_logits,
     resolve_attribution,
+    row_texts,
     with_continuation,
 )
 from cutaway.engine.planning.embedded_inputs import embedded_inputs
@@ -59,7 +60,11 @@ def resolve_sites(tree: ModuleTree, request: requests.InspectRequest) -> Capture
             with at(spec.field), at("op" if capture.op else "module"):
                 places = [_operator(tree, capture.op)] if capture.op else tree.match(capture.module)
             for name in places:
-                merge_specs(name, sites.setdefault(name, {}), dict.fromkeys(capture.points, spec))
+                with at(spec.field):
+                    own = (
+                        replace(spec, slices=with_heads(tree, name, capture, capture.points)) if capture.heads else spec
+                    )
+                merge_specs(name, sites.setdefault(name, {}), dict.fromkeys(capture.points, own))
     return sites
 
 
@@ -156,7 +161,8 @@ def resolve_edits(tree: ModuleTree, request: requests.InspectRequest, batch: int
         with at(f"edits[{number}]"):
             validate_edit(edit, batch)
             for place in _edited_places(tree, edit):
-                edits.setdefault(place, []).append((number, edit))
+                own = changed(edit, slices=with_heads(tree, place, edit, [edit.point])) if edit.heads else edit
+                edits.setdefault(place, []).append((number, own))
     return edits
 
 
@@ -364,6 +370,7 @@ def plan_request(
     sites = _sites(model, request)
     parameters = resolve_parameters(model.tree, request)
     edits = resolve_edits(model.tree, request, next(iter(inputs.values())).shape[0])
+    row_texts(model, request, inputs)  # refuses what is not there
     with at("input_gradients"):
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
     draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)

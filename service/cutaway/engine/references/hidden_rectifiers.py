@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.contract.requests import LayerAttribution, NeuronAttribution, Point
-from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, TextRanges
+from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, RowTexts
 from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.observe import SpecsBySite, observing
 from cutaway.engine.hooks.recording import RecordedCall
@@ -39,7 +39,7 @@ class _FirstElements(CaptureSpec):
     """Captures the first elements of each tensor, which are enough to know it again."""
 
     def apply(
-        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: TextRanges | None = None
+        self, tensor: Tensor, result_field: str, row_axis: int | None, texts: RowTexts | None = None
     ) -> CapturedValues:
         """Returns at most `_ELEMENTS` of them, on one axis."""
         return CapturedValues(tensor.reshape(-1)[:_ELEMENTS].clone())

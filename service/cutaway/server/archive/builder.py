@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.values import url_fault
@@ -82,6 +83,7 @@ def build(
     weights: Path | None,
     options: Mapping[str, str],
     extra_files: Sequence[Path] = (),
+    matrices: Mapping[str, Path] = MappingProxyType({}),
     batch_size: int,
     max_batch_delay_ms: int,
     workers: int,
@@ -100,6 +102,8 @@ def build(
         weights: a safetensors file, or None.
         options: keyword arguments of the adapter.
         extra_files: further files and folders for the adapter; they are put beside it, folders with what is in them.
+        matrices: by name, safetensors files with ``weight`` [outputs, size], and perhaps ``bias`` and ``threshold``
+            [outputs]; or directories as SAE Lens writes them.
         batch_size: the most calls in a batch that TorchServe makes.
         max_batch_delay_ms: how long TorchServe waits for more calls, at least 1.
         workers: number of copies of the model.
@@ -126,7 +130,7 @@ def build(
     name, files = _adapter(adapter)
     manifest = ArchiveManifest(model, version, name, *_weights_identity(weights), dict(options), random_weights)
     files += [handler_file(), *([weights] if weights else [])]
-    members = _members(files, extra_files)
+    members = _with_matrices(_members(files, extra_files), matrices)
     settings = {
         "workers": workers,
         "batch_size": batch_size,
@@ -220,6 +224,26 @@ def _members(files: Iterable[Path], extra_files: Iterable[Path]) -> dict[str, Pa
             _check_module_name(path)
         members |= found
     return members
+
+
+def _with_matrices(members: Mapping[str, Path], matrices: Mapping[str, Path]) -> dict[str, Path]:
+    """Returns the files of an archive with those of its matrices; a worker reads what is in them."""
+    if matrices and any(name.startswith("matrices/") for name in members):
+        raise _invalid("a folder 'matrices' is among the extra files already: call it otherwise", "matrix")
+    found = dict(members)
+    for name, path in matrices.items():
+        if fault := name_fault(name):
+            raise _invalid(fault.replace("model name", "name of a matrix"), "matrix")
+        parts = {f"/{file}": path / file for file in _OF_SAE_LENS} if path.is_dir() else {".safetensors": path}
+        for end, file in parts.items():
+            if not file.is_file():
+                raise _invalid(f"there is no file {file}", "matrix")
+            found[f"matrices/{name}{end}"] = file
+    return found
+
+
+_OF_SAE_LENS = ("cfg.json", "sae_weights.safetensors")
+"""The files of a sparse autoencoder that SAE Lens wrote."""
 
 
 def _check_module_name(file: Path) -> None:

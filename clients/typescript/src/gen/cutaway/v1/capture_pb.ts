@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/capture.proto.
  */
 export const file_cutaway_v1_capture: GenFile = /*@__PURE__*/
-  fileDesc("ChhjdXRhd2F5L3YxL2NhcHR1cmUucHJvdG8SCmN1dGF3YXkudjEizAIKDkNhcHR1cmVSZXF1ZXN0EhAKBm1vZHVsZRgBIAEoCUgAEhMKCXBhcmFtZXRlchgCIAEoCUgAEgwKAm9wGAMgASgJSAASJQoGcG9pbnRzGAQgAygOMhUuY3V0YXdheS52MS5Ib29rUG9pbnQSKAoJcmVkdWN0aW9uGAUgASgLMhUuY3V0YXdheS52MS5SZWR1Y3Rpb24SJQoGc2xpY2VzGAYgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USJwoJZGF0YV90eXBlGAcgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRIRCgRjYWxsGAggASgNSAGIAQESDAoEcGF0aBgJIAEoCRINCgVzdGVwcxgKIAMoDRIVCghwb3NpdGlvbhgLIAEoBUgCiAEBQgcKBXdoZXJlQgcKBV9jYWxsQgsKCV9wb3NpdGlvbiKAAQoJQXhpc1NsaWNlEgwKBGF4aXMYASABKAUSEgoFc3RhcnQYAiABKANIAIgBARIRCgRzdG9wGAMgASgDSAGIAQESEQoEc3RlcBgEIAEoA0gCiAEBEg8KB2luZGljZXMYBSADKANCCAoGX3N0YXJ0QgcKBV9zdG9wQgcKBV9zdGVwIuUBCglSZWR1Y3Rpb24SKQoEbWVhbhgBIAEoCzIZLmN1dGF3YXkudjEuQXhpc1JlZHVjdGlvbkgAEigKA21heBgCIAEoCzIZLmN1dGF3YXkudjEuQXhpc1JlZHVjdGlvbkgAEikKBG5vcm0YAyABKAsyGS5jdXRhd2F5LnYxLkF4aXNSZWR1Y3Rpb25IABIoCgV0b3BfaxgEIAEoCzIXLmN1dGF3YXkudjEuVG9wRWxlbWVudHNIABImCgdwcm9qZWN0GAUgASgLMhMuY3V0YXdheS52MS5Qcm9qZWN0SABCBgoEa2luZCLRAQoHUHJvamVjdBIQCgZtb2R1bGUYASABKAlIABIkCgZtYXRyaXgYAiABKAsyEi5jdXRhd2F5LnYxLlRlbnNvckgAEgwKBG5vcm0YAyABKAkSIAoEYmlhcxgEIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEgwKBHJlbHUYBSABKAgSIwoEdGhlbhgGIAEoCzIVLmN1dGF3YXkudjEuUmVkdWN0aW9uEiUKCXRocmVzaG9sZBgHIAEoCzISLmN1dGF3YXkudjEuVGVuc29yQgQKAnRvIh0KDUF4aXNSZWR1Y3Rpb24SDAoEYXhlcxgBIAMoBSI0CgtUb3BFbGVtZW50cxIJCgFrGAEgASgNEhEKBGF4aXMYAiABKAVIAIgBAUIHCgVfYXhpcyJoCgdDYXB0dXJlEg4KBm1vZHVsZRgBIAEoCRIkCgVwb2ludBgCIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EicKBWNhbGxzGAMgAygLMhguY3V0YXdheS52MS5DYXB0dXJlZENhbGwiOAoMQ2FwdHVyZWRDYWxsEigKBmxlYXZlcxgBIAMoCzIYLmN1dGF3YXkudjEuQ2FwdHVyZWRMZWFmImcKDENhcHR1cmVkTGVhZhIMCgRwYXRoGAEgASgJEiIKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiUKCXBvc2l0aW9ucxgDIAEoCzISLmN1dGF3YXkudjEuVGVuc29yKosBCglIb29rUG9pbnQSGgoWSE9PS19QT0lOVF9VTlNQRUNJRklFRBAAEhQKEEhPT0tfUE9JTlRfSU5QVVQQARIVChFIT09LX1BPSU5UX09VVFBVVBACEhkKFUhPT0tfUE9JTlRfR1JBRF9JTlBVVBADEhoKFkhPT0tfUE9JTlRfR1JBRF9PVVRQVVQQBGIGcHJvdG8z", [file_cutaway_v1_tensor]);
+  fileDesc("ChhjdXRhd2F5L3YxL2NhcHR1cmUucHJvdG8SCmN1dGF3YXkudjEingMKDkNhcHR1cmVSZXF1ZXN0EhAKBm1vZHVsZRgBIAEoCUgAEhMKCXBhcmFtZXRlchgCIAEoCUgAEgwKAm9wGAMgASgJSAASJQoGcG9pbnRzGAQgAygOMhUuY3V0YXdheS52MS5Ib29rUG9pbnQSKAoJcmVkdWN0aW9uGAUgASgLMhUuY3V0YXdheS52MS5SZWR1Y3Rpb24SJQoGc2xpY2VzGAYgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USJwoJZGF0YV90eXBlGAcgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRIRCgRjYWxsGAggASgNSAKIAQESDAoEcGF0aBgJIAEoCRINCgVzdGVwcxgKIAMoDRISCghwb3NpdGlvbhgLIAEoBUgBEhcKDXBvc2l0aW9uX3RleHQYDCABKAlIARIvCglwb3NpdGlvbnMYDSABKAsyGi5jdXRhd2F5LnYxLlRva2VuUG9zaXRpb25zSAESDQoFaGVhZHMYDiADKA1CBwoFd2hlcmVCBwoFdG9rZW5CBwoFX2NhbGwiOwoOVG9rZW5Qb3NpdGlvbnMSKQoGdG9rZW5zGAEgAygLMhkuY3V0YXdheS52MS5Ub2tlblBvc2l0aW9uIkUKDVRva2VuUG9zaXRpb24SEgoIcG9zaXRpb24YASABKAVIABIXCg1wb3NpdGlvbl90ZXh0GAIgASgJSABCBwoFdG9rZW4igAEKCUF4aXNTbGljZRIMCgRheGlzGAEgASgFEhIKBXN0YXJ0GAIgASgDSACIAQESEQoEc3RvcBgDIAEoA0gBiAEBEhEKBHN0ZXAYBCABKANIAogBARIPCgdpbmRpY2VzGAUgAygDQggKBl9zdGFydEIHCgVfc3RvcEIHCgVfc3RlcCLlAQoJUmVkdWN0aW9uEikKBG1lYW4YASABKAsyGS5jdXRhd2F5LnYxLkF4aXNSZWR1Y3Rpb25IABIoCgNtYXgYAiABKAsyGS5jdXRhd2F5LnYxLkF4aXNSZWR1Y3Rpb25IABIpCgRub3JtGAMgASgLMhkuY3V0YXdheS52MS5BeGlzUmVkdWN0aW9uSAASKAoFdG9wX2sYBCABKAsyFy5jdXRhd2F5LnYxLlRvcEVsZW1lbnRzSAASJgoHcHJvamVjdBgFIAEoCzITLmN1dGF3YXkudjEuUHJvamVjdEgAQgYKBGtpbmQi0QEKB1Byb2plY3QSEAoGbW9kdWxlGAEgASgJSAASJAoGbWF0cml4GAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3JIABIMCgRub3JtGAMgASgJEiAKBGJpYXMYBCABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIMCgRyZWx1GAUgASgIEiMKBHRoZW4YBiABKAsyFS5jdXRhd2F5LnYxLlJlZHVjdGlvbhIlCgl0aHJlc2hvbGQYByABKAsyEi5jdXRhd2F5LnYxLlRlbnNvckIECgJ0byIdCg1BeGlzUmVkdWN0aW9uEgwKBGF4ZXMYASADKAUiNAoLVG9wRWxlbWVudHMSCQoBaxgBIAEoDRIRCgRheGlzGAIgASgFSACIAQFCBwoFX2F4aXMiaAoHQ2FwdHVyZRIOCgZtb2R1bGUYASABKAkSJAoFcG9pbnQYAiABKA4yFS5jdXRhd2F5LnYxLkhvb2tQb2ludBInCgVjYWxscxgDIAMoCzIYLmN1dGF3YXkudjEuQ2FwdHVyZWRDYWxsIjgKDENhcHR1cmVkQ2FsbBIoCgZsZWF2ZXMYASADKAsyGC5jdXRhd2F5LnYxLkNhcHR1cmVkTGVhZiJnCgxDYXB0dXJlZExlYWYSDAoEcGF0aBgBIAEoCRIiCgZ0ZW5zb3IYAiABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIlCglwb3NpdGlvbnMYAyABKAsyEi5jdXRhd2F5LnYxLlRlbnNvciqLAQoJSG9va1BvaW50EhoKFkhPT0tfUE9JTlRfVU5TUEVDSUZJRUQQABIUChBIT09LX1BPSU5UX0lOUFVUEAESFQoRSE9PS19QT0lOVF9PVVRQVVQQAhIZChVIT09LX1BPSU5UX0dSQURfSU5QVVQQAxIaChZIT09LX1BPSU5UX0dSQURfT1VUUFVUEARiBnByb3RvMw", [file_cutaway_v1_tensor]);
 
 /**
  * One wish: these modules, at these points.
@@ -105,12 +105,45 @@ export type CaptureRequest = Message<"cutaway.v1.CaptureRequest"> & {
   steps: number[];
 
   /**
-   * Only this token of each row, along axis 1, which the result does not have. It is counted from the first token of the
-   * row's own text, without padding; a negative one from its last. Default: all tokens.
+   * Only this token of each row, along axis 1. Default: all tokens.
    *
-   * @generated from field: optional int32 position = 11;
+   * @generated from oneof cutaway.v1.CaptureRequest.token
    */
-  position?: number | undefined;
+  token: {
+    /**
+     * The token by its number, from the first token of the row's own text, without padding; a negative one from its last.
+     * The result has no axis of tokens.
+     *
+     * @generated from field: int32 position = 11;
+     */
+    value: number;
+    case: "position";
+  } | {
+    /**
+     * That token by its text: the last one of the only tokens of the row whose texts together are this one. For models
+     * that write texts.
+     *
+     * @generated from field: string position_text = 12;
+     */
+    value: string;
+    case: "positionText";
+  } | {
+    /**
+     * Several tokens, which are axis 1 of the result.
+     *
+     * @generated from field: cutaway.v1.TokenPositions positions = 13;
+     */
+    value: TokenPositions;
+    case: "positions";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * Only these heads of attention, in this order: parts of the last axis, at the input of a module that joins heads, such
+   * as `o_proj`. Default: all channels.
+   *
+   * @generated from field: repeated uint32 heads = 14;
+   */
+  heads: number[];
 };
 
 /**
@@ -119,6 +152,64 @@ export type CaptureRequest = Message<"cutaway.v1.CaptureRequest"> & {
  */
 export const CaptureRequestSchema: GenMessage<CaptureRequest> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_capture, 0);
+
+/**
+ * Tokens of each row.
+ *
+ * @generated from message cutaway.v1.TokenPositions
+ */
+export type TokenPositions = Message<"cutaway.v1.TokenPositions"> & {
+  /**
+   * In the order of the result; at least one.
+   *
+   * @generated from field: repeated cutaway.v1.TokenPosition tokens = 1;
+   */
+  tokens: TokenPosition[];
+};
+
+/**
+ * Describes the message cutaway.v1.TokenPositions.
+ * Use `create(TokenPositionsSchema)` to create a new message.
+ */
+export const TokenPositionsSchema: GenMessage<TokenPositions> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_capture, 1);
+
+/**
+ * A token of each row.
+ *
+ * @generated from message cutaway.v1.TokenPosition
+ */
+export type TokenPosition = Message<"cutaway.v1.TokenPosition"> & {
+  /**
+   * The token; required.
+   *
+   * @generated from oneof cutaway.v1.TokenPosition.token
+   */
+  token: {
+    /**
+     * By its number, as in a capture.
+     *
+     * @generated from field: int32 position = 1;
+     */
+    value: number;
+    case: "position";
+  } | {
+    /**
+     * By its text, as in a capture.
+     *
+     * @generated from field: string position_text = 2;
+     */
+    value: string;
+    case: "positionText";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message cutaway.v1.TokenPosition.
+ * Use `create(TokenPositionSchema)` to create a new message.
+ */
+export const TokenPositionSchema: GenMessage<TokenPosition> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_capture, 2);
 
 /**
  * A part of one axis: a range, or single places.
@@ -167,7 +258,7 @@ export type AxisSlice = Message<"cutaway.v1.AxisSlice"> & {
  * Use `create(AxisSliceSchema)` to create a new message.
  */
 export const AxisSliceSchema: GenMessage<AxisSlice> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 1);
+  messageDesc(file_cutaway_v1_capture, 3);
 
 /**
  * A reduction of a captured tensor.
@@ -228,7 +319,7 @@ export type Reduction = Message<"cutaway.v1.Reduction"> & {
  * Use `create(ReductionSchema)` to create a new message.
  */
 export const ReductionSchema: GenMessage<Reduction> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 2);
+  messageDesc(file_cutaway_v1_capture, 4);
 
 /**
  * A map of the last axis: a logit lens, a probe, the encoder of a sparse autoencoder.
@@ -243,7 +334,8 @@ export type Project = Message<"cutaway.v1.Project"> & {
    */
   to: {
     /**
-     * A module that maps the last axis, such as `lm_head`, with its weights. No hook sees it.
+     * A module that maps the last axis, such as `lm_head`, with its weights; no hook sees it. Or the name of a matrix that
+     * the model's archive has.
      *
      * @generated from field: string module = 1;
      */
@@ -300,7 +392,7 @@ export type Project = Message<"cutaway.v1.Project"> & {
  * Use `create(ProjectSchema)` to create a new message.
  */
 export const ProjectSchema: GenMessage<Project> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 3);
+  messageDesc(file_cutaway_v1_capture, 5);
 
 /**
  * The axes of a reduction.
@@ -322,7 +414,7 @@ export type AxisReduction = Message<"cutaway.v1.AxisReduction"> & {
  * Use `create(AxisReductionSchema)` to create a new message.
  */
 export const AxisReductionSchema: GenMessage<AxisReduction> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 4);
+  messageDesc(file_cutaway_v1_capture, 6);
 
 /**
  * The largest elements along one axis.
@@ -350,7 +442,7 @@ export type TopElements = Message<"cutaway.v1.TopElements"> & {
  * Use `create(TopElementsSchema)` to create a new message.
  */
 export const TopElementsSchema: GenMessage<TopElements> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 5);
+  messageDesc(file_cutaway_v1_capture, 7);
 
 /**
  * The tensors that one hook saw.
@@ -386,7 +478,7 @@ export type Capture = Message<"cutaway.v1.Capture"> & {
  * Use `create(CaptureSchema)` to create a new message.
  */
 export const CaptureSchema: GenMessage<Capture> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 6);
+  messageDesc(file_cutaway_v1_capture, 8);
 
 /**
  * One call of a module.
@@ -407,7 +499,7 @@ export type CapturedCall = Message<"cutaway.v1.CapturedCall"> & {
  * Use `create(CapturedCallSchema)` to create a new message.
  */
 export const CapturedCallSchema: GenMessage<CapturedCall> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 7);
+  messageDesc(file_cutaway_v1_capture, 9);
 
 /**
  * One tensor of a call.
@@ -444,7 +536,7 @@ export type CapturedLeaf = Message<"cutaway.v1.CapturedLeaf"> & {
  * Use `create(CapturedLeafSchema)` to create a new message.
  */
 export const CapturedLeafSchema: GenMessage<CapturedLeaf> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_capture, 8);
+  messageDesc(file_cutaway_v1_capture, 10);
 
 /**
  * The place of a hook.

@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/edit.proto.
  */
 export const file_cutaway_v1_edit: GenFile = /*@__PURE__*/
-  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEi3AQKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEjUKD2NsYW1wX2RpcmVjdGlvbhgRIAEoCzIaLmN1dGF3YXkudjEuQ2xhbXBEaXJlY3Rpb25IARI1Cg9zd2FwX2RpcmVjdGlvbnMYEiABKAsyGi5jdXRhd2F5LnYxLlN3YXBEaXJlY3Rpb25zSAESEQoEY2FsbBgKIAEoDUgCiAEBEgwKBHJvd3MYCyADKA0SJQoGc2xpY2VzGAwgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USDAoEcGF0aBgNIAEoCRINCgVzdGVwcxgPIAMoDRIVCghwb3NpdGlvbhgQIAEoBUgDiAEBQgcKBXdoZXJlQgYKBGtpbmRCBwoFX2NhbGxCCwoJX3Bvc2l0aW9uIhcKBVNjYWxlEg4KBmZhY3RvchgBIAEoASJHCgNBZGQSEAoGc2NhbGFyGAEgASgBSAASJAoGdGVuc29yGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3JIAEIICgZhZGRlbmQiLQoHUmVwbGFjZRIiCgZ0ZW5zb3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvciIGCgRaZXJvIksKBUNsYW1wEhQKB21pbmltdW0YASABKAFIAIgBARIUCgdtYXhpbXVtGAIgASgBSAGIAQFCCgoIX21pbmltdW1CCgoIX21heGltdW0iKgoDTWl4Eg4KBmxhbWJkYRgBIAEoARITCgtwZXJtdXRhdGlvbhgCIAMoDSJzCglBZGRWZWN0b3ISIgoGdmVjdG9yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISEgoFc2NhbGUYAiABKAFIAIgBARIkCgRub3JtGAMgASgOMhYuY3V0YXdheS52MS5WZWN0b3JOb3JtQggKBl9zY2FsZSJ4Cg5DbGFtcERpcmVjdGlvbhIiCgZ2ZWN0b3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIUCgdtaW5pbXVtGAIgASgBSACIAQESFAoHbWF4aW11bRgDIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIlcKDlN3YXBEaXJlY3Rpb25zEiIKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiEKBW90aGVyGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3IqVQoKVmVjdG9yTm9ybRIbChdWRUNUT1JfTk9STV9VTlNQRUNJRklFRBAAEhMKD1ZFQ1RPUl9OT1JNX09XThABEhUKEVZFQ1RPUl9OT1JNX01BVENIEAJiBnByb3RvMw", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
+  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEi/QQKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEjUKD2NsYW1wX2RpcmVjdGlvbhgRIAEoCzIaLmN1dGF3YXkudjEuQ2xhbXBEaXJlY3Rpb25IARI1Cg9zd2FwX2RpcmVjdGlvbnMYEiABKAsyGi5jdXRhd2F5LnYxLlN3YXBEaXJlY3Rpb25zSAESEQoEY2FsbBgKIAEoDUgDiAEBEgwKBHJvd3MYCyADKA0SJQoGc2xpY2VzGAwgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USDAoEcGF0aBgNIAEoCRINCgVzdGVwcxgPIAMoDRISCghwb3NpdGlvbhgQIAEoBUgCEhcKDXBvc2l0aW9uX3RleHQYEyABKAlIAhINCgVoZWFkcxgUIAMoDUIHCgV3aGVyZUIGCgRraW5kQgcKBXRva2VuQgcKBV9jYWxsIhcKBVNjYWxlEg4KBmZhY3RvchgBIAEoASJHCgNBZGQSEAoGc2NhbGFyGAEgASgBSAASJAoGdGVuc29yGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3JIAEIICgZhZGRlbmQiLQoHUmVwbGFjZRIiCgZ0ZW5zb3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvciIGCgRaZXJvIksKBUNsYW1wEhQKB21pbmltdW0YASABKAFIAIgBARIUCgdtYXhpbXVtGAIgASgBSAGIAQFCCgoIX21pbmltdW1CCgoIX21heGltdW0iKgoDTWl4Eg4KBmxhbWJkYRgBIAEoARITCgtwZXJtdXRhdGlvbhgCIAMoDSJzCglBZGRWZWN0b3ISIgoGdmVjdG9yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISEgoFc2NhbGUYAiABKAFIAIgBARIkCgRub3JtGAMgASgOMhYuY3V0YXdheS52MS5WZWN0b3JOb3JtQggKBl9zY2FsZSJ4Cg5DbGFtcERpcmVjdGlvbhIiCgZ2ZWN0b3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIUCgdtaW5pbXVtGAIgASgBSACIAQESFAoHbWF4aW11bRgDIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIlcKDlN3YXBEaXJlY3Rpb25zEiIKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiEKBW90aGVyGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3IqVQoKVmVjdG9yTm9ybRIbChdWRUNUT1JfTk9STV9VTlNQRUNJRklFRBAAEhMKD1ZFQ1RPUl9OT1JNX09XThABEhUKEVZFQ1RPUl9OT1JNX01BVENIEAJiBnByb3RvMw", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
 
 /**
  * One change at one place. Captures show what is there after all edits.
@@ -168,12 +168,36 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
   steps: number[];
 
   /**
-   * Only this token of each row, along axis 1. It is counted from the first token of the row's own text, without padding;
-   * a negative one from its last. Default: all tokens.
+   * Only this token of each row, along axis 1. Default: all tokens.
    *
-   * @generated from field: optional int32 position = 16;
+   * @generated from oneof cutaway.v1.Edit.token
    */
-  position?: number | undefined;
+  token: {
+    /**
+     * The token by its number, from the first token of the row's own text, without padding; a negative one from its last.
+     *
+     * @generated from field: int32 position = 16;
+     */
+    value: number;
+    case: "position";
+  } | {
+    /**
+     * That token by its text: the last one of the only tokens of the row whose texts together are this one. For models
+     * that write texts.
+     *
+     * @generated from field: string position_text = 19;
+     */
+    value: string;
+    case: "positionText";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * Only these heads of attention: parts of the last axis, at the input of a module that joins heads, such as `o_proj`.
+   * Default: all channels.
+   *
+   * @generated from field: repeated uint32 heads = 20;
+   */
+  heads: number[];
 };
 
 /**
