@@ -16,13 +16,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.functional import pad
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Capture, InspectRequest, Neuron, Point, Target, is_several
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.engine.execution.missing import refuse_captures, refuse_edits, resolve_operators
 from cutaway.engine.hooks.axes import find_channels, row_axes
-from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, TextRanges, text_ranges
+from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, TextRanges, TwoTexts, text_ranges
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording, StopForward, stack_gradients
@@ -244,16 +245,21 @@ def batch_of(plan: RequestPlan, joined: Sequence[RequestPlan] = ()) -> Batch:
         find_channels(plan.model, plan.inputs, axes, layer, named)
     positions = [one.position for one in plan.request.captures] + [one.position for one in plan.request.edits]
     positions += [target.position for target in _targets(plan.request) if target is not None]
-    return Batch(plan.rows, axes, _texts_of(plan.inputs) if set(positions) - {None} else None)
+    return Batch(plan.rows, axes, _texts_of(plan) if set(positions) - {None} else None)
 
 
-def _texts_of(inputs: Inputs) -> TextRanges | None:
+def _texts_of(plan: RequestPlan) -> TextRanges | None:
     """Returns the tokens of each row that the model reads and that are no padding; None where all are."""
-    mask, more = inputs.get(MASK), inputs.get(CONTINUATION)
-    if more is not None:
-        prompt = next(iter(inputs.values())) if mask is None else mask
-        read = (more[:, 1:] >= 0).to(prompt.dtype)
-        mask = torch.cat([torch.ones_like(prompt) if mask is None else mask, read], dim=1)
+    inputs, way = plan.inputs, plan.model.generate
+    mask, more, encoder = inputs.get(MASK), inputs.get(CONTINUATION), "" if way is None else way.encoder
+    if more is not None or encoder:
+        prompt = next(iter(inputs.values()))
+        mask = torch.ones_like(prompt) if mask is None else mask
+        behind = mask[:, :0] if more is None else (more[:, 1:] >= 0).to(mask.dtype)
+        if encoder:
+            written = pad(behind, (1, 0), value=1)
+            return TwoTexts(encoder, text_ranges(mask), text_ranges(written), (mask.shape[1], written.shape[1]))
+        mask = torch.cat([mask, behind], dim=1)
     return None if mask is None or mask.ndim != 2 else text_ranges(mask)
 
 

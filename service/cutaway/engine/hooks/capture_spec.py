@@ -153,15 +153,54 @@ def merge_specs(place: str, merged: dict[Point, CaptureSpec], specs: Mapping[Poi
         merged[point] = spec if spec.exact and not known.exact else known
 
 
-TextRanges: TypeAlias = Sequence[tuple[int, int]]
+Ranges: TypeAlias = Sequence[tuple[int, int]]
 """For each row, the number of its first token that is no padding, and one past the last."""
+
+
+class TwoTexts(NamedTuple):
+    """The tokens of each row that are no padding, in a model that reads one text and writes another.
+
+    Attributes:
+        encoder: the name of the module that reads.
+        read: those of the text that is read.
+        written: those of the text that is written.
+        sizes: the numbers of tokens of both, with padding.
+    """
+
+    encoder: str
+    read: Ranges
+    written: Ranges
+    sizes: tuple[int, int]
+
+    def inside(self, name: str) -> TextRanges:
+        """Returns those of the text read for a module or operator inside of the encoder; else of either."""
+        return self.read if name.startswith((f"{self.encoder}.", f"{self.encoder}:")) or name == self.encoder else self
+
+    def of(self, size: int) -> Ranges:
+        """Returns those of the text of which an axis of ``size`` has the tokens.
+
+        Raises:
+            InvalidArgument: ``AXIS_RANGE``: it is none, or may be either.
+        """
+        read, written = self.sizes
+        if size not in self.sizes:
+            what = f"axis 1 has size {size}: neither the {read} tokens that are read nor the {written} that are written"
+            raise error(Reason.AXIS_RANGE, what)
+        if read == written and self.read != self.written:
+            what = f"axis 1 may have the {read} tokens that are read, or as many that are written"
+            raise error(Reason.AXIS_RANGE, f"{what}: send rows of one length, or pad them by one more token")
+        return self.read if size == read else self.written
+
+
+TextRanges: TypeAlias = Ranges | TwoTexts
+"""The tokens of each row that are no padding."""
 
 
 MASK = "attention_mask"
 """The input of transformers' models that is 0 where a text is padded."""
 
 
-def text_ranges(mask: Tensor) -> TextRanges:
+def text_ranges(mask: Tensor) -> Ranges:
     """Returns the tokens of each row for which a mask [batch, tokens] is not 0, from the first to the last."""
     found = []
     for row in mask.to("cpu"):
@@ -188,7 +227,8 @@ def token_index(
         raise error(Reason.AXIS_RANGE, f"the shape {list(shape)} has no rows on axis 0 with tokens on axis 1")
     rows, size = shape[0], shape[1]
     is_last = size == 1 and position == -1  # logits of the last token alone
-    ranges = [(0, size)] * rows if texts is None or is_last else texts
+    ranges = texts.of(size) if isinstance(texts, TwoTexts) else texts
+    ranges = [(0, size)] * rows if ranges is None or is_last else ranges
     places = [(stop if position < 0 else start) + position for start, stop in ranges]
     for row, ((start, stop), place) in enumerate(zip(ranges, places)):
         if not start <= place < stop <= size:

@@ -17,7 +17,7 @@ from cutaway.contract.requests import (
 )
 from cutaway.contract.results import EditReceipt
 from cutaway.contract.results.arrays import Place
-from cutaway.engine.hooks.capture_spec import CaptureSpec, TextRanges
+from cutaway.engine.hooks.capture_spec import CaptureSpec, TextRanges, TwoTexts
 from cutaway.engine.hooks.edits import NumberedEdit, apply_edit
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
@@ -220,7 +220,8 @@ class HookSite:
 
     def _texts(self, call: RecordedCall) -> TextRanges | None:
         """Returns the tokens of each row that are no padding; later steps of a generation have one token of each."""
-        return None if self.batch is None or call.step else self.batch.texts
+        texts = None if self.batch is None or call.step else self.batch.texts
+        return texts.inside(self.name) if isinstance(texts, TwoTexts) else texts
 
     def _row_axis(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> int | None:
         """Returns the axis of a tensor, or of its gradient, that has the rows of the request, or None."""

@@ -16,7 +16,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.tensors import Array, as_array
 from cutaway.contract.values import changed
-from cutaway.engine.hooks.capture_spec import slice_index, token_index
+from cutaway.engine.hooks.capture_spec import TwoTexts, slice_index, token_index
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, InspectedModel, Outputs, dtype_text
 from cutaway.engine.runtime.numerics import tensor_like
@@ -158,7 +158,8 @@ def _at_position(target: requests.Target, name: str, output: Tensor, batch: Batc
         if output.ndim < 3:
             what = f"{name!r} has shape {list(output.shape)}; a token's target needs [batch, tokens, ...]"
             raise error(Reason.TARGET_SHAPE, what)
-        rows, places = token_index(target.position or 0, output.shape, 0, batch.texts)
+        texts = batch.texts.written if isinstance(batch.texts, TwoTexts) else batch.texts
+        rows, places = token_index(target.position or 0, output.shape, 0, texts)
     places = places.to(output.device)
     resolved = resolve_for_output(changed(target, position=None), name, output[rows, places], batch.rows)
     is_uniform = bool((places == places[:1]).all())
