@@ -121,7 +121,7 @@ def test_each_writes_what_it_writes_alone(architecture: str, tmp_path: Path) -> 
             assert_same(found, own, question[0])
             asked += 1
             shared += isinstance(found, InspectResult) and found.provenance.companions > 0
-    assert shared > (0.3 if architecture == "t5" else 0.7) * asked  # its blocks return a bias that has no rows
+    assert shared > (0.3 if architecture == "t5" else 0.7) * asked  # a bias that its blocks return has no rows
 
 
 class Waiting(Others):
