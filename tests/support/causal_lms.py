@@ -1,4 +1,4 @@
-"""Small causal language models with random weights, saved as transformers saves them, and a tokenizer for them."""
+"""Small language models with random weights, saved as transformers saves them, and a tokenizer for them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ VOCABULARY = 300
 """More than the tokenizer has: models round their sizes up."""
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}you:{% endif %}"
+
+FIRST = 7
+"""The token with which a decoder begins."""
 
 ENDS: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 SIZES: dict[str, Any] = {**ENDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -38,28 +41,59 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
     "falcon": SIZES,
     "gpt_neox": {**SIZES, "intermediate_size": 24},
     "mamba": {**SIZES, "state_size": 4},
-}
+    "t5": {
+        **ENDS, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": FIRST,
+    },
+    "bart": {
+        **ENDS, "d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24,
+        "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24, "max_position_embeddings": 64,
+        "decoder_start_token_id": FIRST, "forced_eos_token_id": None,
+    },
+}  # fmt: skip
 
 BLOCKS: Mapping[str, str] = dict.fromkeys(ARCHITECTURES, "model.layers") | {
     **dict.fromkeys(("gpt2", "bloom", "falcon"), "transformer.h"),
     "opt": "model.decoder.layers",
     "gpt_neox": "gpt_neox.layers",
     "mamba": "backbone.layers",
+    "t5": "decoder.block",
+    "bart": "model.decoder.layers",
 }
-"""The list of the blocks."""
+"""The list of the blocks; of those that write, where others read."""
+
+PATHS: Mapping[str, str] = {"bloom": "[0]", "t5": "[0]"}
+"""The path of the tokens in what a block returns."""
+
+ENCODERS: Mapping[str, str] = {"t5": "encoder.block", "bart": "model.encoder.layers"}
+"""The list of the blocks that read."""
 
 
 def saved(directory: Path, architecture: str = "gpt2", **more: Any) -> Path:
     """Saves a small model with random weights, and its tokenizer."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(architecture, **ARCHITECTURES[architecture])
-    )
+    configuration = transformers.AutoConfig.for_model(architecture, **ARCHITECTURES[architecture])
+    model = _kind(configuration).from_config(configuration)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.15 if parameter.ndim > 1 else 0.5)
     model.save_pretrained(directory, **more)
     tokenizer().save_pretrained(directory)
     return directory
+
+
+def _kind(configuration: Any) -> Any:
+    return transformers.AutoModelForSeq2SeqLM if configuration.is_encoder_decoder else transformers.AutoModelForCausalLM
+
+
+def by_hand(directory: Path) -> Any:
+    """Returns the model of a directory, as transformers loads it."""
+    return _kind(transformers.AutoConfig.from_pretrained(directory)).from_pretrained(directory).eval()
+
+
+def logits(model: Any, ids: Any, text: Sequence[int] = ()) -> Any:
+    """Returns those behind ``ids`` [1, tokens] and each token of ``text``, of its decoder where there is one."""
+    if not model.config.is_encoder_decoder:
+        return model(torch.cat([ids, ids.new_tensor([[*text]])], dim=1)).logits
+    return model(ids, decoder_input_ids=ids.new_tensor([[FIRST, *text]])).logits
 
 
 class Watched:

@@ -1,4 +1,4 @@
-"""An adapter for causal language models of transformers, as ``save_pretrained`` writes them."""
+"""An adapter for language models of transformers, causal or with an encoder, as ``save_pretrained`` writes them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from cutaway.adapters import TextAdapter
 from cutaway.adapters.generation import (
     begin,
-    continued,
+    continuation,
+    first_token,
+    has_encoder,
     left_padded,
     log_probabilities,
     refuse_long,
+    right_padded,
     score,
     shortfalls,
+    written_behind,
 )
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import Generate
@@ -39,7 +44,7 @@ _INCOMPLETE, _MOST_BYTES = "\ufffd", 4
 
 
 class CausalLMAdapter(TextAdapter):
-    """Serves a causal language model: the scores of the token that follows.
+    """Serves a causal language model, or one that reads by an encoder: the scores of the token that follows.
 
     ``cutaway package NAME --transformers DIR`` makes an archive of what ``save_pretrained`` of a model and of its
     tokenizer wrote. Nothing is fetched, and no code of the directory runs. transformers maps the weights, so workers
@@ -47,12 +52,13 @@ class CausalLMAdapter(TextAdapter):
 
     Inputs are ``input_ids`` and, with padding, ``attention_mask``, int64 [batch, tokens]; or texts, or conversations in
     the form of ``[{"role": "user", "content": "Hello"}]`` as ``application/json``, for the tokenizer's chat template.
-    Texts are padded on the left: index -1 of an axis of tokens is the last token of every row.
+    Texts are padded on the left: index -1 of an axis of tokens is the last token of every row. Those that an encoder
+    reads are padded on the right.
 
     Outputs are ``next`` [batch, vocabulary], the logits after the last token of each row, whichever side is padded;
     with the argument ``logits=True``, ``logits`` [batch, tokens, vocabulary]; and with a target
     `SequenceLogProbability`, ``continuation`` [batch, steps], the log-probabilities of its tokens. Labels are the texts
-    of tokens.
+    of tokens. With an encoder, these tokens are those of the decoder, of which the first begins every text.
 
     Options:
         dtype: of the weights, such as ``float32``; by default as they were saved.
@@ -72,9 +78,9 @@ class CausalLMAdapter(TextAdapter):
         from transformers import AutoConfig
 
         super().__init__(options, directory, weights)
-        self.tokenizer.padding_side = "left"
         self._arguments: Collection[str] = ()
         self._config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+        self.tokenizer.padding_side = "right" if self._config.is_encoder_decoder else "left"
 
     @property
     def max_tokens(self) -> int:  # type: ignore[override]
@@ -111,17 +117,24 @@ class CausalLMAdapter(TextAdapter):
         return texts
 
     def load(self, weights: Path | None) -> nn.Module:
-        """Returns the model of the directory."""
-        from transformers import AutoModelForCausalLM
+        """Returns the model of the directory.
 
+        Raises:
+            InvalidArgument: ``ADAPTER_INVALID``: nothing says with which token its decoder begins.
+        """
+        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+        kind = AutoModelForSeq2SeqLM if self._config.is_encoder_decoder else AutoModelForCausalLM
         with _no_progress_bar():
-            model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            model: nn.Module = kind.from_pretrained(
                 str(self.directory),
                 local_files_only=True,
                 use_safetensors=True,
                 dtype=self.options.get("dtype", "auto"),
                 attn_implementation=self.options.get("attention"),
             )
+        if has_encoder(model):
+            first_token(model)
         self._arguments = inspect.signature(model.forward).parameters.keys()
         return model
 
@@ -140,7 +153,7 @@ class CausalLMAdapter(TextAdapter):
         return prompt.encode()
 
     def collate(self, examples: Sequence[Mapping[str, Tensor]]) -> Inputs:
-        """Returns texts as one batch, padded on the left; without an attention mask if none is padded."""
+        """Returns texts as one batch, padded on the tokenizer's side; without an attention mask if none is padded."""
         batch = super().collate(examples)
         return batch if not batch["attention_mask"].all() else {"input_ids": batch["input_ids"]}
 
@@ -157,6 +170,8 @@ class CausalLMAdapter(TextAdapter):
         a prompt with a text behind it ``next`` and ``continuation`` [batch, steps]."""
         given = {name: value for name, value in inputs.items() if name != "logits"}
         is_whole = inputs.get("logits", False)
+        if has_encoder(model):
+            return self._scored(model, given, is_whole=is_whole)
         if (tokens := given.pop(CONTINUATION, None)) is not None:
             mask = given.get("attention_mask", torch.ones_like(given["input_ids"]))
             logits = score(model, {**given, "attention_mask": mask}, tokens, self._arguments, is_whole=is_whole)
@@ -176,6 +191,13 @@ class CausalLMAdapter(TextAdapter):
             last = logits[torch.arange(len(mask), device=mask.device), ends]
         return {"next": last, **({"logits": logits} if is_whole else {})}
 
+    def _scored(self, model: nn.Module, inputs: dict[str, Any], *, is_whole: bool) -> dict[str, Tensor]:
+        """Returns what `forward` does, of a model with an encoder."""
+        tokens = inputs.pop(CONTINUATION, None)
+        logits = score(model, inputs, inputs["input_ids"][:, :1] if tokens is None else tokens, self._arguments)
+        texts = {} if tokens is None else {CONTINUATION: log_probabilities(logits, tokens)}
+        return {"next": logits[:, 0], **texts, **({"logits": logits} if is_whole else {})}
+
 
 @dataclass(frozen=True)
 class _Generation:
@@ -188,26 +210,38 @@ class _Generation:
     def tokenizer(self) -> Any:
         return self.adapter.tokenizer
 
+    @cached_property
+    def encoder(self) -> str:
+        if not has_encoder(self.model):
+            return ""
+        own = self.model.get_encoder()  # type: ignore[operator]
+        name: str = next(name for name, module in self.model.named_modules() if module is own)
+        return name
+
     def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
         return self.adapter.texts_of(ids)
 
     def aligned(self, inputs: Inputs) -> Inputs:
-        return left_padded(inputs)
+        return right_padded(inputs) if self.encoder else left_padded(inputs)
 
     def continued(self, inputs: Inputs, texts: Sequence[str]) -> Inputs:
-        return continued(self.adapter.tokenizer, inputs, texts, self.adapter.max_tokens)
+        before = written_behind(self.model, inputs)
+        return {**inputs, CONTINUATION: continuation(self.adapter.tokenizer, before, texts, self.adapter.max_tokens)}
 
     def begin(self, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int]) -> Texts:
-        refuse_long(inputs, chosen, self.adapter.max_tokens)
+        refuse_long(written_behind(self.model, inputs), chosen, self.adapter.max_tokens)
         return begin(self.model, self.adapter.tokenizer, inputs, chosen, seeds)
 
     def shortfalls(
         self, inputs: Inputs, tokens: Tensor, logits: Tensor, chosen: Generate, seeds: Sequence[int]
     ) -> Tensor:
-        return shortfalls(inputs, tokens, logits, chosen, seeds)
+        return shortfalls(written_behind(self.model, inputs), tokens, logits, chosen, seeds)
 
     def score(self, inputs: Inputs, tokens: Tensor) -> Tensor:
-        return score(self.model, inputs, tokens, inspect.signature(self.model.forward).parameters)
+        is_alike = bool(self.encoder) and tokens.shape[1] == inputs["input_ids"].shape[1]
+        scored = pad(tokens, (0, 1), value=-1) if is_alike else tokens
+        logits = score(self.model, inputs, scored, inspect.signature(self.model.forward).parameters)
+        return logits[:, : tokens.shape[1]]
 
 
 @contextmanager

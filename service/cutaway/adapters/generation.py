@@ -1,4 +1,4 @@
-"""Writes tokens with a causal language model of transformers: its own loop, caches, logits processors and stopping.
+"""Writes tokens with a language model of transformers: its own loop, caches, logits processors and stopping.
 
 transformers' ``generate`` runs the passes. A logits processor of ours stands at the end of each: it draws the token of
 each row from the row's own generator, tells of it, and lets ``generate`` take no other.
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import Generate
 from cutaway.contract.results import FinishReason, GeneratedStep
-from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, TellStep, Texts
+from cutaway.engine.model.inspected_model import Inputs, TellStep, Texts
 
 _CONTEXT = 6
 """The tokens of the prompt with which the first ones of an answer are decoded: their spaces depend on these."""
@@ -44,7 +44,7 @@ def left_padded(inputs: Inputs) -> Inputs:
         )
     for row, length in enumerate(mask.count_nonzero(dim=1).tolist()):
         if not length:
-            raise error(Reason.INPUT_EMPTY, f"row {row} has no token to write behind")
+            raise error(Reason.INPUT_EMPTY, f"row {row} has no token")
     last = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
     places = torch.arange(ids.shape[1], device=ids.device) - (ids.shape[1] - 1 - last).unsqueeze(1)
     moved = {name: tensor.gather(1, places.clamp(min=0)) for name, tensor in (("ids", ids), ("mask", mask))}
@@ -54,6 +54,43 @@ def left_padded(inputs: Inputs) -> Inputs:
     return {"input_ids": moved["ids"][:, first:], "attention_mask": mask[:, first:]}
 
 
+def right_padded(inputs: Inputs) -> Inputs:
+    """Returns what `left_padded` does, with the first token of each row in the first place.
+
+    Raises:
+        InvalidArgument: as `left_padded`.
+    """
+    mirrored = left_padded({name: tensor.flip(1) for name, tensor in inputs.items()})
+    return {name: tensor.flip(1) for name, tensor in mirrored.items()}
+
+
+def has_encoder(model: Any) -> bool:
+    """Returns whether one part of the model reads the prompt, and another one writes."""
+    return bool(model.config.is_encoder_decoder)
+
+
+def first_token(model: Any) -> int:
+    """Returns the token with which the decoder of a model begins each text.
+
+    Raises:
+        InvalidArgument: ``ADAPTER_INVALID``: nothing says which.
+    """
+    options = model.generation_config
+    for token in (options.decoder_start_token_id, options.bos_token_id):
+        if isinstance(token, int):
+            return token
+    raise error(Reason.ADAPTER_INVALID, "generation_config.json has no decoder_start_token_id that is one token")
+
+
+def written_behind(model: Any, inputs: Inputs) -> Inputs:
+    """Returns the tokens behind which a text is written, with their mask: the prompt, or the decoder's first token."""
+    if not has_encoder(model):
+        return inputs
+    ids = inputs["input_ids"]
+    first = ids.new_full((len(ids), 1), first_token(model))
+    return {"input_ids": first, "attention_mask": torch.ones_like(first)}
+
+
 class _Done(BaseException):
     """All rows have ended, or others shall join them: not an `Exception`, which a model may catch."""
 
@@ -61,11 +98,11 @@ class _Done(BaseException):
 class _Row:
     """A row that is written: how its tokens are chosen, its text, and why it ended."""
 
-    def __init__(self, tokenizer: Any, chosen: Generate, seed: int, prompt: Tensor) -> None:
+    def __init__(self, tokenizer: Any, chosen: Generate, seed: int, before: Tensor) -> None:
         self.chosen, self.steps = chosen, 0
         self.choice = _Choice(tokenizer, chosen)
-        self.generator = torch.Generator(prompt.device).manual_seed(seed)
-        self.text = _Text(tokenizer, prompt[-_CONTEXT:].tolist())
+        self.generator = torch.Generator(before.device).manual_seed(seed)
+        self.text = _Text(tokenizer, before[-_CONTEXT:].tolist())
         self.reason: FinishReason | None = None
 
     def end(self, token: int, ids: Tensor, scores: Tensor, ends: frozenset[int]) -> None:
@@ -86,7 +123,7 @@ class _WrittenTexts:
     Args:
         model: the model.
         tokenizer: its own.
-        inputs: the prompts, `left_padded`.
+        inputs: the prompts, `left_padded`; those of an encoder `right_padded`.
         chosen: the options of each row.
         seeds: of the rows.
     """
@@ -94,15 +131,20 @@ class _WrittenTexts:
     def __init__(
         self, model: Any, tokenizer: Any, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int]
     ) -> None:
-        self._model, self._cache = model, _new_cache(model)
-        self.ids, self.mask = inputs["input_ids"], inputs["attention_mask"]
-        self.rows = [_Row(tokenizer, *of_row) for of_row in zip(chosen, seeds, self.ids)]
+        self._model, self._cache, self._read = model, _new_cache(model), inputs if has_encoder(model) else None
+        self.ids, self.mask = written_behind(model, inputs).values()
+        context = self.ids if self._read is None else self.ids[:, :0]
+        self.rows = [_Row(tokenizer, *of_row) for of_row in zip(chosen, seeds, context)]
         ends = model.generation_config.eos_token_id
         self.ends = frozenset([ends] if isinstance(ends, int) else ends or ())
 
     @property
     def width(self) -> int:
-        return self.ids.shape[1]
+        return self._prompts["input_ids"].shape[1]
+
+    @property
+    def _prompts(self) -> Inputs:
+        return self._read or {"input_ids": self.ids, "attention_mask": self.mask}
 
     @property
     def may_join(self) -> bool:
@@ -113,8 +155,8 @@ class _WrittenTexts:
         kept = {} if self._cache is None else {"past_key_values": self._cache}
         with suppress(_Done), _plain_configuration(self._model):
             self._model.generate(
-                input_ids=self.ids, attention_mask=self.mask, max_new_tokens=left, do_sample=False, use_cache=True,
-                disable_compile=True, logits_processor=[_Writer(self, tell, pauses)], **kept,
+                **self._prompts, max_new_tokens=left, do_sample=False, use_cache=True, disable_compile=True,
+                logits_processor=[_Writer(self, tell, pauses)], **kept,
             )  # fmt: skip
 
     def take(self, other: Any) -> None:
@@ -137,7 +179,7 @@ class _WrittenTexts:
 
 
 def begin(model: Any, tokenizer: Any, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int]) -> Texts:
-    """Begins to write behind ``inputs``, which are `left_padded`; see `Generation.begin` of
+    """Begins to write behind ``inputs``, which are `left_padded` or `right_padded`; see `Generation.begin` of
     `cutaway.engine.model.inspected_model`."""
     return _WrittenTexts(model, tokenizer, inputs, chosen, seeds)
 
@@ -147,7 +189,7 @@ def _new_cache(model: Any) -> Any:
     anything else."""
     from transformers import cache_utils
 
-    if not model._supports_default_dynamic_cache():
+    if has_encoder(model) or not model._supports_default_dynamic_cache():
         return None
     cache = cache_utils.DynamicCache(config=model.config.get_text_config(decoder=True))
     plain = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
@@ -317,7 +359,8 @@ def _plain_configuration(model: Any) -> Iterator[None]:
     """Runs the block without the options of generation that the model was saved with."""
     from transformers import GenerationConfig
 
-    saved, model.generation_config = model.generation_config, GenerationConfig()
+    plain = GenerationConfig(decoder_start_token_id=first_token(model) if has_encoder(model) else None)
+    saved, model.generation_config = model.generation_config, plain
     try:
         yield
     finally:
@@ -330,6 +373,10 @@ def score(model: nn.Module, inputs: Inputs, tokens: Tensor, arguments: Any, *, i
     ``arguments``: the names that the model's forward has; ``is_whole``: returns the logits of the prompt too.
     """
     later = tokens[:, :-1].clamp(min=0)
+    if has_encoder(model):
+        written = torch.cat([written_behind(model, inputs)["input_ids"], later], dim=1)
+        scores: Tensor = model(**inputs, decoder_input_ids=written, use_cache=False).logits
+        return scores
     mask = pad(inputs["attention_mask"], (0, later.shape[1]), value=1)
     given: dict[str, Any] = {"input_ids": torch.cat([inputs["input_ids"], later], dim=1), "attention_mask": mask}
     if "position_ids" in arguments:
@@ -348,7 +395,7 @@ def shortfalls(inputs: Inputs, tokens: Tensor, logits: Tensor, chosen: Generate,
     the limit.
 
     Args:
-        inputs: the prompt, `left_padded`.
+        inputs: what the tokens are `written_behind`.
         tokens: [batch, steps]; -1 behind the end of a row.
         logits: of one pass over all, [batch, steps, vocabulary].
         chosen: the options.
@@ -391,8 +438,8 @@ def refuse_long(inputs: Inputs, chosen: Sequence[Generate], most: int) -> None:
             raise error(Reason.LIMIT_EXCEEDED, what, "generate.max_new_tokens")
 
 
-def continued(tokenizer: Any, inputs: Inputs, texts: Sequence[str], most: int) -> Inputs:
-    """Returns ``inputs`` with the tokens of ``texts`` behind them, as `Generation.continued` of
+def continuation(tokenizer: Any, inputs: Inputs, texts: Sequence[str], most: int) -> Tensor:
+    """Returns the tokens of ``texts``, which are `written_behind` ``inputs``, as `CONTINUATION` of
     `cutaway.engine.model.inspected_model` says; ``most`` are the model's positions."""
     rows = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
@@ -407,7 +454,7 @@ def continued(tokenizer: Any, inputs: Inputs, texts: Sequence[str], most: int) -
                 raise error(Reason.LIMIT_EXCEEDED, what)
     longest = max(map(len, rows))
     padded = [[*ids, *[-1] * (longest - len(ids))] for ids in rows]
-    return {**inputs, CONTINUATION: torch.tensor(padded, device=mask.device)}
+    return torch.tensor(padded, device=mask.device)
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:

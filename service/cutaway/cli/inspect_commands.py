@@ -219,7 +219,7 @@ def inspect(
         Generate | None,
         option(
             "TOKENS[,KEY=VALUE...]",
-            "Write so many tokens behind each text, such as 40,temperature=0.8; for causal language models.",
+            "Write so many tokens behind each text, such as 40,temperature=0.8; for language models.",
             parser=short_forms.generate,
         ),
     ] = None,
@@ -333,7 +333,7 @@ def _draw(result: InspectResult, tensors: Mapping[str, Array], path: Path) -> No
 @with_client
 def generate(
     client: Client,
-    model: Annotated[str, argument("MODEL", "A causal language model.")],
+    model: Annotated[str, argument("MODEL", "A language model.")],
     text: Annotated[str, argument("TEXT", "The text to write behind.")],
     tokens: Annotated[
         Generate | None,

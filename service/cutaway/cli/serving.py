@@ -73,7 +73,7 @@ def package(
     ] = None,
     transformers: Annotated[
         Path | None,
-        option("DIR", "Instead of an adapter: a causal language model, as save_pretrained wrote it.", file_okay=False),
+        option("DIR", "Instead of an adapter: a language model, as save_pretrained wrote it.", file_okay=False),
     ] = None,
     weights: Annotated[Path | None, option("SAFETENSORS", "The weights, unless the adapter has them.")] = None,
     version: Annotated[str, option("VERSION", "The version of the model.")] = "1.0",

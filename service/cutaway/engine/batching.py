@@ -30,8 +30,8 @@ from cutaway.engine.execution.main_pass import MainPass, may_share, run_main_pas
 from cutaway.engine.execution.progress import telling
 from cutaway.engine.execution.row_parts import independence_key, plan_rows_independent
 from cutaway.engine.execution.unread_inputs import untested_names
-from cutaway.engine.hooks.capture_spec import MASK
 from cutaway.engine.hooks.operators import is_address
+from cutaway.engine.hooks.tokens import MASK
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.model.session import is_out_of_memory, latest

@@ -208,7 +208,7 @@ class InspectRequest(_message.Message):
 
     @_builtins.property
     def generate(self) -> Global___Generate:
-        """Write tokens behind the input, for causal language models. Default: one pass."""
+        """Write tokens behind the input, for language models. Default: one pass."""
 
     @_builtins.property
     def sweep(self) -> Global___Sweep:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -22,18 +21,13 @@ from cutaway.contract.results import InspectResult, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.server.archive import builder, reader
 from cutaway.server.worker.loading import load_archived
-from tests.support.causal_lms import ARCHITECTURES, VOCABULARY, saved
+from tests.support.causal_lms import ARCHITECTURES, ENCODERS, VOCABULARY, by_hand, logits, saved
 
 TEXTS = ("the hooks see layers of the layers", "hooks", "see the hooks")
 
 
 def asked(adapter: CausalLMAdapter, inputs: Mapping[str, Tensor], **request: Any) -> InspectResult:
     return inspect(load_model(adapter, "cpu"), ca.InspectRequest("m", **request), dict(inputs))
-
-
-def by_hand(directory: Path) -> Callable[..., Any]:
-    model: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +46,14 @@ def test_each_row_is_as_alone_whichever_side_is_padded(architecture: str, tmp_pa
         for name in ("input_ids", "attention_mask")
     }
     with torch.no_grad():
-        expected = [plain(row["input_ids"]) for row in alone]
+        expected = [logits(plain, row["input_ids"]) for row in alone]
     for batch in (adapter.collate(alone), right):
         result = asked(adapter, batch, arguments={"logits": True})
         for row, one in enumerate(expected):
-            np.testing.assert_allclose(result.predictions["next"][row], one.logits[0, -1], rtol=0, atol=1e-5)
-        assert result.predictions["logits"].shape == (3, longest, VOCABULARY)
+            np.testing.assert_allclose(result.predictions["next"][row], one[0, -1], rtol=0, atol=1e-5)
+        assert result.predictions["logits"].shape == (3, 1 if architecture in ENCODERS else longest, VOCABULARY)
     lone = asked(adapter, adapter.collate(alone[:1]))
-    np.testing.assert_allclose(lone.predictions["next"][0], expected[0].logits[0, -1], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(lone.predictions["next"][0], expected[0][0, -1], rtol=0, atol=1e-5)
     assert {*lone.predictions} == {"next"}
 
 
@@ -74,7 +68,7 @@ def test_the_last_position_of_every_layer_is_that_of_a_hook(architecture: str, t
     result = asked(adapter, batch, captures=(ca.Capture(f"{layers}.*", slices=(last,)),))
     seen: list[Tensor] = []
     for row, text in enumerate(TEXTS):
-        handle = plain.get_submodule(f"{layers}.0").register_forward_hook(  # type: ignore[attr-defined]
+        handle = plain.get_submodule(f"{layers}.0").register_forward_hook(
             lambda _, __, output: seen.append(output[0] if isinstance(output, tuple) else output)
         )
         plain(adapter.preprocess(text.encode(), "text/plain")["input_ids"])
@@ -119,7 +113,7 @@ def test_why_this_token_and_not_that_one(gpt2: Path) -> None:
     sides = ca.ClassLabel((" the",)), ca.ClassLabel((" see",))
     request = {"captures": (ca.Capture("transformer.wte", at="grad_output"),), "attributions": (path,)}
     result = asked(adapter, inputs, target=ca.Contrast(*sides), **request)
-    words = plain.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()  # type: ignore[attr-defined]
+    words = plain.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()
     logits = plain(inputs_embeds=words, logits_to_keep=1).logits[0, -1]
     one, other = (adapter.labels.index(side.labels[0]) for side in sides)
     (expected,) = torch.autograd.grad(logits[one] - logits[other], words)
@@ -139,7 +133,7 @@ def test_the_log_probability_of_a_token(gpt2: Path) -> None:
     path = ca.LayerIntegratedGradients(layer="transformer.wte", n_steps=32)
     result = asked(adapter, inputs, target=explained, attributions=(path,), captures=(
         ca.Capture("transformer.wte", at="grad_output"),))  # fmt: skip
-    words = plain.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()  # type: ignore[attr-defined]
+    words = plain.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()
     logits = plain(inputs_embeds=words, logits_to_keep=1).logits[0, -1]
     value = torch.log_softmax(logits, 0)[adapter.labels.index(" see")]
     (expected,) = torch.autograd.grad(value, words)
@@ -194,9 +188,9 @@ def test_an_adapter_may_generate_and_each_step_is_a_call(gpt2: Path) -> None:
     captures = (ca.Capture("transformer.h.1"),)
     result = inspect(load_model(adapter, "cpu"), ca.InspectRequest("m", captures=captures), inputs)
     seen: list[Tensor] = []
-    layer = plain.get_submodule("transformer.h.1")  # type: ignore[attr-defined]
+    layer = plain.get_submodule("transformer.h.1")
     with layer.register_forward_hook(lambda _, __, output: seen.append(output.detach())):
-        expected = plain.generate(**inputs, max_new_tokens=5, do_sample=False)  # type: ignore[attr-defined]
+        expected = plain.generate(**inputs, max_new_tokens=5, do_sample=False)
     assert np.array_equal(result.predictions["ids"], expected)
     assert len(seen) == 5
     for step, output in enumerate(seen):

@@ -11,7 +11,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -24,7 +23,7 @@ from cutaway.engine.execution.inspect import inspect, run_plan
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation
 from cutaway.engine.planning.plan import plan_request
-from tests.support.causal_lms import ARCHITECTURES, BLOCKS, Watched, saved
+from tests.support.causal_lms import ARCHITECTURES, BLOCKS, PATHS, Watched, by_hand, saved
 
 TEXTS = ("the hooks see layers of the layers", "hooks", "see the hooks")
 STEPS = 6
@@ -46,8 +45,8 @@ class Served:
     def __init__(self, directory: Path, architecture: str) -> None:
         self.adapter = CausalLMAdapter(directory=directory)
         self.model: InspectedModel = load_model(self.adapter, "cpu")
-        self.plain: Any = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
-        self.blocks, self.path = BLOCKS[architecture], "[0]" if architecture == "bloom" else ""
+        self.plain = by_hand(directory)
+        self.blocks, self.path = BLOCKS[architecture], PATHS.get(architecture, "")
 
     def inputs(self, *texts: str) -> dict[str, Tensor]:
         return dict(self.adapter.collate([self.adapter.preprocess(text.encode(), "text/plain") for text in texts]))
@@ -66,7 +65,7 @@ class Served:
         )
         torch.manual_seed(seed)
         whole = self.plain.generate(**inputs, max_new_tokens=STEPS, eos_token_id=None, pad_token_id=0, **draws)
-        return whole[0, inputs["input_ids"].shape[1] :].numpy()
+        return whole[0, -STEPS:].numpy()
 
     @contextmanager
     def hooked(self, block: int, hook: Callable[[Tensor, int], Tensor | None]) -> Iterator[None]:

@@ -27,7 +27,7 @@ from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import Cancellation
 from cutaway.engine.planning.plan import RequestPlan, plan_request
 from tests.support import worker_calls
-from tests.support.causal_lms import ARCHITECTURES, BLOCKS, Watched, saved
+from tests.support.causal_lms import ARCHITECTURES, BLOCKS, ENCODERS, PATHS, Watched, saved
 
 TEXTS = ("the hooks see layers of the layers", "hooks", "see the hooks", "the", "see see see the hooks")
 SCHEDULES = int(os.environ.get("CUTAWAY_SCHEDULES", "10"))
@@ -112,7 +112,7 @@ def assert_same(found: Outcome, alone: Outcome, texts: Sequence[str]) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_each_writes_what_it_writes_alone(architecture: str, tmp_path: Path) -> None:
     served, draw = Served(saved(tmp_path, architecture)), random.Random(0)
-    path = "[0]" if architecture == "bloom" else ""
+    path = PATHS.get(architecture, "")
     shared = asked = 0
     for _ in range(12):
         several = list(questions(draw, BLOCKS[architecture], path))
@@ -121,7 +121,7 @@ def test_each_writes_what_it_writes_alone(architecture: str, tmp_path: Path) -> 
             assert_same(found, own, question[0])
             asked += 1
             shared += isinstance(found, InspectResult) and found.provenance.companions > 0
-    assert shared > 0.7 * asked
+    assert shared > (0.3 if architecture == "t5" else 0.7) * asked  # a bias that its blocks return has no rows
 
 
 class Waiting(Others):
@@ -165,7 +165,7 @@ def scheduled(served: Served, several: Sequence[Question], steps: Sequence[int])
 def test_each_writes_what_it_writes_alone_whenever_it_joins(architecture: str, tmp_path: Path) -> None:
     """Requests join a running batch behind any step, and leave it when their text has ended."""
     served, draw = Served(saved(tmp_path, architecture)), random.Random(1)
-    path = "[0]" if architecture == "bloom" else ""
+    path = PATHS.get(architecture, "")
     shared = asked = 0
     for _ in range(SCHEDULES):
         several = list(questions(draw, BLOCKS[architecture], path))
@@ -176,7 +176,7 @@ def test_each_writes_what_it_writes_alone_whenever_it_joins(architecture: str, t
             asked += 1
             shared += isinstance(outcome, InspectResult) and outcome.provenance.companions > 0
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in served.model.module.modules())
-    assert shared > (0 if architecture == "mamba" else 0.3) * asked - 1
+    assert shared > (0 if architecture in ("mamba", *ENCODERS) else 0.3) * asked - 1
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 import cutaway as ca
@@ -18,13 +17,15 @@ from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.results import InspectResult
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
-from tests.support.causal_lms import ARCHITECTURES, BLOCKS, saved
+from tests.support.causal_lms import ARCHITECTURES, BLOCKS, by_hand, logits, saved
 
 TEXTS = ("the hooks see", "see the layers the hooks")
 SIZE = 8
 JOINING = dict.fromkeys(ARCHITECTURES, "self_attn.o_proj") | {
     "gpt2": "attn.c_proj",
     "opt": "self_attn.out_proj",
+    "bart": "self_attn.out_proj",
+    "t5": "layer.0.SelfAttention.o",
     **dict.fromkeys(("bloom", "falcon"), "self_attention.dense"),
     "gpt_neox": "attention.dense",
 }
@@ -37,7 +38,7 @@ class Served:
     def __init__(self, directory: Path, architecture: str) -> None:
         self.adapter = CausalLMAdapter(directory=directory)
         self.model: InspectedModel = load_model(self.adapter, "cpu")
-        self.plain: Any = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+        self.plain: Any = by_hand(directory)
         self.joins = [f"{BLOCKS[architecture]}.{layer}.{JOINING[architecture]}" for layer in range(2)]
 
     def ask(self, *texts: str, **request: Any) -> InspectResult:
@@ -54,7 +55,7 @@ class Served:
             return (new, *given[1:])
 
         with self.plain.get_submodule(name).register_forward_pre_hook(zero):
-            return self.plain(torch.tensor([self.adapter.tokenizer.encode(text)])).logits[0, -1].numpy()
+            return logits(self.plain, torch.tensor([self.adapter.tokenizer.encode(text)]))[0, -1].numpy()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import captum.attr as captum
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 import cutaway as ca
@@ -25,7 +24,7 @@ from cutaway.engine.batching import inspect_batch
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.planning.plan import plan_request
 from cutaway.jobs.spec import parse_request
-from tests.support.causal_lms import ARCHITECTURES, saved
+from tests.support.causal_lms import ARCHITECTURES, by_hand, logits, saved
 
 PROMPTS = ("the hooks see layers of the layers", "hooks", "see the hooks")
 TEXTS = (" see", " the layers see", " layers")
@@ -41,17 +40,10 @@ def prompts(adapter: CausalLMAdapter, *texts: str) -> dict[str, Tensor]:
     return dict(adapter.collate([adapter.preprocess(text.encode(), "text/plain") for text in texts]))
 
 
-def by_hand(directory: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
-
-
 def token_by_token(plain: Any, adapter: CausalLMAdapter, prompt: str, text: str) -> list[float]:
     """The log-probability of each token of ``text``, in a pass of its own."""
-    ids, found = adapter.tokenizer.encode(prompt), []
-    for token in adapter.tokenizer.encode(text, add_special_tokens=False):
-        found.append(plain(torch.tensor([ids])).logits[0, -1].log_softmax(0)[token].item())
-        ids = [*ids, token]
-    return found
+    ids, tokens = torch.tensor([adapter.tokenizer.encode(prompt)]), adapter.tokenizer.encode(text)
+    return [logits(plain, ids, tokens[:step])[0, -1].log_softmax(0)[token].item() for step, token in enumerate(tokens)]
 
 
 @pytest.fixture(scope="module")

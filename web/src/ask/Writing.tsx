@@ -12,7 +12,7 @@ import { percent } from "../ui/text.js";
 import { comparedIn } from "../ui/verdicts.js";
 
 /** What transformers calls the classes of models that write texts. */
-const WRITER = /(ForCausalLM|LMHeadModel)$/;
+const WRITER = /(ForCausalLM|LMHeadModel|ForConditionalGeneration)$/;
 
 /** Lets a person choose how many tokens the model writes, where it is one that does. */
 export function Writing({ detail: { modules } }: { detail: ModelDetail }): preact.JSX.Element | null {

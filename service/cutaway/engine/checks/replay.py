@@ -21,11 +21,12 @@ from cutaway.contract.requests import CheckMode, Edit, Generate, Point
 from cutaway.contract.results import Cause, Check, FinishReason, GeneratedStep, RowCheck, Verdict
 from cutaway.contract.results.explanations import WORST_FIRST
 from cutaway.contract.values import changed
-from cutaway.engine.hooks.capture_spec import MASK, CaptureSpec, RowTexts, text_ranges
+from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.edits import NumberedEdit, Override, apply_edit
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import Share, observing, observing_together
 from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.hooks.tokens import MASK, RowTexts, text_ranges
 from cutaway.engine.model.inspected_model import Generation, Inputs, InspectedModel, Outputs
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
@@ -120,12 +121,14 @@ class _Segments:
 
     Attributes:
         prompt: the number of tokens of the prompt, with padding.
+        is_apart: whether an encoder reads the prompt.
         steps: the number of steps.
         rows: the number of rows.
         texts: the rows' own texts in the prompt.
     """
 
     prompt: int
+    is_apart: bool
     steps: int
     rows: int
     texts: RowTexts
@@ -135,10 +138,12 @@ class _Segments:
 
         Four axes are those of heads, ``[batch, heads, tokens, ...]``.
         """
-        tokens = self.prompt + self.steps - 1
-        if not 2 <= value.ndim <= 3 or value.shape[0] != self.rows or value.shape[1] not in (tokens, self.steps):
+        tokens, written = self.prompt + self.steps - 1, self.steps
+        if self.is_apart:
+            tokens, written = self.prompt, self.steps + (self.steps == self.prompt)  # as `Generation.score` says
+        if not 2 <= value.ndim <= 3 or value.shape[0] != self.rows or value.shape[1] not in (tokens, written):
             return None
-        if value.shape[1] != tokens and tokens in value.shape[2:]:  # which has the tokens
+        if value.shape[1] != tokens and tokens in value.shape[2:] and not self.is_apart:  # which has the tokens
             return None
         if value.shape[1] == tokens:
             return [slice(0, self.prompt), *(slice(at, at + 1) for at in range(self.prompt, tokens))]
@@ -154,20 +159,25 @@ class _Segments:
             return apply_edit(once, value, None)
         parts = []
         for step, tokens in enumerate(segments):
-            own, texts = value[:, tokens], None if step else self.texts
-            parts.append(apply_edit(once, own, 0, texts) if step in (edit.steps or (step,)) else own)
-        return torch.cat(parts, dim=1)
+            own = value[:, tokens]
+            is_edited = step in (edit.steps or (step,))
+            parts.append(apply_edit(once, own, 0, self._texts(own, step)) if is_edited else own)
+        return torch.cat([*parts, value[:, segments[-1].stop :]], dim=1)
+
+    def _texts(self, value: Tensor, step: int) -> RowTexts | None:
+        """Returns the tokens of each row of ``value``, the tokens of ``step``, that are no padding."""
+        return None if step or value.shape[1] != self.prompt else self.texts
 
     def taken(self, spec: CaptureSpec, value: Tensor, step: int) -> Tensor:
         """Returns what ``spec`` takes of ``value``, the tokens of ``step``."""
-        return spec.apply(value, "a capture", 0, None if step else self.texts).values
+        return spec.apply(value, "a capture", 0, self._texts(value, step)).values
 
     def padding(self, spec: CaptureSpec, value: Tensor, step: int) -> Tensor:
         """Returns which elements of what ``spec`` takes of ``value``, the tokens of ``step``, are of padding."""
-        is_text, starts = torch.ones_like(value), [start for start, _ in self.texts.ranges or ()]
-        if not step and value.shape[1] == self.prompt and spec.position is None:
-            for row, start in enumerate(starts):
-                is_text[row, :start] = 0
+        is_text, texts = torch.ones_like(value), self._texts(value, step)
+        if spec.position is None and texts is not None:
+            for row, (start, stop) in enumerate(texts.of(value.shape[1]) or ()):
+                is_text[row, :start] = is_text[row, stop:] = 0
         if spec.reduce is None:
             return self.taken(replace(spec, data_type=""), is_text, step) == 0
         like = self.taken(spec, value, step)  # of several tokens: all of a padded row
@@ -281,7 +291,8 @@ _MOST_LOGITS = 512
 def _replays(several: Sequence[Generated]) -> Sequence[_Replay | None]:
     """Returns the replays of ``several`` in one pass; None where each must run by itself."""
     try:
-        return _replay_together(several) if len(several) > 1 else [None]
+        is_together = len(several) > 1 and not way_of(several[0].plan.model).encoder
+        return _replay_together(several) if is_together else [None] * len(several)
     except DeadlineExceeded:
         raise
     except Exception as failure:
@@ -330,7 +341,8 @@ def _segments(generated: Generated) -> _Segments:
     mask = inputs.get(MASK)
     prompt = max(tensor.shape[1] for tensor in inputs.values() if tensor.ndim > 1)
     texts = (generated.batch.texts or RowTexts())._replace(ranges=None if mask is None else text_ranges(mask))
-    return _Segments(prompt, len(generated.written.steps), generated.plan.rows, texts)
+    is_apart = bool(way_of(generated.plan.model).encoder)
+    return _Segments(prompt, is_apart, len(generated.written.steps), generated.plan.rows, texts)
 
 
 def _again(generated: Generated, segments: _Segments, edits: EditsBySite) -> tuple[CaptureSites, EditsBySite]:
@@ -399,7 +411,7 @@ def _capture_errors(
         tokens = None if whole is None else segments.of(whole.values)
         if part is None or whole is None or tokens is None or not part.values.is_floating_point():
             continue
-        if part.row_axis != 0:
+        if part.row_axis != 0 or call.step >= len(tokens):
             continue
         spec, own = specs[point], whole.values[:, tokens[call.step]]
         expected = segments.taken(spec, own, call.step)

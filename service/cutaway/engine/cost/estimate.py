@@ -23,14 +23,15 @@ from cutaway.engine.cost import pass_count
 from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.collect import (
     arrays,
+    axes_in_front,
     collect_main_pass,
+    in_own_axes,
     qualifying_rows,
     token_attribution,
     whole_result,
     with_attributions,
 )
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
-from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
 from cutaway.engine.execution.sweep import swept
 from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec

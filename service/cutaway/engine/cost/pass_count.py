@@ -17,7 +17,8 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
 from cutaway.engine.execution.sweep import sweep_passes
-from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, RowTexts, ShapeSpec
+from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec
+from cutaway.engine.hooks.tokens import RowTexts
 from cutaway.engine.methods.captum_call import method_of, shares_passes
 from cutaway.engine.methods.paths import max_steps, steps_to_try
 from cutaway.engine.model.inspected_model import CONTINUATION, arguments_kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 
 import captum
@@ -12,24 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.contract import results
-from cutaway.contract.errors import Reason, error
-from cutaway.contract.requests import POINTS, Point
-from cutaway.contract.results.arrays import CAPTURE, POSITIONS, Place, entries, with_arrays
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import POINTS, GuidedGradCam, Point, field_name
+from cutaway.contract.results.arrays import CAPTURE, POSITIONS, ArrayField, Place, entries, with_arrays
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import dependence_warnings
 from cutaway.engine.execution import missing
-from cutaway.engine.execution.layer_axes import summed_channels
 from cutaway.engine.execution.main_pass import MainPass, predicted_classes
 from cutaway.engine.execution.unread_inputs import unread_warnings
 from cutaway.engine.hooks.capture_spec import CaptureSpec, watching
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, StopForward
+from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Values
+from cutaway.engine.passes.pass_recorder import AttributionProblem, ResolvedAttribution, Values
 from cutaway.engine.planning.attribution_setup import left_out
-from cutaway.engine.runtime.numerics import to_numpy
+from cutaway.engine.runtime.numerics import Path, to_numpy
 
 # Attributions of only those rows whose prediction meets the request's ``explain_if``.
 
@@ -276,3 +277,93 @@ def _first_call(problem: AttributionProblem) -> RecordedCall | None:
         with suppress(StopForward), recording.forward():
             problem.model.run(problem.inputs)
     return next(iter(recording.calls[problem.layer]), None)
+
+
+# The axes of what a layer returns: those of the rows and of the channels are shown in front while it is explained.
+
+
+def with_known_axes(attribution: ResolvedAttribution, batch: Batch) -> ResolvedAttribution:
+    """Returns ``attribution`` with what is known of the rows in what its layers return.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``: the method needs rows, or channels, on other axes.
+    """
+    _refuse_other_axes(attribution, batch)
+    _refuse_unlike_input(attribution, batch)
+    path = attribution.request.layer_path
+    by_path = [item for layer in attribution.layers for item in batch.axes.at_output(layer).items()]
+    axes = [axis for other, axis in by_path if path in ("", other)]
+    return replace(attribution, is_batch_first=bool(axes) and None not in axes)
+
+
+def _refuse_other_axes(attribution: ResolvedAttribution, batch: Batch) -> None:
+    """Refuses a layer whose rows are not on axis 0, for methods that read them there in modules inside the model."""
+    axes = batch.axes.at_output(attribution.layer) if method_of(attribution.request).applies_to_modules else {}
+    if axis := axes.get(attribution.request.layer_path):
+        text = (
+            f"axis 0 of what the layer {attribution.layer!r} returns is not the batch, but axis {axis} is, and the "
+            "method reads rows on axis 0; name a layer before or behind it"
+        )
+        raise error(Reason.METHOD_INAPPLICABLE, text, f"{field_name(type(attribution.request))}.layer")
+
+
+def _refuse_unlike_input(attribution: ResolvedAttribution, batch: Batch) -> None:
+    """Refuses layers whose channels are not on axis 1, where Guided Grad-CAM cannot have a map of the input.
+
+    Raises:
+        InvalidArgument: also if the axis of the channels is not known.
+    """
+    behind = any(axis != 1 for axis in summed_channels(attribution, batch).values())
+    if not behind or not isinstance(attribution.request, GuidedGradCam):
+        return
+    flat = next((name for name in attribution.explained if attribution.inputs[name].ndim == 3), None)
+    if flat is not None:
+        text = (
+            f"the channels of {attribution.layer!r} are behind its positions, and those of the input {flat!r} on axis 1"
+        )
+    elif isinstance(attribution.model.tree.modules[attribution.layer], nn.ReLU):
+        text = (
+            f"the channels of the nn.ReLU {attribution.layer!r}, whose gradient is replaced, are behind its positions"
+        )
+    else:
+        return
+    text += ": multiply LayerGradCam with GuidedBackprop where the input's positions are"
+    raise error(Reason.METHOD_INAPPLICABLE, text, "guided_grad_cam.channel_axis")
+
+
+def axes_in_front(problem: AttributionProblem, batch: Batch) -> dict[str, dict[Path, tuple[int, ...]]]:
+    """Returns, by layer and by path, the axes of the rows, and of channels if they are summed over, in what it returns,
+    where these are not axes 0 and 1."""
+    by_layer: dict[str, dict[Path, tuple[int, ...]]] = {}
+    for layer in problem.layers:
+        channels = summed_channels(problem, batch)
+        rows = {**dict.fromkeys(channels), **batch.axes.at_output(layer)}
+        axes = {path: (row or 0, *([channels[path]] if path in channels else [])) for path, row in rows.items()}
+        by_layer[layer] = {path: own for path, own in axes.items() if own != tuple(range(len(own)))}
+    return {layer: axes for layer, axes in by_layer.items() if axes}
+
+
+def summed_channels(attribution: ResolvedAttribution, batch: Batch) -> dict[Path, int]:
+    """Returns the axes over which Grad-CAM sums, by path; empty for other methods."""
+    found = {} if attribution.channels is None else batch.axes.channels[attribution.channels]
+    if isinstance(found, CutawayError):
+        with at(f"{field_name(type(attribution.request))}.channel_axis"):
+            raise copy(found)  # whose field is not prefixed yet
+    return found
+
+
+def in_own_axes(
+    result: results.AttributionResult, problem: AttributionProblem, batch: Batch
+) -> results.AttributionResult:
+    """Returns ``result``, whose arrays have other axes in front, with values in the axes of the layer's output."""
+    axes = {
+        f"{layer}{path}": axes for layer, own in axes_in_front(problem, batch).items() for path, axes in own.items()
+    }
+    if not axes:
+        return result
+
+    def moved(array: Array, field: ArrayField, key: object, _: object) -> Array:
+        own = axes.get(str(key)) or axes.get(f"{key}[0]", ())  # the only tensor of a tuple has the layer's name
+        return np.moveaxis(array, range(len(own)), own) if field.named else array
+
+    return with_arrays(result, moved)

@@ -1,8 +1,8 @@
 """Runs requests that write tokens: many passes with one set of hooks, one pass a step.
 
-Requests that wait write together: their texts are the rows of one batch, padded on the left, and each has its own
-hooks, options and seeds. They join a running batch, and leave it. A row writes what it writes alone, but for the
-rounding of another batch size.
+Requests that wait write together: their texts are the rows of one batch, padded on the left, for an encoder on the
+right, and each has its own hooks, options and seeds. They join a running batch, and leave it. A row writes what it
+writes alone, but for the rounding of another batch size.
 """
 
 from __future__ import annotations
@@ -111,19 +111,18 @@ class _Batch:
 
     def __init__(self, arrivals: Sequence[Arrival]) -> None:
         plans = [arrival.plan for arrival in arrivals]
-        self._model, way = plans[0].model, way_of(plans[0].model)
-        aligned = [way.aligned(plan.inputs) for plan in plans]
+        self._model, self._way = plans[0].model, way_of(plans[0].model)
+        aligned = [self._way.aligned(plan.inputs) for plan in plans]
         width = max(inputs["input_ids"].shape[1] for inputs in aligned)
         self.several: list[_Writing] = []
         for arrival, inputs in zip(arrivals, aligned):
             plan, padding = replace(arrival.plan, inputs=inputs), width - inputs["input_ids"].shape[1]
             self.several.append(_Writing(plan, arrival.tell, arrival.done, self.rows, padding))
         together = {
-            name: torch.cat([pad(one.plan.inputs[name], (one.padding, 0)) for one in self.several])
-            for name in aligned[0]
+            name: torch.cat([pad(one.plan.inputs[name], one.sides) for one in self.several]) for name in aligned[0]
         }
         chosen = [chosen_of(plan) for plan in plans for _ in range(plan.rows)]
-        self.texts = way.begin(together, chosen, [seed for plan in plans for seed in seeds_of(plan)])
+        self.texts = self._way.begin(together, chosen, [seed for plan in plans for seed in seeds_of(plan)])
         self._shapes: Shapes = {}
 
     @property
@@ -140,8 +139,8 @@ class _Batch:
         """Writes until all have ended, or until ``pauses`` says so behind a step."""
         for one in self.several:
             one.companions = max(one.companions, len(self.several) - 1)
-        shares, width = [one.share for one in self.several], self.texts.width
-        hooks = observing_together(self._model.tree, shares, self.rows, width, shapes=self._shapes)
+        shares, width, last = [one.share for one in self.several], self.texts.width, int(not self._way.encoder)
+        hooks = observing_together(self._model.tree, shares, self.rows, width, last, self._shapes)
         with self._model.cancelled_by(latest([one.plan.cancellation for one in self.several])):
             _write(self.several, self.texts, hooks, pauses)
 
@@ -195,7 +194,7 @@ class _Writing:
         tell: called with the result so far, after each step.
         done: gets its result, beside others.
         first: the number of its first row in the batch.
-        padding: the tokens of padding that others need in front of its prompt.
+        padding: the tokens of padding that others need beside its prompt.
         companions: the most requests that were beside it.
         recording: what its hooks record.
         written: what it wrote so far.
@@ -230,10 +229,15 @@ class _Writing:
         return slice(self.first, self.first + self.plan.rows)
 
     @property
+    def sides(self) -> tuple[int, int]:
+        """The tokens of padding in front of its prompt, and behind it: those of an encoder begin together."""
+        return (0, self.padding) if way_of(self.plan.model).encoder else (self.padding, 0)
+
+    @property
     def share(self) -> Share:
         """Its part of passes that several share."""
-        plan, recording = self.plan, self.recording
-        return Share(recording, plan.sites, plan.edits, self.batch, self.rows, self.padding, lambda: self.is_open)
+        plan, (before, tail) = self.plan, self.sides
+        return Share(self.recording, plan.sites, plan.edits, self.batch, self.rows, before, lambda: self.is_open, tail)
 
     @property
     def is_open(self) -> bool:

@@ -25,12 +25,15 @@ from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.checks.pass_summary import PassSummary, summarized
 from cutaway.engine.execution.collect import (
     arrays,
+    axes_in_front,
     collect_main_pass,
+    in_own_axes,
     placed_rows,
     qualifying_rows,
     token_attribution,
     whole_result,
     with_attributions,
+    with_known_axes,
 )
 from cutaway.engine.execution.fitting import (
     attribution_too_large,
@@ -38,7 +41,6 @@ from cutaway.engine.execution.fitting import (
     with_smaller_passes,
 )
 from cutaway.engine.execution.generation import Tell, generate
-from cutaway.engine.execution.layer_axes import axes_in_front, in_own_axes, with_known_axes
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
 from cutaway.engine.execution.sweep import with_sweep

@@ -16,9 +16,10 @@ from cutaway.contract.values import changed
 from cutaway.engine.execution.main_pass import MainPass, run_main_pass
 from cutaway.engine.execution.row_parts import rows_may_be_copied
 from cutaway.engine.hooks.axes import row_axes
-from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec, head_sizes
+from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.observe import observing
+from cutaway.engine.hooks.tokens import head_sizes
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.pass_recorder import is_row_specific_edit, read_target

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,8 +14,6 @@ from torch import Tensor
 
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import (
-    Capture,
-    Edit,
     Max,
     Mean,
     Norm,
@@ -28,6 +25,7 @@ from cutaway.contract.requests import (
     TopElements,
 )
 from cutaway.contract.tensors import Array, as_array, too_large
+from cutaway.engine.hooks.tokens import RowTexts, token_index
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import Path, tensor_like
 
@@ -167,70 +165,6 @@ def merge_specs(place: str, merged: dict[Point, CaptureSpec], specs: Mapping[Poi
         merged[point] = spec if spec.exact and not known.exact else known
 
 
-class RowTexts(NamedTuple):
-    """The tokens of each row that are its own text.
-
-    Attributes:
-        ranges: for each row, the number of its first token that is no padding, and one past the last; None where all
-            tokens are the row's.
-        named: by text, its token in each row, counted from the row's first.
-    """
-
-    ranges: Sequence[tuple[int, int]] | None = None
-    named: Mapping[str, Sequence[int]] = MappingProxyType({})
-
-
-MASK = "attention_mask"
-"""The input of transformers' models that is 0 where a text is padded."""
-
-
-def text_ranges(mask: Tensor) -> Sequence[tuple[int, int]]:
-    """Returns the tokens of each row for which a mask [batch, tokens] is not 0, from the first to the last."""
-    found = []
-    for row in mask.to("cpu"):
-        places = row.nonzero()
-        found.append((int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0))
-    return found
-
-
-def token_index(
-    position: Position | tuple[Position, ...], shape: torch.Size, row_axis: int | None, texts: RowTexts | None
-) -> tuple[Tensor, Tensor]:
-    """Returns the index of token ``position`` of each row, in a tensor of ``shape``; of several along axis 1.
-
-    Args:
-        position: from the first token of the row's own text; a negative one from its last; or a text.
-        shape: [batch, tokens, ...].
-        row_axis: the axis that has the rows; only 0 is possible.
-        texts: the rows' own texts; None where all tokens are, and none is named.
-
-    Raises:
-        InvalidArgument: ``AXIS_RANGE`` or ``SLICE_RANGE``.
-    """
-    several, rows = position if isinstance(position, tuple) else (position,), torch.arange(shape[0], device="cpu")
-    columns = []
-    for number, one in enumerate(several):
-        with at(f"positions.tokens[{number}].position" if several is position else "position"):
-            if row_axis != 0 or len(shape) < 2:
-                raise error(Reason.AXIS_RANGE, f"the shape {list(shape)} has no rows on axis 0 with tokens on axis 1")
-            columns.append(torch.tensor(_token_places(one, shape, texts or RowTexts()), device="cpu"))
-    return (rows.unsqueeze(1), torch.stack(columns, dim=1)) if several is position else (rows, columns[0])
-
-
-def _token_places(position: Position, shape: torch.Size, texts: RowTexts) -> list[int]:
-    rows, size = shape[0], shape[1]
-    is_last = size == 1 and position == -1  # logits of the last token alone
-    ranges = [(0, size)] * rows if texts.ranges is None or is_last else texts.ranges
-    numbers = texts.named[position] if isinstance(position, str) else [position] * rows
-    places = [(stop if number < 0 else start) + number for number, (start, stop) in zip(numbers, ranges)]
-    for row, ((start, stop), place) in enumerate(zip(ranges, places)):
-        if not start <= place < stop <= size:
-            what = f"row {row} has {stop - start} tokens, and axis 1 has size {size}: there is no token {position!r}"
-            hint = "; of a generation, steps=(0,) has the tokens of the prompt, a later step one of each row"
-            raise error(Reason.SLICE_RANGE, what + hint * (size == 1))
-    return places
-
-
 def slice_index(slices: Iterable[Slice], shape: torch.Size) -> list[slice | Tensor]:
     """Returns the index that selects ``slices`` from a tensor of ``shape``: for each axis a range or places.
 
@@ -245,58 +179,6 @@ def slice_index(slices: Iterable[Slice], shape: torch.Size) -> list[slice | Tens
                 raise error(Reason.SLICE_RANGE, f"axis {axis} is sliced twice", "axis")
             index[axis] = (_places if part.indices else _resolved_slice)(part, axis, shape[axis])
     return index
-
-
-_JOINING = ("c_proj", "dense", "o_proj", "out_proj")
-"""The modules of transformers' models that join heads: each has them side by side along the last axis of its input."""
-
-
-def head_sizes(tree: ModuleTree, name: str) -> tuple[int, int]:
-    """Returns how many heads of attention the input of module ``name`` has along its last axis, and the size of each.
-
-    Raises:
-        InvalidArgument: ``METHOD_INAPPLICABLE``: it has none, or others than the model's configuration says.
-    """
-    config: Any = getattr(tree.modules[""], "config", None)
-    count = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, _COUNT, None)
-    if not isinstance(count, int):
-        raise error(Reason.METHOD_INAPPLICABLE, f"this model has no heads: its configuration has no {_COUNT}")
-    joining = {name: size for name in tree.modules if (size := _head_size(tree, name)) is not None}
-    if name not in joining:
-        there = f", such as {next(iter(joining))!r}" if joining else ", of which this model has none that is known"
-        raise error(Reason.METHOD_INAPPLICABLE, f"{name!r} joins no heads: name a module of attention that does{there}")
-    channels = getattr(tree.modules[name], "in_features", getattr(tree.modules[name], "nx", None))  # of GPT-2's Conv1D
-    if channels != count * joining[name]:
-        what = f"the input of {name!r} has {channels} channels, and not {count} heads of {joining[name]}"
-        raise error(Reason.METHOD_INAPPLICABLE, what)
-    return count, joining[name]
-
-
-_COUNT = "num_attention_heads"
-
-
-def _head_size(tree: ModuleTree, name: str) -> int | None:
-    """Returns the size of the heads that module ``name`` joins, as its attention says; None if it joins none."""
-    attention, _, own = name.rpartition(".")
-    sizes = (getattr(tree.modules[attention], size, None) for size in ("head_dim", "head_size"))
-    return next((size for size in sizes if isinstance(size, int)), None) if own in _JOINING else None
-
-
-def with_heads(tree: ModuleTree, name: str, part: Capture | Edit, points: Iterable[Point]) -> tuple[Slice, ...]:
-    """Returns the slices of a capture or an edit of module ``name``, with that of its heads.
-
-    Raises:
-        InvalidArgument: ``METHOD_INAPPLICABLE``, as `head_sizes`, or at another point than the input; ``SLICE_RANGE``.
-    """
-    with at("heads"):
-        if part.op or not {*points} <= {Point.INPUT, Point.GRAD_INPUT}:
-            raise error(Reason.METHOD_INAPPLICABLE, "heads are those of the input of a module: say at='input'")
-        count, size = head_sizes(tree, name)
-        for number, head in enumerate(part.heads):
-            if not 0 <= head < count:
-                raise error(Reason.SLICE_RANGE, f"{head}; there are heads 0 to {count - 1}", f"[{number}]")
-    channels = tuple(head * size + channel for head in part.heads for channel in range(size))
-    return (*part.slices, Slice(-1, indices=channels))
 
 
 def crossed(index: Sequence[slice | Tensor], shape: torch.Size) -> tuple[slice | Tensor, ...]:

@@ -26,7 +26,8 @@ from cutaway.contract.requests import (
 )
 from cutaway.contract.tensors import as_array
 from cutaway.contract.values import changed
-from cutaway.engine.hooks.capture_spec import RowTexts, crossed, slice_index, token_index
+from cutaway.engine.hooks.capture_spec import crossed, slice_index
+from cutaway.engine.hooks.tokens import RowTexts, token_index
 from cutaway.engine.runtime.layouts import dense, in_layout_of
 from cutaway.engine.runtime.numerics import tensor_like
 

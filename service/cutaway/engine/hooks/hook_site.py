@@ -17,9 +17,10 @@ from cutaway.contract.requests import (
 )
 from cutaway.contract.results import EditReceipt
 from cutaway.contract.results.arrays import Place
-from cutaway.engine.hooks.capture_spec import CaptureSpec, RowTexts
+from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.edits import NumberedEdit, apply_edit
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward
+from cutaway.engine.hooks.tokens import RowTexts
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
 from cutaway.engine.runtime.numerics import Path, equal
 
@@ -220,7 +221,8 @@ class HookSite:
 
     def _texts(self, call: RecordedCall) -> RowTexts | None:
         """Returns which tokens are the rows' own; later steps of a generation have one token of each."""
-        return None if self.batch is None or call.step else self.batch.texts
+        texts = None if self.batch is None or call.step else self.batch.texts
+        return None if texts is None else texts.inside(self.name)
 
     def _row_axis(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> int | None:
         """Returns the axis of a tensor, or of its gradient, that has the rows of the request, or None."""

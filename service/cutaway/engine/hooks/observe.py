@@ -156,7 +156,7 @@ def observing_together(
         shares: the requests.
         rows: the number of all rows.
         width: the tokens of the first pass, with padding.
-        last: the number of last tokens that have logits.
+        last: the number of last tokens that have logits; 0 where an encoder reads the ``width`` tokens.
         shapes: what an earlier block left of its last pass, if this one goes on.
 
     Yields:
@@ -252,7 +252,8 @@ class _SharedSite:
             before = self._shapes.get((self.name, side.value, path, call.number), ())
             for axis, size in enumerate(tensor.shape[2:], 2):
                 is_same = len(before) > axis and before[axis] == size
-                if size == tokens and not is_same:
+                is_of_heads = tensor.ndim > 3 and tensor.shape[1] == self._width
+                if is_of_heads or (size == tokens and not is_same):
                     raise self._undivided(tensor)
 
     def _undivided(self, tensor: Tensor) -> CutawayError:
@@ -271,7 +272,7 @@ class _SharedSite:
             raise self._undivided(tensor)
         if size == self._width:
             return share.rows, slice(share.padding, size - share.tail)
-        return (share.rows, slice(size - share.tail)) if size == self._last else (share.rows,)
+        return (share.rows, slice(size - share.tail)) if size == self._last > 0 else (share.rows,)
 
 
 class _Thread(threading.local):

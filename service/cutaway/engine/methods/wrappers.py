@@ -314,6 +314,8 @@ def refuse_llm_attribution(
     method = type(request).__name__
     if model.generate is None:
         raise _inapplicable("explains what a language model writes, and this model writes no texts")
+    if model.generate.encoder:
+        raise _inapplicable("reads prompt and text as one, and this model reads by an encoder")
     if not isinstance(request, _WRAPPED):
         taken = ", ".join(kind.__name__ for kind in _WRAPPED)
         raise _inapplicable(f"does not take {method}, but {taken}")

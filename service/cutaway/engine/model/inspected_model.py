@@ -88,6 +88,11 @@ class Generation(Protocol):
     def tokenizer(self) -> Any:
         """The tokenizer, one of transformers."""
 
+    @property
+    def encoder(self) -> str:
+        """The name of the module that reads the prompts, where others write; empty for a model that writes behind
+        them."""
+
     def continued(self, inputs: Inputs, texts: Sequence[str]) -> Inputs:
         """Returns ``inputs`` with `CONTINUATION`: the tokens of ``texts``, one for each row.
 
@@ -101,7 +106,8 @@ class Generation(Protocol):
         is its last one's."""
 
     def aligned(self, inputs: Inputs) -> Inputs:
-        """Returns ``inputs`` with the last token of each row in the last place, for `begin` and `score`."""
+        """Returns ``inputs`` for `begin` and `score`: with the last token of each row in the last place, those of an
+        `encoder` with the first in the first place."""
 
     def begin(self, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int]) -> Texts:
         """Begins to write behind ``inputs``, which are `aligned`; ``chosen`` and ``seeds`` are those of the rows."""
@@ -114,7 +120,8 @@ class Generation(Protocol):
 
     def score(self, inputs: Inputs, tokens: Tensor) -> Tensor:
         """Returns the logits of ``tokens`` [batch, steps], which are [batch, steps, vocabulary], from one pass over the
-        texts with them and without a cache. A token of -1 stands for any."""
+        texts with them and without a cache. A token of -1 stands for any. With an `encoder`, where as many are written
+        as read, the pass writes one more: sizes tell which tokens a tensor has."""
 
 
 Outputs = dict[str, Tensor]

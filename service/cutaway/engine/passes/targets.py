@@ -16,8 +16,9 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.tensors import Array, as_array
 from cutaway.contract.values import changed
-from cutaway.engine.hooks.capture_spec import slice_index, token_index
+from cutaway.engine.hooks.capture_spec import slice_index
 from cutaway.engine.hooks.hook_site import Batch
+from cutaway.engine.hooks.tokens import token_index
 from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, InspectedModel, Outputs, dtype_text
 from cutaway.engine.runtime.numerics import tensor_like
 
@@ -157,7 +158,7 @@ def _at_position(target: requests.Target, name: str, output: Tensor, batch: Batc
     if output.ndim < 3:
         what = f"{name!r} has shape {list(output.shape)}; a token's target needs [batch, tokens, ...]"
         raise error(Reason.TARGET_SHAPE, what, "position")
-    rows, places = token_index(target.position or 0, output.shape, 0, batch.texts)
+    rows, places = token_index(target.position or 0, output.shape, 0, batch.texts and batch.texts.written)
     places = places.to(output.device)
     resolved = resolve_for_output(changed(target, position=None), name, output[rows, places], batch.rows)
     is_uniform = bool((places == places[:1]).all())

@@ -10,11 +10,12 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.values import changed, near_names
-from cutaway.engine.hooks.capture_spec import MASK, RowTexts, text_ranges
+from cutaway.engine.hooks.tokens import MASK, Ranges, RowTexts, TwoTexts, text_ranges
 from cutaway.engine.methods.captum_call import TABLE, method_of, refuse_metric
 from cutaway.engine.methods.wrappers import refuse_llm_attribution, refuse_noise
 from cutaway.engine.model.inspected_model import CONTINUATION, LOGITS, Inputs, InspectedModel, dtype_text
@@ -307,12 +308,7 @@ def row_texts(model: InspectedModel, request: requests.InspectRequest, inputs: I
     asked = [*_positions(request)]
     if not asked:
         return None
-    mask, more = inputs.get(MASK), inputs.get(CONTINUATION)
-    if more is not None:
-        prompt = next(iter(inputs.values())) if mask is None else mask
-        read = (more[:, 1:] >= 0).to(prompt.dtype)
-        mask = torch.cat([torch.ones_like(prompt) if mask is None else mask, read], dim=1)
-    ranges = None if mask is None or mask.ndim != 2 else text_ranges(mask)
+    ranges = _ranges(model, inputs)
     named: dict[str, list[int]] = {}
     tokens: list[Sequence[str]] = []
     for field, position, part in asked:
@@ -325,6 +321,21 @@ def row_texts(model: InspectedModel, request: requests.InspectRequest, inputs: I
                     _refuse_not_one(position, found[row], tokens[row], row)
             named[position] = [places[0] if places else 0 for places in found]
     return RowTexts(ranges, named)
+
+
+def _ranges(model: InspectedModel, inputs: Inputs) -> Ranges | TwoTexts | None:
+    """Returns the tokens of each row that the model reads and that are no padding; None where all are."""
+    mask, more = inputs.get(MASK), inputs.get(CONTINUATION)
+    encoder = "" if model.generate is None else model.generate.encoder
+    if more is not None or encoder:
+        prompt = next(iter(inputs.values()))
+        mask = torch.ones_like(prompt) if mask is None else mask
+        behind = mask[:, :0] if more is None else (more[:, 1:] >= 0).to(mask.dtype)
+        if encoder:
+            written = pad(behind, (1, 0), value=1)
+            return TwoTexts(encoder, text_ranges(mask), text_ranges(written), (mask.shape[1], written.shape[1]))
+        mask = torch.cat([mask, behind], dim=1)
+    return None if mask is None or mask.ndim != 2 else text_ranges(mask)
 
 
 def _positions(request: requests.InspectRequest) -> Iterator[tuple[str, requests.Position, _Part]]:
@@ -342,14 +353,14 @@ def _positions(request: requests.InspectRequest) -> Iterator[tuple[str, requests
             yield f"{field}.position", asked, part
 
 
-def _token_texts(
-    model: InspectedModel, inputs: Inputs, ranges: Sequence[tuple[int, int]] | None
-) -> list[Sequence[str]]:
-    """Returns the texts of the tokens of each row, without padding."""
+def _token_texts(model: InspectedModel, inputs: Inputs, ranges: Ranges | TwoTexts | None) -> list[Sequence[str]]:
+    """Returns the texts of the tokens of each row, without padding; of an encoder those that it reads."""
     if model.generate is None:
         raise error(Reason.METHOD_INAPPLICABLE, "this model writes no texts: name the token by its number")
     ids = inputs["input_ids"]
-    if CONTINUATION in inputs:
+    if isinstance(ranges, TwoTexts):
+        ranges = ranges.read
+    elif CONTINUATION in inputs:
         ids = torch.cat([ids, inputs[CONTINUATION][:, :-1]], dim=1)
     own = ranges or [(0, ids.shape[1])] * len(ids)
     return [model.generate.token_texts(row[start:stop]) for row, (start, stop) in zip(ids.tolist(), own)]

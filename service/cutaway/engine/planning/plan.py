@@ -15,9 +15,10 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.values import changed, near_names
-from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection, with_heads
+from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection
 from cutaway.engine.hooks.edits import NumberedEdit, validate_edit
 from cutaway.engine.hooks.operators import is_address
+from cutaway.engine.hooks.tokens import with_heads
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import LOGITS, Inputs, InspectedModel
 from cutaway.engine.model.module_tree import ModuleTree, glob_matcher, is_glob

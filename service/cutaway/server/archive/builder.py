@@ -26,7 +26,7 @@ from cutaway.server.archive.reader import (
 
 HANDLER = "inspection_handler.py"
 CAUSAL_LM = "cutaway.adapters.causal_lm:CausalLMAdapter"
-"""The adapter of causal language models of transformers."""
+"""The adapter of language models of transformers."""
 
 _SETTINGS = """\
 minWorkers: {workers}

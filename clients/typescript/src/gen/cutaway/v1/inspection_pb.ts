@@ -144,7 +144,7 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
   attributionErrorsInPlace: boolean;
 
   /**
-   * Write tokens behind the input, for causal language models. Default: one pass.
+   * Write tokens behind the input, for language models. Default: one pass.
    *
    * @generated from field: cutaway.v1.Generate generate = 15;
    */
