@@ -75,13 +75,7 @@ class StreamEncoder:
 
     def header(self, part: InspectResult) -> inspection_pb2.InspectResponse:
         """Returns the message of the next part without tensor data, and adds the part's size to ``reply_bytes``."""
-        header = wire_results.encode(part, wire_results.NO_DATA)
-        if not header.predictions.ByteSize() and self.reply_bytes:
-            header.ClearField("predictions")
-        if not header.provenance.ByteSize():
-            header.ClearField("provenance")
-        if not header.timings.ByteSize():
-            header.ClearField("timings")
+        header = wire_results.encode_part(part, wire_results.NO_DATA, is_first=not self.reply_bytes)
         self.reply_bytes += header.ByteSize() + sum(size for _, size in map(dtype_and_size, reply_tensors(header)))
         return header
 
