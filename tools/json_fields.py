@@ -40,6 +40,8 @@ def table(kind: type) -> Iterator[str]:
     yield "|---|---|---|"
     for path, type_name, meaning in _rows(kind, ""):
         yield f"| `{path}` | {type_name} | {meaning} |"
+    if kind is InspectResult:  # the one that is no field
+        yield f"| `texts` | list of text | {_cell(InspectResult.texts.__doc__ or '')} |"
 
 
 def _rows(kind: Any, prefix: str) -> Iterator[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ from cutaway.contract.errors import Reason
 from cutaway.contract.requests import INPUT_FIELDS, InspectRequest
 from cutaway.contract.values import __version__
 from cutaway.server.http import guarded
-from cutaway.server.http.rest import NPY, NPZ
+from cutaway.server.http.replies import EVENTS, NPY, NPZ
 from cutaway.v1 import inspection_service_pb2
 from cutaway.views.programs import LANGUAGES
 from tools.golden import reached
@@ -61,12 +61,12 @@ def description() -> dict[str, Any]:
         asked = {_JSON: _instances(verb), "multipart/form-data": {"type": "object"}, NPY: {}, NPZ: {}}
         paths[f"/v1/models/{{model}}:{verb}"] = {
             "parameters": [model],
-            "post": _operation(summary, {_JSON: {"type": "object"}, NPZ: {}}, asked),
+            "post": _operation(summary, {_JSON: {"type": "object"}, NPZ: {}, EVENTS: {}}, asked),
         }
     request, reply = (_reference(f"cutaway.v1.Inspect{kind}") for kind in ("Request", "Response"))
     paths["/v1/models/{model}:inspect"] = {
         "parameters": [model],
-        "post": _operation("The contract in JSON, or in binary", {_JSON: reply}, {_JSON: request}),
+        "post": _operation("The contract in JSON, or in binary", {_JSON: reply, EVENTS: {}}, {_JSON: request}),
     }
     paths["/v1/models/{model}:program"] = {
         "parameters": [model, _query("language", {"enum": list(LANGUAGES)}), _query("address", {"type": "string"})],

@@ -25,7 +25,7 @@ from cutaway.contract.wire.chunks import ReplyAssembler, as_message
 from cutaway.jobs.spec import Job
 from cutaway.server.archive import reader as archives
 from cutaway.server.auth import tokens
-from cutaway.server.http import rest
+from cutaway.server.http import replies, rest
 from cutaway.server.open_inference import grpc_service, infer
 from cutaway.server.open_inference import rest as open_rest
 from cutaway.server.open_inference.datatypes import messages, with_lengths
@@ -67,7 +67,7 @@ def _rest(verb: str, content_type: str) -> Callable[[bytes], object]:
     headers = Headers({"content-type": content_type})
 
     def read(data: bytes) -> object:
-        form = rest._form(verb, headers, MOST_BYTES)
+        form = rest._form(headers, MOST_BYTES)
         return requests.decode(rest._serialized(form.read, verb, "net", {}, {"x": "float32"}, data))
 
     return read
@@ -217,14 +217,14 @@ models = {net = ["predict"], "*" = ["inspect"]}
 READERS = {
     "message": Reader(requests.decode, (_seed_request(),)),
     "contract-json": Reader(
-        lambda data: requests.decode(rest._contract_request("net", rest.JSON, data)),
+        lambda data: requests.decode(rest._contract_request("net", replies.JSON, data)),
         (b'{"tensors": {"byName": {"x": {"dataType": "DATA_TYPE_FLOAT32", "shape": ["1"], "data": "AACAPw=="}}}}',),
     ),
-    "predict": Reader(_rest("predict", rest.JSON), (_JSON,)),
-    "explain": Reader(_rest("explain", rest.JSON), (_JSON,)),
+    "predict": Reader(_rest("predict", replies.JSON), (_JSON,)),
+    "explain": Reader(_rest("explain", replies.JSON), (_JSON,)),
     "form": Reader(_rest("explain", f"{rest.FORM}; boundary=B"), (_seed_form(),)),
-    "npy": Reader(_rest("predict", rest.NPY), (_npy(np.ones((2, 3), np.float32)), _npy(np.ones(2, np.int64)))),
-    "npz": Reader(_rest("predict", rest.NPZ), (_npz(x=np.ones((2, 3), np.float32), y=np.zeros(4, np.int64)),)),
+    "npy": Reader(_rest("predict", replies.NPY), (_npy(np.ones((2, 3), np.float32)), _npy(np.ones(2, np.int64)))),
+    "npz": Reader(_rest("predict", replies.NPZ), (_npz(x=np.ones((2, 3), np.float32), y=np.zeros(4, np.int64)),)),
     "query": Reader(_query, (b'method=saliency&target=3&options={"absolute": false}&seed=7',)),
     "open-inference": Reader(_open_inference, (_seed_open_inference(),)),
     "open-inference-json": Reader(_open_inference_json, (_OPEN_JSON,)),

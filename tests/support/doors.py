@@ -9,6 +9,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import reduce
 from typing import Any, Literal, TypeAlias
 
 import grpc
@@ -26,6 +27,7 @@ from cutaway.contract.errors import Reason, from_wire
 from cutaway.contract.wire import grpc_status
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire import results as wire_results
+from cutaway.contract.wire.chunks import joined
 from cutaway.contract.wire.grpc_status import BytesCodec
 from cutaway.v1 import inspection_pb2
 from tests.support.mixed.mix import Outcome, Request
@@ -54,6 +56,7 @@ def doors(address: str, http_address: str, token: str | None = None) -> Iterator
             "connect, in JSON": _connect_json(url, headers),
             "grpc-web": _grpc_web(url, headers),
             "rest": _rest(url, headers),
+            "rest, in events": _rest(url, headers | {"accept": "text/event-stream"}),
         }
 
 
@@ -137,12 +140,34 @@ def _rest(url: str, headers: Mapping[str, str], verb: Literal["inspect"] = "insp
         asked = message(request)
         model, asked.model = asked.model, ""
         text = json_format.MessageToJson(asked).encode()
-        status, _, reply = post(f"{url}/v1/models/{model}:{verb}", text, headers)
-        if status == 200:
-            return wire_results.decode(json_format.Parse(reply, inspection_pb2.InspectResponse()))
-        return of_problem(reply)
+        status, told, reply = post(f"{url}/v1/models/{model}:{verb}", text, headers)
+        if status != 200:
+            return of_problem(reply)
+        if told["content-type"].startswith("text/event-stream"):
+            return _of_events(reply)
+        return wire_results.decode(json_format.Parse(reply, inspection_pb2.InspectResponse()))
 
     return lambda request: outcome(lambda: ask(request))
+
+
+def events_in(text: bytes) -> list[tuple[str, Any]]:
+    """The events of a whole stream: the name of each, and its data."""
+    *events, last = text.decode().split("\n\n")
+    assert last == "", "the stream ends within an event"
+    fields = [dict(line.split(": ", 1) for line in event.split("\n")) for event in events]
+    return [(each.get("event", "message"), json.loads(each["data"])) for each in fields]
+
+
+def _of_events(text: bytes) -> Outcome:
+    """What the parts of a reply are together, or the error at their end."""
+    *parts, (last, told) = events_in(text)
+    if last == "error":
+        return of_problem(json.dumps(told).encode())
+    assert (last, told) == ("end", {})
+    messages = (
+        json_format.ParseDict(part, inspection_pb2.InspectResponse()) for name, part in parts if name == "message"
+    )
+    return reduce(joined, map(wire_results.decode, messages))
 
 
 def of_problem(reply: bytes) -> ca.CutawayError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
@@ -13,11 +13,19 @@ import numpy as np
 from google.protobuf import json_format
 
 import cutaway as ca
-from cutaway.contract.results.arrays import by_name, tensors
+from cutaway.contract.results.arrays import by_name, tensors, text_entries
 from cutaway.contract.tensors import from_bytes
 from cutaway.contract.wire import grpc_status, scalars
 from cutaway.contract.wire import results as wire_results
-from cutaway.server.open_inference.datatypes import DATATYPES, NAMES, SERVICE, messages, with_lengths
+from cutaway.server.open_inference.datatypes import (
+    BYTES,
+    DATATYPES,
+    NAMES,
+    SERVICE,
+    byte_strings,
+    messages,
+    with_lengths,
+)
 from cutaway.server.open_inference.infer import BINARY_OUTPUTS, CUTAWAY, SIZE
 from cutaway.v1 import inspection_pb2
 from tests.support.doors import message, of_problem, post
@@ -46,7 +54,7 @@ def infer_doors(address: str, http_address: str) -> Iterator[dict[str, Infer]]:
 
 def as_inferred(result: ca.InspectResult) -> Inferred:
     """What an outcome of the contract's own protocol must be here."""
-    outputs = {name: entry.array for name, entry in by_name(tensors(result)).items()}
+    outputs = {name: entry.array for name, entry in by_name([*tensors(result), *text_entries(result)]).items()}
     bare = tuple(replace(each, values={}, standard_errors={}, tokens=None) for each in result.attributions)
     return Inferred(
         outputs,
@@ -69,10 +77,15 @@ def _grpc(call: Any, request: Request) -> Inferred | ca.CutawayError:
         told: Any = failure
         return grpc_status.decode(told.code().value[0], told.details(), told.trailing_metadata())
     outputs = {
-        each.name: from_bytes(DATATYPES[each.datatype], each.shape, raw)
-        for each, raw in zip(reply.outputs, reply.raw_output_contents)
+        each.name: _array(each.datatype, each.shape, raw) for each, raw in zip(reply.outputs, reply.raw_output_contents)
     }
     return Inferred(outputs, _result(reply.parameters[CUTAWAY].string_param))
+
+
+def _array(datatype: str, shape: Sequence[int], raw: bytes) -> np.ndarray[Any, Any]:
+    if datatype == BYTES:
+        return np.array([bytes(text).decode() for text in byte_strings(raw)]).reshape(shape)
+    return from_bytes(DATATYPES[datatype], shape, raw)
 
 
 def _rest(http_address: str, request: Request) -> Inferred | ca.CutawayError:
@@ -92,7 +105,7 @@ def _rest(http_address: str, request: Request) -> Inferred | ca.CutawayError:
     told, outputs = json.loads(reply[:at]), {}
     for each in told["outputs"]:
         size = each["parameters"][SIZE]
-        outputs[each["name"]] = from_bytes(DATATYPES[each["datatype"]], each["shape"], reply[at : at + size])
+        outputs[each["name"]] = _array(each["datatype"], each["shape"], reply[at : at + size])
         at += size
     return Inferred(outputs, _result(told["parameters"][CUTAWAY]))
 

@@ -3,12 +3,13 @@
 import { type Client as Calls, Code, createClient, type Interceptor } from "@connectrpc/connect";
 import { createConnectTransport } from "@connectrpc/connect-web";
 import { CutawayError } from "./errors.js";
-import type { InspectRequest, InspectResponse } from "./gen/cutaway/v1/inspection_pb.js";
-import { InspectionService, type StreamProgress } from "./gen/cutaway/v1/inspection_service_pb.js";
+import type { InspectRequest } from "./gen/cutaway/v1/inspection_pb.js";
+import { InspectionService, type StreamPiece, type StreamProgress } from "./gen/cutaway/v1/inspection_service_pb.js";
 import type { Model, ModelDetail } from "./gen/cutaway/v1/model_pb.js";
 import { type Question, requestOf } from "./question.js";
-import { reassembled } from "./reassembly.js";
+import type { Form } from "./reassembly.js";
 import { inspection, type Inspection } from "./results.js";
+import { ReplyStream } from "./stream.js";
 
 /** How to call. */
 export interface CallOptions {
@@ -22,11 +23,6 @@ export interface CallOptions {
 export interface InspectOptions extends CallOptions {
   /** True receives the reply in pieces; undefined only if it is too large for one message. The result is the same. */
   stream?: boolean;
-  /**
-   * Takes the result so far, as its parts exist: first with predictions, captures and gradients, then with one
-   * attribution more each time. What it took is right, even if the call fails later.
-   */
-  onPart?: (result: Inspection) => void;
   /** Takes how far the attributions are, if they take more than a second. */
   onProgress?: (progress: StreamProgress) => void;
 }
@@ -102,48 +98,36 @@ export class Client {
    *
    * @throws CutawayError with a stable reason, and the field at fault.
    */
-  async inspect(
-    question: Question,
-    { stream, onPart, onProgress, ...options }: InspectOptions = {},
-  ): Promise<Inspection> {
+  async inspect(question: Question, { stream, onProgress, ...options }: InspectOptions = {}): Promise<Inspection> {
     return this.#told(options, async () => {
       const request = requestOf(question);
-      const listeners = { ...(onPart && { onPart }), ...(onProgress && { onProgress }) };
-      if (stream || onPart || onProgress) return this.#streamed(request, options, listeners);
+      const inParts = onProgress !== undefined;
+      if (stream || inParts) return this.#streamed(request, options, { inParts, onProgress }).result();
       try {
         return inspection(await this.#calls.inspect(request, options));
       } catch (failure) {
         const told = CutawayError.from(failure, options.signal);
         const tooLarge = told instanceof CutawayError && told.reason === "REPLY_TOO_LARGE";
         if (!tooLarge || stream === false || request.options?.maxReplyBytes) throw told;
-        return this.#streamed(request, options);
+        return this.#streamed(request, options, { inParts }).result();
       }
     });
   }
 
-  /** Receives a reply in pieces; asks once more if it is lost before its first part, as the Python client does. */
-  async #streamed(
-    request: InspectRequest,
-    options: CallOptions,
-    { onPart, onProgress }: Pick<InspectOptions, "onPart" | "onProgress"> = {},
-  ): Promise<Inspection> {
-    const inParts = onPart !== undefined || onProgress !== undefined;
-    let again = true;
-    const takePart = (reply: InspectResponse): void => {
-      again = false;
-      onPart?.(inspection(reply));
-    };
-    for (;;) {
-      try {
-        const replies = this.#calls.inspectStream({ request, inParts }, options);
-        return inspection(await reassembled(pieces(replies), inParts ? { onPart: takePart, onProgress } : {}));
-      } catch (failure) {
-        const told = CutawayError.from(failure, options.signal);
-        if (!again || !(told instanceof CutawayError) || told.code !== Code.Unavailable) throw told;
-        again = false;
-        await new Promise((resume) => setTimeout(resume, told.retryAfterMs ?? 0));
-      }
-    }
+  /**
+   * Does what `inspect` does, and returns the reply as it arrives: with a text token by token, else predictions, captures
+   * and gradients first, then with one attribution more each time.
+   *
+   * The request is sent, and its errors are thrown, when the first part is read.
+   */
+  inspectStream(question: Question, { onProgress, ...options }: Omit<InspectOptions, "stream"> = {}): ReplyStream {
+    return this.#streamed(requestOf(question), options, { inParts: true, onProgress });
+  }
+
+  #streamed(request: InspectRequest, { signal, ...options }: CallOptions, form: Form): ReplyStream {
+    const ask = (own: AbortSignal): AsyncIterable<StreamPiece | undefined> =>
+      pieces(this.#calls.inspectStream({ request, inParts: form.inParts }, { ...options, signal: own }));
+    return new ReplyStream(ask, form, signal);
   }
 
   /** Returns what `ask` returns; raises errors of the contract. */

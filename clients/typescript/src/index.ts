@@ -4,6 +4,7 @@ export { arrays } from "./arrays.js";
 export { Client, type CallOptions, type ClientOptions, type InspectOptions } from "./client.js";
 export { type Example, type Question, questionOf, requestOf } from "./question.js";
 export { CutawayError } from "./errors.js";
+export { ReplyStream } from "./stream.js";
 export { type Attribution, type Captured, type Inspection, examplesFirst, HookPoint, Verdict } from "./results.js";
 export { byName, fromMessage, tensor, type Tensor, toMessage, type TypedArray } from "./tensors.js";
 export { DataType } from "./gen/cutaway/v1/tensor_pb.js";

@@ -19,24 +19,23 @@ const BYTES: Readonly<Partial<Record<DataType, number>>> = {
   [DataType.INT16]: 2,
 };
 
-/** Who listens while a reply in parts arrives. */
-export interface Listeners {
-  /** Takes the reply so far: first with predictions, captures and gradients, then with one attribution more each time. */
-  readonly onPart?: ((reply: InspectResponse) => void) | undefined;
+/** How a reply comes. */
+export interface Form {
+  /** Whether it may have several parts. */
+  readonly inParts: boolean;
   /** Takes how far the attributions are. */
   readonly onProgress?: ((progress: StreamProgress) => void) | undefined;
 }
 
 /**
- * Returns the reply in `pieces`.
+ * Yields the reply in `pieces` whenever a part of it is complete, as far as it is, and returns the whole.
  *
- * @throws CutawayError `INTERNAL` if a piece is missing or damaged.
+ * @throws CutawayError `INTERNAL` if a piece is missing or damaged; what came before is right.
  */
-export async function reassembled(
+export async function* reassembled(
   pieces: AsyncIterable<StreamPiece | undefined>,
-  { onPart, onProgress }: Listeners = {},
-): Promise<InspectResponse> {
-  const inParts = onPart !== undefined || onProgress !== undefined;
+  { inParts, onProgress }: Form,
+): AsyncGenerator<InspectResponse, InspectResponse> {
   let reply: InspectResponse | undefined;
   const tensors: Tensor[] = [];
   let missing = 0; // bytes of this part
@@ -49,7 +48,7 @@ export async function reassembled(
       for (const each of added) missing += (each.data = new Uint8Array(size(each))).length;
       tensors.push(...added);
       reply = reply === undefined ? part : joined(reply, part);
-      if (missing === 0) onPart?.(reply);
+      if (missing === 0) yield reply;
     } else if (kind?.case === "progress" && inParts && !whole) {
       onProgress?.(kind.value);
     } else if (kind?.case === "chunk" && reply !== undefined && !whole) {
@@ -64,7 +63,7 @@ export async function reassembled(
       }
       target.data.set(data, Number(offset));
       missing -= data.length;
-      if (missing === 0) onPart?.(reply);
+      if (missing === 0) yield reply;
     } else if (kind?.case === "trailer" && reply !== undefined) {
       const sums = kind.value.crc32c;
       if (sums.length !== tensors.length || !tensors.every(({ data }, number) => crc32c(data) === sums[number])) {

@@ -43,7 +43,9 @@ for (const stream of [false, true]) {
 
 test("parts come as they exist, and together they are the result", async () => {
   const parts = [];
-  const result = await client.inspect(question, { onPart: (part) => parts.push(part) });
+  const stream = client.inspectStream(question);
+  for await (const part of stream) parts.push(part);
+  const result = await stream.result();
   assert.deepEqual(
     parts.map(({ attributions }) => attributions.length),
     [0, 1, 1],
@@ -67,9 +69,11 @@ test("a text comes token by token, with what is inside at each", async () => {
     options: { seed: 3n },
   };
   const writer = new Client(guarded.url, { token: guarded.token });
-  const result = await writer.inspect(asked, {
-    onPart: ({ captured }) => calls.push(captured.filter(({ point }) => point === HookPoint.OUTPUT).length),
-  });
+  const stream = writer.inspectStream(asked);
+  for await (const { captured } of stream) {
+    calls.push(captured.filter(({ point }) => point === HookPoint.OUTPUT).length);
+  }
+  const result = await stream.result();
   const whole = await writer.inspect(asked);
   assert.deepEqual(calls.slice(0, 4), [1, 2, 3, 4]);
   assert.deepEqual(Object.keys(result.captures), Object.keys(whole.captures));
@@ -78,6 +82,73 @@ test("a text comes token by token, with what is inside at each", async () => {
   assert.equal(bits(result.predictions.tokens), bits(whole.predictions.tokens));
   assert.equal(Verdict[result.message.replay.verdict], "AGREES");
 });
+
+test("a stream that is not iterated to its end still has the whole result", async () => {
+  const stream = client.inspectStream(question);
+  const parts = stream[Symbol.asyncIterator]();
+  const first = await parts.next();
+  assert.ok(first.value);
+  assert.equal(first.value.attributions.length, 0);
+  const result = await stream.result();
+  assert.equal(bits(result.attributions[0].values.image), expected.attribution);
+  assert.ok((await parts.next()).done);
+  assert.equal(await stream.result(), result);
+});
+
+test("the error of a stream comes after what is right, and again from its result", async () => {
+  /** @type {import("../dist/index.js").Question} */
+  const asked = {
+    model: "doored",
+    inputs: { x: tensor(new Float32Array(4).fill(1), [1, 4]) },
+    attributions: [
+      { method: { case: "saliency", value: {} } },
+      { method: { case: "layerActivation", value: { layer: "unused" } } },
+    ],
+  };
+  const stream = new Client(guarded.url, { token: guarded.token }).inspectStream(asked);
+  const counts = [];
+  const fault = failing("METHOD_INAPPLICABLE", "attributions[1].layer_activation.layer");
+  await assert.rejects(async () => {
+    for await (const { attributions } of stream) counts.push(attributions.length);
+  }, fault);
+  assert.deepEqual(counts, [0, 1]);
+  await assert.rejects(stream.result(), fault);
+});
+
+for (const how of ["leaves its loop", "aborts it"]) {
+  test(`a caller who ${how} ends a stream`, async () => {
+    /** @type {import("../dist/index.js").Question} */
+    const endless = {
+      model: "net",
+      inputs: { input: tensor(new Float32Array(4).fill(1), [1, 4]) },
+      attributions: [{ method: { case: "kernelShap", value: { nSamples: 8000 } } }],
+    };
+    const controller = new AbortController();
+    const before = await cancelled();
+    const caller = new Client(guarded.url, { token: guarded.token });
+    const stream = caller.inspectStream(endless, { signal: controller.signal });
+    const left = (async () => {
+      for await (const { predictions } of stream) {
+        assert.deepEqual(predictions.output.shape, [1, 64]);
+        if (how === "leaves its loop") break;
+        controller.abort(new Error("changed my mind"));
+      }
+    })();
+    if (how === "aborts it") await assert.rejects(left, /changed my mind/);
+    else await left;
+    await assert.rejects(stream.result(), how === "aborts it" ? /changed my mind/ : failing("INTERNAL", ""));
+    while ((await cancelled()) !== before + 1) await new Promise((resume) => setTimeout(resume, 20));
+  });
+}
+
+/** How many streams of the server were cancelled. */
+async function cancelled() {
+  const samples = await (await fetch(guarded.metrics)).text();
+  const counted = /cutaway_calls_total\{(?=[^}]*code="CANCELLED")(?=[^}]*method="InspectStream")[^}]*\} (\d+)/.exec(
+    samples,
+  );
+  return Number(counted?.[1] ?? 0);
+}
 
 test("every type of tensor", async () => {
   for (const [name, type] of Object.entries({ float16: 1, bfloat16: 2, float32: 3, float64: 4 })) {

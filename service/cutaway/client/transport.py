@@ -298,7 +298,7 @@ class _BaseReplyStream(Generic[Messages]):
     def _start(self) -> None:
         self._deadline = self._deadline or time.monotonic() + self._timeout
 
-    def _add(self, message: bytes) -> list[tuple[str, Array]]:
+    def _add(self, message: bytes) -> list[Array]:
         """Adds a message of the reply, and returns the tensors that it completes."""
         before = self._assembler.progress
         completed = self._assembler.add(message)
@@ -369,7 +369,7 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
 
     def _tensors(self) -> Iterator[tuple[str, Array]]:
         for tensors in self._arriving():
-            for name, array in tensors:
+            for name, array in self._assembler.named(tensors):
                 self._may_retry = False
                 yield name, array
         self._assembler.result()
@@ -397,7 +397,7 @@ class ReplyStream(_BaseReplyStream[Generator[bytes, None, None]]):
             pass
         return Inspection.of(self._assembler.result(), self._request)
 
-    def _arriving(self) -> Iterator[list[tuple[str, Array]]]:
+    def _arriving(self) -> Iterator[list[Array]]:
         """Yields, for each message of the reply, the tensors that the message completes. Repeats the request after some
         errors, as `_prepare_retry` decides."""
         self._start()
@@ -435,7 +435,7 @@ class AsyncReplyStream(_BaseReplyStream[AsyncGenerator[bytes, None]]):
 
     async def _tensors(self) -> AsyncIterator[tuple[str, Array]]:
         async for tensors in self._arriving():
-            for name, array in tensors:
+            for name, array in self._assembler.named(tensors):
                 self._may_retry = False
                 yield name, array
         self._assembler.result()
@@ -453,7 +453,7 @@ class AsyncReplyStream(_BaseReplyStream[AsyncGenerator[bytes, None]]):
             pass
         return Inspection.of(self._assembler.result(), self._request)
 
-    async def _arriving(self) -> AsyncIterator[list[tuple[str, Array]]]:
+    async def _arriving(self) -> AsyncIterator[list[Array]]:
         self._start()
         while True:
             try:

@@ -82,9 +82,12 @@ def _predictions(result: InspectResult, labels: Sequence[str]) -> Iterator[dict[
     }
     for number, (name, values) in enumerate(result.predictions.items()):
         if values.ndim and len(values) == rows:
-            is_classes = number == 0 and bool(classes) and values.ndim == 2
-            known = [known_labels.get(index, "") for index in range(values.shape[1])] if is_classes else None
-            yield _tidy(values, {"output": name}, by_row, None if known is None else [known] * rows)
+            features = None
+            if number == 0 and classes and values.ndim == 2:
+                features = [[known_labels.get(index, "") for index in range(values.shape[1])]] * rows
+            elif result.generated and values.shape[1:] == (len(result.generated),):  # a value for each token
+                features = [[step.texts[row] for step in result.generated] for row in range(rows)]
+            yield _tidy(values, {"output": name}, by_row, features)
 
 
 def _tidy(

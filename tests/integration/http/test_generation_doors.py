@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 
 import cutaway as ca
 from cutaway.adapters.causal_lm import CausalLMAdapter
@@ -107,6 +108,36 @@ def test_rest_has_the_texts(verb: str, places: tuple[str, str]) -> None:
     np.testing.assert_array_equal(arrays["tokens"], expected.predictions["tokens"])
     status, _, reply = post(url, json.dumps(body).encode(), {**headers, "accept": "application/x-npy"})
     assert (status, json.loads(reply)["reason"]) == (400, "INVALID_VALUE")
+
+
+def test_the_open_inference_protocol_has_the_texts(places: tuple[str, str]) -> None:
+    """As outputs of BYTES, which any of its clients reads; by HTTP as texts in JSON too."""
+    asked = {"cutaway": json.dumps({"generate": {"maxNewTokens": 4}, "options": {"seed": 1}})}
+    sent: Any = triton.InferInput("examples", [2], "BYTES")
+    sent.set_data_from_numpy(np.array(TEXTS, object))
+    reply = triton.InferenceServerClient(places[0]).infer("gpt", [sent], parameters=asked)
+    examples = {"name": "examples", "datatype": "BYTES", "shape": [2], "data": TEXTS}
+    body = {"inputs": [examples], "parameters": asked, "outputs": [{"name": "text"}, {"name": "replay"}]}
+    url = f"http://{places[1]}/v2/models/gpt/infer"
+    status, _, told = post(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with ca.Client(places[0]) as client:
+        expected = list(client.inspect("gpt", TEXTS, generate=4, seed=1).texts)
+    assert [text.decode() for text in reply.as_numpy("text")] == expected
+    assert reply.as_numpy("finish_reason").tolist() == [b"length"] * 2
+    assert (status, [output["data"] for output in json.loads(told)["outputs"]]) == (200, [expected, ["AGREES"] * 2])
+
+
+def test_tables_and_documents_have_the_texts(places: tuple[str, str]) -> None:
+    """The table of predictions the text of each token; the document of a command the text of each row."""
+    asked = ["inspect", "gpt", "--text", TEXTS[0], "--generate", "4", "--address", places[0], "--json"]
+    with ca.Client(places[0]) as client:
+        result = client.inspect("gpt", TEXTS[0], generate=4)
+        assert json.loads(said(*asked))["texts"] == list(result.texts)
+        assert json.loads(said(*asked[:4], *asked[6:]))["texts"] == []
+    table = result.to_pandas("predictions")
+    for output in ("tokens", "log_probabilities"):
+        rows = table[table["output"] == output]
+        assert rows["feature"].tolist() == [step.texts[0] for step in result.generated]
 
 
 def test_an_empty_stop_is_refused_and_a_job_has_no_steps(places: tuple[str, str]) -> None:

@@ -20,6 +20,7 @@ from cutaway.server.settings import Settings
 
 X = np.ones((1, 4), np.float32)
 JSON, NPY, NPZ, BINARY = "application/json", "application/x-npy", "application/x-npz", "application/proto"
+EVENTS = "text/event-stream; charset=utf-8"
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,12 @@ ACCEPTED: dict[tuple[str, tuple[str, ...]], str] = {
     (JSON, (f"{JSON};q=0", NPY)): NPY,
     (JSON, (f"{NPZ}2",)): JSON,
     (JSON, ("APPLICATION/X-NPZ",)): NPZ,
+    (JSON, ("text/event-stream",)): EVENTS,
+    (JSON, ("text/event-stream, application/json;q=0.9",)): EVENTS,
+    (JSON, ("text/event-stream, */*",)): EVENTS,
+    (JSON, ("text/event-stream;q=0",)): JSON,
+    (NPY, ("text/event-stream",)): EVENTS,
+    (BINARY, ("text/event-stream",)): EVENTS,
     (NPY, ()): NPZ,
     (NPY, (JSON,)): JSON,
     (NPY, (f"{JSON};q=0",)): NPZ,

@@ -44,6 +44,7 @@ from tests.support.causal_lms import saved
 from tests.support.digits import WEIGHTS
 from tests.support.documents import ROOT
 from tests.support.doors import message, outcome, plain, post, seeded
+from tests.support.gated_model import Doored
 from tests.support.mixed.mix import Request, draw, one_of_each, small_models
 from tests.support.pages import BROWSER, in_a_browser, opened, running_browser
 from tests.support.reply_equality import differences
@@ -76,9 +77,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     tokens = write(tmp_path_factory.mktemp("tokens") / "tokens.toml", entry("app", {"*": EVERY}))
     writer = CausalLMAdapter(directory=saved(tmp_path_factory.mktemp("gpt2")))
     torch.manual_seed(0)
-    settings = Settings(tokens=tokens, http_address="127.0.0.1:0", max_message_bytes=1 << 19)
-    with serve({"net": nn.Sequential(nn.Linear(4, 64), nn.ReLU()), "gpt": writer}, settings=settings) as server:
-        yield {"url": f"http://{server.http_address}", "token": "app"}
+    settings = Settings(
+        tokens=tokens, http_address="127.0.0.1:0", metrics_address="127.0.0.1:0", max_message_bytes=1 << 19
+    )
+    models: dict[str, Any] = {"net": nn.Sequential(nn.Linear(4, 64), nn.ReLU()), "gpt": writer, "doored": Doored()}
+    with serve(models, settings=settings) as server:
+        metrics = f"http://{server.metrics_address}/metrics"
+        yield {"url": f"http://{server.http_address}", "token": "app", "metrics": metrics}
 
 
 def test_programs_from_the_inspector_run(built: Path, server: Server) -> None:
@@ -122,7 +127,7 @@ def test_it_answers_as_python_does(built: Path, server: Server, guarded: dict[st
         env=os.environ | {"CUTAWAY_TEST": str(told)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "# pass 12" in done.stdout
+    assert "# pass 16" in done.stdout
 
 
 @pytest.mark.parametrize("page", ["clients/typescript/README.md", "docs/clients.md"])

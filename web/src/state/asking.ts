@@ -110,13 +110,15 @@ export async function ask(change: Partial<Question> = {}): Promise<Exchange | un
       row.value = Math.min(row.value, Math.max(0, rowsOf(answer) - 1));
       return answer;
     };
-    const running =
-      <T>(take: (told: T) => void): ((told: T) => void) =>
-      (told) =>
-        signal.aborted || take(told);
-    const onPart = running((part: Inspection) => show(detail, examplesFirst(part), false));
-    const onProgress = running((told: StreamProgress) => (progress.value = told));
-    const reply = examplesFirst(await client.value.inspect(question, { signal, onPart, onProgress }));
+    const onProgress = (told: StreamProgress): void => {
+      if (!signal.aborted) progress.value = told;
+    };
+    const stream = client.value.inspectStream(question, { signal, onProgress });
+    for await (const part of stream) {
+      signal.throwIfAborted();
+      show(detail, examplesFirst(part), false);
+    }
+    const reply = examplesFirst(await stream.result());
     signal.throwIfAborted();
     const weights = reply.message.provenance?.weightsSha256 ?? "";
     const isSame = ["", detail.provenance?.weightsSha256].includes(weights);

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from cutaway.contract.results import InspectResult
 from cutaway.contract.tensors import Array, dtype_name
 
 MAX_VALUES = 1000
@@ -20,14 +21,15 @@ MAX_VALUES = 1000
 
 
 def document(value: Any, kind: type | None = None, *, max_values: int = MAX_VALUES) -> Any:
-    """Returns ``value`` as a document.
+    """Returns ``value`` as a document; an `InspectResult` has its ``texts`` too.
 
     Args:
         value: a dataclass, a named tuple or a mapping.
         kind: the dataclass whose fields it has, if ``value`` is of a subclass.
         max_values: the largest number of elements of a tensor whose values it has.
     """
-    return _Encoder(max_values).encode(value, kind)
+    found = _Encoder(max_values).encode(value, kind)
+    return {**found, "texts": list(value.texts)} if isinstance(value, InspectResult) else found
 
 
 def numbers(array: Array) -> Any:

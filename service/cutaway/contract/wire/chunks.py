@@ -6,7 +6,7 @@ times, which would be most of the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from operator import index
@@ -75,13 +75,7 @@ class StreamEncoder:
 
     def header(self, part: InspectResult) -> inspection_pb2.InspectResponse:
         """Returns the message of the next part without tensor data, and adds the part's size to ``reply_bytes``."""
-        header = wire_results.encode(part, wire_results.NO_DATA)
-        if not header.predictions.ByteSize() and self.reply_bytes:
-            header.ClearField("predictions")
-        if not header.provenance.ByteSize():
-            header.ClearField("provenance")
-        if not header.timings.ByteSize():
-            header.ClearField("timings")
+        header = wire_results.encode_part(part, wire_results.NO_DATA, is_first=not self.reply_bytes)
         self.reply_bytes += header.ByteSize() + sum(size for _, size in map(dtype_and_size, reply_tensors(header)))
         return header
 
@@ -327,18 +321,17 @@ class ReplyAssembler:
         self._in_parts = in_parts
         self._size = 0  # of all tensors, by their shapes
         self._result: InspectResult | None = None  # whose arrays are filled in place
-        self._names: list[str] = []
         self._arrays: list[Array] = []
         self._checksums: list[int] = []  # of the arrays that are complete
         self._filled = 0  # bytes of the next array
         self._checksum = 0  # of these bytes
         self._is_complete = False
 
-    def add(self, message: bytes) -> list[tuple[str, Array]]:
+    def add(self, message: bytes) -> list[Array]:
         """Adds a serialised `cutaway.v1.InspectStreamResponse`.
 
         Returns:
-            The tensors that it completes, read-only, each with its name. Their checksums are compared only at the end.
+            The tensors that it completes, read-only. Their checksums are compared only at the end.
 
         Raises:
             CutawayError: ``REPLY_TOO_LARGE``, before memory is allocated for it; ``INTERNAL``, if the reply is damaged.
@@ -363,6 +356,12 @@ class ReplyAssembler:
         self._finish(piece.trailer)
         return []
 
+    def named(self, arrays: Sequence[Array]) -> list[tuple[str, Array]]:
+        """Returns completed tensors with their names; reads the whole result so far."""
+        named = by_name(tensors(self._result)) if arrays and self._result is not None else {}
+        names = {id(entry.array): name for name, entry in named.items()}
+        return [(names[id(array)], array) for array in arrays]
+
     def result(self) -> InspectResult:
         """Returns the whole result.
 
@@ -375,7 +374,7 @@ class ReplyAssembler:
             raise _damaged(f"it stopped at tensor {len(self._checksums)} of {len(self._arrays)}")
         return self._result
 
-    def _add_header(self, header: inspection_service_pb2.StreamHeader) -> list[tuple[str, Array]]:
+    def _add_header(self, header: inspection_service_pb2.StreamHeader) -> list[Array]:
         """Allocates the arrays that a header describes. Returns the empty tensors, for which no chunk follows."""
         if self._result is not None and (self.so_far is not self._result or not self._in_parts):
             raise _damaged("it has two headers")
@@ -387,13 +386,10 @@ class ReplyAssembler:
         except MemoryError:
             raise error(Reason.OUT_OF_MEMORY, "the reply is larger than the memory that the client has") from None
         self._result = part if self._result is None else joined(self._result, part)
-        names = {id(entry.array): name for name, entry in by_name(tensors(self._result)).items()}
-        arrays = [entry.array for entry in tensors(part)]
-        self._arrays += arrays
-        self._names += [names[id(array)] for array in arrays]
+        self._arrays += [entry.array for entry in tensors(part)]
         return self._completed()
 
-    def _add_chunk(self, chunk: Chunk) -> list[tuple[str, Array]]:
+    def _add_chunk(self, chunk: Chunk) -> list[Array]:
         """Copies a chunk into its array; returns the tensors that are now complete. Refuses chunks out of order."""
         index = len(self._checksums)
         if (chunk.tensor, chunk.offset) != (index, self._filled) or index == len(self._arrays):
@@ -417,7 +413,7 @@ class ReplyAssembler:
         except InvalidArgument as failure:
             raise _damaged(f"a chunk of tensor {chunk.tensor}: {failure.message}") from None
 
-    def _completed(self) -> list[tuple[str, Array]]:
+    def _completed(self) -> list[Array]:
         """Returns the current tensor, if it is complete, and the empty ones after it."""
         first = len(self._checksums)
         while len(self._checksums) < len(self._arrays) and self._filled == self._arrays[len(self._checksums)].nbytes:
@@ -427,7 +423,7 @@ class ReplyAssembler:
             self._filled = self._checksum = 0
         if len(self._checksums) == len(self._arrays):
             self.so_far = self._result
-        return list(zip(self._names[first : len(self._checksums)], self._arrays[first:]))
+        return self._arrays[first : len(self._checksums)]
 
     def _finish(self, trailer: inspection_service_pb2.StreamTrailer) -> None:
         """Ends the reply. Raises ``INTERNAL`` if a tensor is incomplete or differs from its checksum."""
@@ -435,8 +431,9 @@ class ReplyAssembler:
             raise _damaged(f"it ends at tensor {len(self._checksums)} of {len(self._arrays)}")
         if len(trailer.crc32c) != len(self._checksums):
             raise _damaged(f"it has {len(self._checksums)} tensors and {len(trailer.crc32c)} checksums")
-        for name, arrived, sent in zip(self._names, self._checksums, trailer.crc32c):
+        for array, arrived, sent in zip(self._arrays, self._checksums, trailer.crc32c):
             if arrived != sent:
+                ((name, _),) = self.named([array])
                 raise _damaged(f"{name} has CRC-32C {arrived:08x}, but was sent with {sent:08x}")
         self._is_complete = True
 

@@ -79,6 +79,15 @@ def encode(result: plain.InspectResult, form: str = "") -> inspection_pb2.Inspec
     return message
 
 
+def encode_part(part: plain.InspectResult, form: str = "", *, is_first: bool) -> inspection_pb2.InspectResponse:
+    """Returns a part of a result as a message, as `encode`; only the first part has predictions that are empty."""
+    message = encode(part, form)
+    for name in ("provenance", "timings") if is_first else ("provenance", "timings", "predictions"):
+        if not getattr(message, name).ByteSize():
+            message.ClearField(name)
+    return message
+
+
 def decode(message: inspection_pb2.InspectResponse, form: str = "") -> plain.InspectResult:
     """Returns the result in ``message``. Its arrays are read-only views of the message; for the form `NO_DATA`,
     uninitialised arrays that the caller fills."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -29,7 +28,7 @@ from cutaway.contract.wire.grpc_status import BytesCodec
 from cutaway.server.http import json_messages
 from cutaway.server.http.guarded import RequestBody
 from cutaway.server.rpc.servicer import Servicer
-from cutaway.server.rpc.status import TranslatedCall, Write
+from cutaway.server.rpc.status import TranslatedCall
 from cutaway.v1 import inspection_service_pb2
 
 PATH = f"/{SERVICE}/"
@@ -93,17 +92,11 @@ class _Method:
             return await self._as_sent(reply or b"", ctx, call)
 
     async def _stream(self, body: bytes, ctx: _Context) -> AsyncIterator[bytes]:
-        """Runs the method in a task, and yields messages as fast as the caller reads; cancels the task at the end."""
-        messages: asyncio.Queue[bytes] = asyncio.Queue(1)
-        async with _translated(self._servicer, ctx, messages.put) as call:
+        async with _translated(self._servicer, ctx) as call:
             data = await self._binary(body, ctx, call)
-            running = asyncio.ensure_future(self._servicer.call(self._name, data, call))
-            try:
-                async for message in _until_done(messages, running):
+            async with aclosing(self._servicer.stream(self._name, data, call)) as messages:
+                async for message in messages:
                     yield await self._as_sent(message, ctx, call)
-            finally:
-                running.cancel()
-                await asyncio.wait([running])
 
     async def _binary(self, body: bytes, ctx: _Context, call: TranslatedCall) -> bytes:
         """Returns a request as serialised protobuf, converted if it came as JSON.
@@ -135,29 +128,12 @@ def _endpoints(servicer: Servicer) -> dict[str, Any]:
     return {f"{PATH}{method.name}": _Method(servicer, method).endpoint() for method in service.methods}
 
 
-async def _until_done(messages: asyncio.Queue[bytes], running: asyncio.Future[Any]) -> AsyncIterator[bytes]:
-    """Yields what is put into ``messages`` until ``running`` is done, and raises what it raised."""
-    while True:
-        waiting = asyncio.ensure_future(messages.get())
-        try:
-            await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()  # of no effect if it is done
-        if waiting.done():
-            yield waiting.result()
-            continue
-        while not messages.empty():
-            yield messages.get_nowait()
-        await running
-        return
-
-
 @asynccontextmanager
-async def _translated(servicer: Servicer, ctx: _Context, write: Write | None = None) -> AsyncIterator[TranslatedCall]:
+async def _translated(servicer: Servicer, ctx: _Context) -> AsyncIterator[TranslatedCall]:
     """Returns a context with the call as ``servicer`` takes it; sends its headers, and raises errors as Connect's."""
     timeout_ms = ctx.timeout_ms
     headers = [(key.lower(), value) for key, value in ctx.request_headers.allitems()]
-    call = TranslatedCall(headers, f"http:{ctx.client_address or ''}", write)
+    call = TranslatedCall(headers, f"http:{ctx.client_address or ''}")
     call.limit(None if timeout_ms is None else timeout_ms / 1000)
     try:
         async with servicer.reporting(ctx.method.name, call):

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from cutaway.contract.errors import Reason, error, from_wire
 from cutaway.contract.json_text import MAX_DEPTH, NumberTooLargeError, read_json
-from cutaway.contract.results import InspectResult
+from cutaway.contract.results import InspectResult, Progress
 from cutaway.contract.results.arrays import (
     ArrayField,
     Entry,
@@ -32,7 +32,9 @@ from cutaway.contract.results.arrays import (
 from cutaway.contract.results.document import document, numbers
 from cutaway.contract.results.explanations import AttributionResult, outcome_of_row
 from cutaway.contract.tensors import Array
+from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import MAX_ENTRIES
+from cutaway.v1 import inspection_service_pb2
 
 MAX_JSON_BYTES = 16 << 20
 
@@ -260,6 +262,25 @@ def as_document(result: InspectResult, *, explains: bool) -> dict[str, Any]:
     if result.estimate is not None:
         reply["estimate"] = document(result.estimate)
     return reply
+
+
+def part_of_document(part: InspectResult | Progress, is_first: bool) -> bytes:
+    """Returns the JSON text of a part of a reply, or of how far it is: what `as_document` has for it, if not empty."""
+    if isinstance(part, Progress):
+        return json.dumps(document(part)).encode()
+    later = () if part.provenance.model else ("provenance", "timings")
+    own = as_document(part, explains=False)
+    return text_in_pieces({name: value for name, value in own.items() if value and name not in later}).encode()
+
+
+def part_of_contract(part: InspectResult | Progress, is_first: bool) -> bytes:
+    """Returns the same as protobuf's JSON."""
+    message: Message = inspection_service_pb2.StreamProgress()
+    if isinstance(part, Progress):
+        wire_results.PROGRESS.write(part, message)
+    else:
+        message = wire_results.encode_part(part, is_first=is_first)
+    return json_format.MessageToJson(message, indent=None).encode()
 
 
 def _is_present(value: Any) -> bool:

@@ -33,18 +33,14 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.tensors import DTYPES, Array, converted
 from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
-from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import parse
 from cutaway.server.http import json_messages
-from cutaway.server.http.accept import chosen
 from cutaway.server.http.guarded import RequestBody, guarded, unless_gone
-from cutaway.server.http.json_messages import as_document, text_in_pieces
+from cutaway.server.http.replies import BINARY, EVENTS, JSON, NPY, NPZ, chosen, streamed, writer
 from cutaway.server.rpc.servicer import Servicer, listed_models
 from cutaway.server.rpc.status import TranslatedCall
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, worker_pb2
 from cutaway.views.programs import program_of, question_of
-
-NPY, NPZ = "application/x-npy", "application/x-npz"
 
 _FIELD = "instances"
 _RIGHT = "instances are lists of numbers, texts, {b64: ..., media_type: ...}, or lists of numbers by input name"
@@ -236,7 +232,7 @@ def _add(values: dict[str, Any], more: Mapping[str, Any]) -> None:
     values |= more
 
 
-JSON, FORM, BINARY = "application/json", "multipart/form-data", "application/proto"
+FORM = "multipart/form-data"
 _DEFAULT_METHOD = "integrated_gradients"
 
 
@@ -246,17 +242,15 @@ class _Form(NamedTuple):
     Attributes:
         read: returns the fields and the inputs in a body.
         cost: returns how many bytes of a body are parsed, if the others are only copied.
-        write: returns the reply for a result.
         media_type: of the reply.
     """
 
     read: Callable[[bytes], tuple[dict[str, Any], dict[str, Any]]]
     cost: Callable[[bytes], int]
-    write: Callable[[Any], bytes]
     media_type: str
 
 
-def _form(verb: str, headers: Headers, max_bytes: int) -> _Form:
+def _form(headers: Headers, max_bytes: int) -> _Form:
     """Returns the form of a request, which its headers name.
 
     Raises:
@@ -271,9 +265,9 @@ def _form(verb: str, headers: Headers, max_bytes: int) -> _Form:
     }
     if media_type not in readers:
         raise error(Reason.MALFORMED_REQUEST, f"content-type is {media_type!r:.60}, not one of {', '.join(readers)}")
-    accepted = chosen(headers, (NPZ, NPY, JSON) if media_type in (NPY, NPZ) else (JSON, NPZ, NPY))
+    accepted = chosen(headers, (NPZ, NPY, JSON, EVENTS) if media_type in (NPY, NPZ) else (JSON, NPZ, NPY, EVENTS))
     cost = json_messages.cost if media_type == JSON else len if media_type != NPY else lambda _: 0
-    return _Form(readers[media_type], cost, _writer(verb, accepted), accepted)
+    return _Form(readers[media_type], cost, accepted)
 
 
 def _media_type_in(headers: Mapping[str, str]) -> str:
@@ -320,21 +314,6 @@ def _request(verb: str, model: str, fields: Mapping[str, Any], inputs: Mapping[s
             _add(attribution, options)
         fields["attributions"] = [attribution]
     return replace(read_request(fields), model=model, **inputs)
-
-
-def _writer(verb: str, media_type: str) -> Callable[[Any], bytes]:
-    if media_type != JSON:
-        return json_messages.as_npz if media_type == NPZ else json_messages.as_npy
-    explains = verb == "explain"
-    return lambda result: text_in_pieces(as_document(result, explains=explains)).encode()
-
-
-def _written(write: Callable[[Any], bytes], reply: bytes) -> bytes:
-    message = inspection_pb2.InspectResponse.FromString(reply)
-    del reply  # the largest reply may be here once, and twice while it is converted
-    result = wire_results.decode(message)
-    del message
-    return write(result)
 
 
 _KNOWN_S = 10.0
@@ -405,35 +384,32 @@ class Rest:
             return await self._program(request, model, body, call)
         if verb == "inspect":
             return await self._inspect(request, model, body, call)
-        form = _form(verb, request.headers, body.max_bytes)
+        form = _form(request.headers, body.max_bytes)
         left = [await body.read()]
         data_types = await self._data_types(model, call) if _media_type_in(request.headers) == JSON else None
         read = partial(_serialized, form.read, verb, model, query, data_types)
         asked = self._servicer.convert(read, left[0], call, form.cost(left.pop()))
-        return await self._answered(request, await asked, partial(_written, form.write), form.media_type, call)
+        return await self._answered(request, verb, await asked, form.media_type, call)
 
     async def _inspect(self, request: Request, model: str, body: RequestBody, call: TranslatedCall) -> Response:
         """Answers ``:inspect``: the body is an InspectRequest in JSON or protobuf. ``Accept`` chooses the reply."""
         media_type = _media_type_in(request.headers)
-        accepted = chosen(request.headers, (BINARY, JSON) if media_type == BINARY else (JSON, BINARY))
+        accepted = chosen(request.headers, (BINARY, JSON, EVENTS) if media_type == BINARY else (JSON, BINARY, EVENTS))
         read = partial(_contract_request, model, media_type)
-        write = None if accepted == BINARY else partial(json_messages.text_of, inspection_pb2.InspectResponse)
         asked = self._servicer.convert(read, await body.read(), call)
-        return await self._answered(request, await asked, write, accepted, call)
+        return await self._answered(request, "inspect", await asked, accepted, call)
 
     async def _answered(
-        self,
-        request: Request,
-        data: bytes,
-        write: Callable[[bytes], bytes] | None,
-        media_type: str,
-        call: TranslatedCall,
+        self, request: Request, verb: str, data: bytes, media_type: str, call: TranslatedCall
     ) -> Response:
-        """Returns the reply to a serialised InspectRequest, which ``write`` converts; None leaves it as it is."""
+        """Returns the reply to a serialised InspectRequest, in the form ``media_type``."""
+        if media_type == EVENTS:
+            return await streamed(self._servicer, request, data, verb, call)
         running: Any = self._servicer.call("Inspect", data, call)  # None is a stream's alone
         del data
-        if write is None:
+        if media_type == BINARY:
             return Response(await unless_gone(request, running), media_type=media_type)
+        write = writer(verb, media_type)
         content = await self._servicer.convert(write, await unless_gone(request, running), call)
         return Response(content, media_type=media_type)
 

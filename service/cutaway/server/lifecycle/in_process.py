@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 import structlog
 
 from cutaway.adapter_modules import plain_names
-from cutaway.contract.errors import CutawayError
+from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire.chunks import as_message
@@ -74,7 +75,7 @@ class LocalWorker:
         self._calls.cancel(number)
 
     async def pieces(self, number: int, until: float) -> AsyncGenerator[bytes, None]:
-        """Yields the messages of a streamed reply."""
+        """Yields the messages of a streamed reply; raises ``DEADLINE_EXCEEDED`` while a pass takes too long."""
         pieces = self._worker.pieces.take(number)
         if pieces is None:  # nobody fetched them in time
             raise worker_died()
@@ -85,7 +86,11 @@ class LocalWorker:
             try:
                 part = pieces.take()
             except Empty:
-                await arrived.wait()
+                try:
+                    await within(max(0.0, until - time.time()), arrived.wait())
+                except asyncio.TimeoutError:
+                    what = "the deadline passed before the whole reply was sent"
+                    raise error(Reason.DEADLINE_EXCEEDED, what) from None
                 continue
             if part is None:
                 return

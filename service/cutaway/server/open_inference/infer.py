@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.results import ModelName
-from cutaway.contract.results.arrays import Entry, by_name, tensors
+from cutaway.contract.results.arrays import Entry, by_name, tensors, text_entries
 from cutaway.contract.tensors import Buffer, bytes_in, dtype_name
 from cutaway.contract.values import __version__
 from cutaway.contract.wire import models as wire_models
@@ -21,7 +21,16 @@ from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import children
 from cutaway.contract.wire.requests import SentTensor
 from cutaway.server.http import json_messages
-from cutaway.server.open_inference.datatypes import BYTES, NAMES, byte_strings, data_type, elements, messages, packed
+from cutaway.server.open_inference.datatypes import (
+    BYTES,
+    NAMES,
+    byte_strings,
+    data_type,
+    elements,
+    messages,
+    packed,
+    with_lengths,
+)
 from cutaway.server.rpc.servicer import Servicer, listed_models
 from cutaway.server.rpc.status import TranslatedCall
 from cutaway.v1 import capture_pb2, inspection_pb2, inspection_service_pb2, tensor_pb2
@@ -224,11 +233,13 @@ def _response(inference: Inference, reply: bytes) -> tuple[Any, list[Buffer]]:
         response.parameters[CUTAWAY].string_param = json_format.MessageToJson(message, indent=None)
     del message
     data: list[Buffer] = []
-    for name, entry in _selected(by_name(tensors(result)), [*inference.outputs]):
-        tensor = response.outputs.add(name=name, datatype=NAMES[dtype_name(entry.array)], shape=entry.array.shape)
+    for name, entry in _selected(by_name([*tensors(result), *text_entries(result)]), [*inference.outputs]):
+        is_text = entry.array.dtype.kind == "U"
+        datatype = BYTES if is_text else NAMES[dtype_name(entry.array)]
+        tensor = response.outputs.add(name=name, datatype=datatype, shape=entry.array.shape)
         if entry.attribution is not None and entry.attribution.result.checks:
             tensor.parameters[VERDICT].string_param = str(entry.attribution.result.verdict)
-        data.append(bytes_in(entry.array))
+        data.append(with_lengths([text.encode() for text in entry.array]) if is_text else bytes_in(entry.array))
     return response, data
 
 

@@ -19,7 +19,7 @@ from cutaway.contract.tensors import Buffer, from_bytes
 from cutaway.server.http import json_messages
 from cutaway.server.http.guarded import RequestBody, guarded, unless_gone
 from cutaway.server.http.json_messages import MAX_ELEMENTS, text_in_pieces
-from cutaway.server.open_inference.datatypes import BYTES, DATATYPES, messages, packed, with_lengths
+from cutaway.server.open_inference.datatypes import BYTES, DATATYPES, byte_strings, messages, packed, with_lengths
 from cutaway.server.open_inference.infer import (
     BINARY_OUTPUT,
     SIZE,
@@ -176,6 +176,8 @@ def _output(tensor: Any, raw: Buffer, as_bytes: bool) -> dict[str, Any]:
     output = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), **_parameters(tensor)}
     if as_bytes:
         return {**output, "parameters": {**output.get("parameters", {}), SIZE: len(raw)}}
+    if tensor.datatype == BYTES:
+        return {**output, "data": [bytes(text).decode() for text in byte_strings(raw)]}
     return {**output, "data": numbers(from_bytes(DATATYPES[tensor.datatype], tensor.shape, raw).ravel())}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -194,6 +194,21 @@ class Servicer:
         """
         return await self._watch.wrap(name, self._methods[name])(data, context)
 
+    async def stream(self, name: str, data: bytes, call: TranslatedCall) -> AsyncGenerator[bytes, None]:
+        """Runs the method ``name`` as `call` does, and yields its messages as fast as they are taken.
+
+        Ends the call when the generator is closed.
+        """
+        messages: asyncio.Queue[bytes] = asyncio.Queue(1)
+        call.send_by(messages.put)
+        running = asyncio.ensure_future(self.call(name, data, call))
+        try:
+            async for message in _until_done(messages, running):
+                yield message
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
     async def describe(self, model: str, context: Context) -> model_pb2.ModelDetail:
         """Returns a model that the admitted caller may call, modules included: to read a request that does not say of
         what type its inputs are.
@@ -340,6 +355,23 @@ class Servicer:
                 why = "a call without a deadline" if left is None else "a call"
                 failure.message += f"; {why} may take {timeout_s:g} s here"
             raise
+
+
+async def _until_done(messages: asyncio.Queue[bytes], running: asyncio.Future[Any]) -> AsyncIterator[bytes]:
+    """Yields what is put into ``messages`` until ``running`` is done, and raises what it raised."""
+    while True:
+        waiting = asyncio.ensure_future(messages.get())
+        try:
+            await asyncio.wait([waiting, running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()  # of no effect if it is done
+        if waiting.done():
+            yield waiting.result()
+            continue
+        while not messages.empty():
+            yield messages.get_nowait()
+        await running
+        return
 
 
 async def _write(context: Context, message: bytes) -> None:

@@ -54,20 +54,23 @@ class TranslatedCall:
     Args:
         headers: of the request, keys in lower case.
         peer: the caller's address.
-        write: sends a message of a streamed reply.
     """
 
-    def __init__(self, headers: Metadata, peer: str, write: Write | None = None) -> None:
+    def __init__(self, headers: Metadata, peer: str) -> None:
         self._headers = headers
         self._peer = peer
         self._deadline: float | None = None
-        self._write = write
+        self._write: Write | None = None
         self._trailers: Metadata = ()
         self._code: grpc.StatusCode | None = None
 
     def limit(self, timeout_s: float | None) -> None:
         """Sets how long the call may take from now on; None is the server's default."""
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def send_by(self, write: Write) -> None:
+        """Sets what sends a message of a streamed reply."""
+        self._write = write
 
     def invocation_metadata(self) -> Metadata:
         """Returns the headers."""
