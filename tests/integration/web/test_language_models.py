@@ -51,6 +51,12 @@ def steer(inspector: Inspector, start: str, end: str, module: str = BLOCK) -> No
     inspector.page.wait_for_selector(".strip button.primary")
 
 
+def rest(inspector: Inspector) -> None:
+    """Waits for the answer to the scale that was chosen last."""
+    inspector.page.wait_for_selector(".strip :text('The question has changed since.')", state="detached")
+    inspector.page.wait_for_selector(".strip button.primary")
+
+
 def vector_between(client: ca.Client, start: str, end: str) -> np.ndarray[Any, Any]:
     """What the page must compute."""
     one, other = client.inspect("gpt", [start, end], captures=ca.Capture(BLOCK, position=-1)).captures[BLOCK].output
@@ -103,9 +109,7 @@ def test_a_vector_from_one_text_to_another(writing: Inspector, client: ca.Client
         for _ in range(presses):
             writing.page.keyboard.press("ArrowRight")
         if presses:
-            writing.page.wait_for_selector(".strip :text('The question has changed since.')")
-            writing.page.wait_for_selector(".strip :text('The question has changed since.')", state="detached")
-            writing.page.wait_for_selector(".strip button.primary")
+            rest(writing)
         edit = ca.AddVector(BLOCK, vector, scale=scale, norm="match")
         expected = client.inspect("gpt", TEXT, generate=12, edits=edit, compare=True)
         texts = [each.text_content() for each in writing.page.locator(".written blockquote").all()]
@@ -119,19 +123,29 @@ def test_a_vector_from_one_text_to_another(writing: Inspector, client: ca.Client
 
 
 def test_a_slider_ends_the_text_that_is_being_written(writing: Inspector) -> None:
-    """Of two scales that are chosen one behind the other, only the last is asked to its end."""
+    """Of scales that are chosen one behind the other, only the last is asked to its end."""
     steer(writing, "the see", "see the")
     held: list[Route] = []
+    asked: list[str] = []
     failed: list[str] = []
-    writing.page.on("requestfailed", lambda request: failed.append(request.url))
+    writing.page.on("request", lambda request: asked.append(request.url))
+    writing.page.on("requestfailed", lambda request: failed.append(request.url.rpartition("/")[2]))
     writing.page.route("**/InspectStream", lambda route: route.continue_() if held else held.append(route))
     writing.page.focus(".steering input[type=range]")
     writing.page.keyboard.press("ArrowRight")
     writing.page.wait_for_selector(".strip button:text-is('Stop')")
     writing.page.keyboard.press("ArrowRight")
-    writing.page.wait_for_selector(".strip button.primary")
-    assert len(held) == 1
-    assert [url.rpartition("/")[2] for url in failed] == ["InspectStream"]
+    rest(writing)
+    assert (len(held), failed) == (1, ["InspectStream"])
+    writing.page.evaluate(
+        """() => {
+            const slider = document.querySelector(".steering input[type=range]");
+            for (slider.value of ["1.5", "2", "2.5"])
+                for (const name of ["input", "change"]) slider.dispatchEvent(new Event(name, {bubbles: true}));
+        }"""
+    )
+    rest(writing)
+    assert len([url for url in asked if url.endswith("InspectStream")]) == 3
     assert not writing.texts("main .problem")
 
 
@@ -177,6 +191,7 @@ def test_a_grid_of_patches(browser: Browser, gpt: Served, client: ca.Client) -> 
         inspector.page.wait_for_selector(".strip button.primary")
         result = client.inspect("gpt", texts, sweep=ca.Sweep("transformer.h.*", estimate=True))
         assert result.sweep_agreement is not None
+        assert result.target_values is not None
         assert f"Cosine between the two: {result.sweep_agreement[1]:.4g}" in inspector.texts(".whole .tools > span")[0]
         assert inspector.texts(".named-picture .rows li") == [*result.sweep]
         columns = [each.text_content() for each in inspector.page.locator(".named-picture .columns li").all()]
