@@ -123,7 +123,8 @@ def test_a_text_that_a_model_writes(browser: Browser, tmp_path: Path) -> None:
         shown = [quoted.text_content() for quoted in inspector.page.query_selector_all(".written blockquote")]
         assert shown == [expected.texts[0], expected.unedited_texts[0]]
         assert shown[0] != shown[1]
-        assert inspector.texts(".written figcaption") == ["6 tokens, as long as it may be"]
+        captions = inspector.texts(".written figcaption")
+        assert captions == ["With the edits: 6 tokens, as long as it may be", "Without the edits"]
         assert inspector.texts(".written .verdict") == ["✓ agrees"]
         inspector.page.click(".written summary")
         probabilities = [float(np.exp(step.log_probabilities[0])) for step in expected.generated]

@@ -1,6 +1,7 @@
 /** What was captured, and what belongs together. */
 
 import { type Captured, HookPoint } from "@cutaway/client";
+import { writes } from "../ask/ways.js";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf } from "../measures/statistics.js";
 import { axisNames, layoutOf, partsOf, placeOf, planeOf } from "../measures/layout.js";
@@ -104,9 +105,20 @@ function measureOf(plane: Part, order: Order, gradient: Part | undefined): numbe
   return order === "mean" ? found.mean : found.norm;
 }
 
-/** Returns the texts; none where no explanation has them. */
-export function tokensOf({ reply }: Exchange, row: number): readonly string[] {
-  return (
-    reply.attributions.map(({ message }) => message.tokens?.texts[row]?.tokens ?? []).find((each) => each.length) ?? []
-  );
+/**
+ * Returns the texts of the tokens that a model read: those of an explanation, or of the ids that were captured at the
+ * input of a model that writes texts, whose classes are its tokens; none where neither is known.
+ */
+export function tokensOf(asked: Exchange, row: number): readonly string[] {
+  const { model, reply } = asked;
+  const explained = reply.attributions.map(({ message }) => message.tokens?.texts[row]?.tokens ?? []);
+  const found = explained.find((each) => each.length);
+  if (found || !writes(model)) return found ?? [];
+  const [ids, mask] = ["input_ids", "attention_mask"].map((name) => {
+    const seen = reply.captured.find(
+      ({ module, point, path }) => !module && point === HookPoint.INPUT && path === name,
+    );
+    return seen && exampleOf(asked, seen.tensor, row).values;
+  });
+  return Array.from(ids ?? [], (id, at) => (mask?.[at] === 0 ? "(padding)" : (model.labels[id] ?? `#${id}`)));
 }

@@ -6,6 +6,7 @@ import { Chosen } from "./Chosen.js";
 import { History } from "./History.js";
 import { Inputs } from "./Inputs.js";
 import { Prediction } from "./Prediction.js";
+import { Scales, Steer } from "./Steering.js";
 import { Target } from "./Target.js";
 import { Writing } from "./Writing.js";
 import { Problem } from "../ui/problems.js";
@@ -50,6 +51,7 @@ export function AskView(): preact.JSX.Element | null {
             <Writing detail={detail} />
             <Problem of={["generate"]} />
           </Panel>
+          <Steer key={detail.model?.name} detail={detail} />
         </div>
         <div class="column">
           <Chosen detail={detail} />
@@ -61,6 +63,7 @@ export function AskView(): preact.JSX.Element | null {
             <p class="muted">{complete.value ? "Ask to see it." : "Give the model an input, then ask."}</p>
           )}
           <Problem except={SECTIONS} />
+          <Scales />
           {asked.value && <Prediction asked={asked.value} row={row.value} />}
         </Panel>
         <History />

@@ -4,6 +4,7 @@ import { Panel } from "../ui/parts.js";
 import { asked, history, recall } from "../state/asking.js";
 import { type Exchange, rowsOf } from "../state/exchange.js";
 import { percent } from "../ui/text.js";
+import { textOf } from "./Writing.js";
 
 /** How much of a text is shown. */
 const MOST = 40;
@@ -49,6 +50,6 @@ export function wordsOf(asked: Exchange, row = 0): string {
 /** Returns an answer about an example in a few words. */
 export function predictionText({ reply }: Exchange, row = 0): string {
   const first = reply.classes[row];
-  if (!first) return Object.keys(reply.predictions).join(", ");
+  if (!first) return textOf(reply.message, row).slice(0, 2 * MOST) || Object.keys(reply.predictions).join(", ");
   return `${first.label || `class ${first.index}`}, ${percent(first.probability)}`;
 }

@@ -2,6 +2,7 @@
 
 import { byName } from "@cutaway/client";
 import { BeforeAfter } from "../edits/BeforeAfter.js";
+import { Receipts } from "../edits/Receipts.js";
 import { Written } from "./Writing.js";
 import { percent, shapeText } from "../ui/text.js";
 import { Bars } from "../pictures/Bars.js";
@@ -17,6 +18,7 @@ export function Prediction({ asked, row }: { asked: Exchange; row: number }): pr
     return (
       <>
         <Written {...{ asked, row }} />
+        <Receipts asked={asked} />
         <Warnings asked={asked} />
       </>
     );
@@ -40,6 +42,7 @@ export function Prediction({ asked, row }: { asked: Exchange; row: number }): pr
           )}
         </figure>
       ))}
+      <Receipts asked={asked} />
       <Warnings asked={asked} />
     </>
   );

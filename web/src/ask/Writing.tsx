@@ -3,6 +3,8 @@
 import { create } from "@bufbuild/protobuf";
 import type { ModelDetail } from "@cutaway/client";
 import { FinishReason, GenerateSchema, type InspectResponse } from "@cutaway/contract/inspection_pb";
+import type { ComponentChildren, TargetedKeyboardEvent } from "preact";
+import { useState } from "preact/hooks";
 import { Checks } from "../explanations/Explanation.js";
 import { alter, draft } from "../state/asking.js";
 import { askedParts } from "../state/draft.js";
@@ -10,14 +12,12 @@ import type { Exchange } from "../state/exchange.js";
 import { NumberField } from "../ui/controls.js";
 import { percent } from "../ui/text.js";
 import { comparedIn } from "../ui/verdicts.js";
-
-/** What transformers calls the classes of models that write texts. */
-const WRITER = /(ForCausalLM|LMHeadModel|ForConditionalGeneration)$/;
+import { writes } from "./ways.js";
 
 /** Lets a person choose how many tokens the model writes, where it is one that does. */
-export function Writing({ detail: { modules } }: { detail: ModelDetail }): preact.JSX.Element | null {
+export function Writing({ detail }: { detail: ModelDetail }): preact.JSX.Element | null {
   const { generate } = askedParts(draft.value);
-  if (!generate && !WRITER.test(modules[0]?.type ?? "")) return null;
+  if (!generate && !writes(detail)) return null;
   const write = (maxNewTokens = 0): void => {
     if (maxNewTokens === 0) alter({ generate: undefined });
     else if (generate) alter({ generate: { ...generate, maxNewTokens } });
@@ -29,7 +29,7 @@ export function Writing({ detail: { modules } }: { detail: ModelDetail }): preac
 }
 
 /** The parts of a question that are about one pass, and do not go with a text. */
-const ONE_PASS = { attributions: undefined, inputGradients: undefined, target: undefined };
+const ONE_PASS = { attributions: undefined, inputGradients: undefined, target: undefined, sweep: undefined };
 
 const ENDS: Readonly<Record<FinishReason, string>> = {
   [FinishReason.UNSPECIFIED]: "still being written",
@@ -38,42 +38,85 @@ const ENDS: Readonly<Record<FinishReason, string>> = {
   [FinishReason.STOP]: "ended by a stop of the question",
 };
 
-/** Shows the text of one example, and the one without the edits of the question. */
-export function Written({ asked: { reply }, row }: { asked: Exchange; row: number }): preact.JSX.Element {
+/** Shows the text of one example, beside the one without the edits of the question. */
+export function Written({ asked, row }: { asked: Exchange; row: number }): preact.JSX.Element {
+  const { question, reply, whole } = asked;
   const { finishReasons, uneditedTexts, replay } = reply.message;
   const tokens = tokensOf(reply.message, row);
   const before = uneditedTexts[row];
+  const compares = before !== undefined || (question.compare && !whole);
   return (
-    <figure class="written">
-      <blockquote>
-        <bdi>{textOf(reply.message, row)}</bdi>
-      </blockquote>
-      <figcaption class="muted small">
-        {tokens.length} tokens, {ENDS[finishReasons[row] ?? FinishReason.UNSPECIFIED]}
-      </figcaption>
-      {before !== undefined && (
-        <>
-          <blockquote>
-            <bdi>{before}</bdi>
-          </blockquote>
-          <p class="muted small">without the edits</p>
-        </>
-      )}
+    <div class="written">
+      <div class={compares ? "sides" : ""}>
+        <Text tokens={tokens}>
+          {compares && "With the edits: "}
+          {tokens.length} tokens, {ENDS[finishReasons[row] ?? FinishReason.UNSPECIFIED]}
+        </Text>
+        {compares && (
+          <figure>
+            <blockquote>{before !== undefined && <bdi>{before}</bdi>}</blockquote>
+            <figcaption class="muted small">
+              Without the edits{before === undefined && ": comes after the other"}
+            </figcaption>
+          </figure>
+        )}
+      </div>
       {replay && <Checks compared={comparedIn({ checks: [replay] }, row)} />}
       <details>
         <summary>Tokens and their probabilities</summary>
         <ol class="tokens">
-          {tokens.map(({ id, text, probability }, step) => (
+          {tokens.map((token, step) => (
             <li key={step}>
-              <bdi class="piece">{text || `#${id}`}</bdi>
-              <small class="muted number">{percent(probability)}</small>
+              <bdi class="piece">{nameOf(token)}</bdi>
+              <small class="muted number">{percent(token.probability)}</small>
             </li>
           ))}
         </ol>
       </details>
+    </div>
+  );
+}
+
+type TextProps = Readonly<{ tokens: readonly Token[]; children: ComponentChildren }>;
+
+/** Shows the tokens as one text, shaded by their probabilities; a pointer or the arrow keys tell that of each. */
+function Text({ tokens, children }: TextProps): preact.JSX.Element {
+  const [last, setLast] = useState(0);
+  const at = Math.min(last, tokens.length - 1);
+  const press = (event: TargetedKeyboardEvent<HTMLElement>): void => {
+    const to = event.currentTarget.children[at + (STEPS[event.key] ?? NaN)];
+    if (!(to instanceof HTMLElement)) return;
+    to.focus();
+    event.preventDefault();
+  };
+  const told = (token: Token): string => `${nameOf(token)}: ${percent(token.probability)}`;
+  return (
+    <figure>
+      <blockquote>
+        <bdi onKeyDown={press}>
+          {tokens.map((token, index) => (
+            <span
+              key={index}
+              title={told(token)}
+              tabIndex={index === at ? 0 : -1}
+              style={{ background: `color-mix(in srgb, var(--accent) ${40 * token.probability}%, transparent)` }}
+              onFocus={() => setLast(index)}
+              onPointerEnter={() => setLast(index)}
+            >
+              {token.text}
+            </span>
+          ))}
+        </bdi>
+      </blockquote>
+      <figcaption class="muted small">
+        <span>{children}</span>
+        <output class="number">{tokens[at] && told(tokens[at])}</output>
+      </figcaption>
     </figure>
   );
 }
+
+const STEPS: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1 };
 
 /** Returns the text of one example, as far as it is written; "" if none is. */
 export function textOf(reply: InspectResponse, row: number): string {
@@ -82,8 +125,15 @@ export function textOf(reply: InspectResponse, row: number): string {
     .join("");
 }
 
+/** A token that was written. Its text is empty where a character is not complete. */
+type Token = Readonly<{ id: bigint; text: string; probability: number }>;
+
+function nameOf({ id, text }: Token): string {
+  return text || `#${id}`;
+}
+
 /** Returns the tokens of one example, which may have ended before others. */
-function tokensOf({ generated }: InspectResponse, row: number): { id: bigint; text: string; probability: number }[] {
+function tokensOf({ generated }: InspectResponse, row: number): Token[] {
   return generated.flatMap(({ tokens, texts, logProbabilities }) => {
     const id = tokens[row] ?? -1n;
     return id < 0n ? [] : [{ id, text: texts[row] ?? "", probability: Math.exp(logProbabilities[row] ?? 0) }];

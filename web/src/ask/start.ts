@@ -16,7 +16,8 @@ export function startOf(detail: ModelDetail, name: string): Draft {
   const [output] = detail.outputs;
   const differentiable = output === undefined || FLOATING.includes(output.dataType);
   const byClass = output === undefined || output.shape.length === 2;
-  const floating = differentiable && detail.inputs.some(({ dataType }) => FLOATING.includes(dataType));
+  const required = detail.inputs.filter(({ optional }) => !optional);
+  const floating = differentiable && required.some(({ dataType }) => FLOATING.includes(dataType));
   const parts = detail.modules.filter((each) => each.name !== "");
   const inner = parts.filter(({ type }) => /^(Conv[123]d|Linear)$/.test(type)).map((each) => each.name);
   const last = parts.findLast(({ type }) => /^Conv2d$/.test(type))?.name;

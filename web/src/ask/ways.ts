@@ -38,6 +38,11 @@ export function tensorWaysOf(spec: InputSpec): TensorWay[] {
   return ["numbers"];
 }
 
+/** Whether a model writes texts: what transformers calls the classes of such models. */
+export function writes({ modules }: Pick<ModelDetail, "modules">): boolean {
+  return /(ForCausalLM|LMHeadModel|ForConditionalGeneration)$/.test(modules[0]?.type ?? "");
+}
+
 /** Returns the shape of one example, with 1 for an axis of any size. */
 export function oneExample(spec: InputSpec): number[] {
   return [1, ...spec.shape.slice(1).map((size) => Math.max(1, Number(size)))];

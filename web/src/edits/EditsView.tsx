@@ -5,6 +5,7 @@ import { BeforeAfter } from "./BeforeAfter.js";
 import { axesOf, editOf, placesOf, placeText, unchanged, type Verb, VERBS, type EditDraft } from "./edit.js";
 import { movedText } from "./downstream.js";
 import { downstream, follow, tried, wanted } from "./live.js";
+import { Sweeping } from "./Sweeping.js";
 import { Button, NumberField, Select, Slider } from "../ui/controls.js";
 import { Panel } from "../ui/parts.js";
 import { Bars } from "../pictures/Bars.js";
@@ -16,7 +17,7 @@ import { go } from "../state/route.js";
 import "./edits.css";
 
 /** Shows the change beside what it does; each part is drawn anew for itself, since a slider moves fast. */
-export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
+export function EditsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
   useEffect(follow, []);
   return (
     <div class="edits">
@@ -28,6 +29,9 @@ export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
       </Panel>
       <Panel id="downstream" title="What it did downstream">
         <Downstream asked={asked} />
+      </Panel>
+      <Panel id="carries" title="What carries the answer?" kind="whole">
+        <Sweeping {...{ asked, row, ask }} />
       </Panel>
     </div>
   );

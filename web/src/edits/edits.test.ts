@@ -1,11 +1,14 @@
 /** Changes as edits of the contract, and what they do downstream. */
 
-import { create, toJson } from "@bufbuild/protobuf";
-import { type Captured, HookPoint, type Inspection, tensor } from "@cutaway/client";
+import { create, type MessageInitShape, toJson } from "@bufbuild/protobuf";
+import { type Captured, HookPoint, type Inspection, tensor, toMessage } from "@cutaway/client";
 import { EditSchema } from "@cutaway/contract/edit_pb";
+import { InspectResponseSchema, type SweepSchema } from "@cutaway/contract/inspection_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { changesBetween, layersBelow, movedText, relativeChange } from "./downstream.js";
+import type { Exchange } from "../state/exchange.js";
+import { gridsOf } from "./sweep.js";
 import { axesOf, editOf, editText, placesOf, placeText, type EditDraft } from "./edit.js";
 
 const inspection = (captured: readonly Captured[]): Inspection => ({ captured }) as unknown as Inspection;
@@ -67,6 +70,37 @@ describe("edits", () => {
     expect(axesOf(asked, { address: "silent" })).toEqual([]);
     const cut = { ...asked, question: { ...asked.question, captures: [{ slices: [{ axis: 1 }] }] } };
     expect(placesOf(cut).map(placeText)).toEqual(["conv1"]);
+  });
+});
+
+describe("sweeps", () => {
+  const values = (name: string, ...numbers: number[]): object => {
+    return { name, tensor: toMessage(tensor(Float64Array.from(numbers), [2, numbers.length / 2])) };
+  };
+  const message = create(InspectResponseSchema, {
+    predictions: { targetValues: [1, 2] },
+    sweep: [values("a", 1, 1, 2, 2.5), values("wide", 1, 1, 1, 2, 3, 4), values("b", 1, 1, 4, 0)],
+    sweepEstimates: [values("a", 0, 0, 5, 6)],
+  });
+  const swept = (sweep: MessageInitShape<typeof SweepSchema>): Exchange => {
+    const reply = { ...inspection([]), message, predictions: {}, classes: [], attributions: [] };
+    return {
+      model: create(ModelDetailSchema),
+      question: { model: "m", inputs: ["x", "y"], sweep },
+      reply,
+    } as unknown as Exchange;
+  };
+
+  it("are what each patch adds to the target, in grids of as many places", () => {
+    expect(gridsOf(swept({}), 1, false)).toEqual([
+      { modules: ["a", "b"], places: ["0", "1"], values: Float64Array.of(0, 0.5, 2, -2) },
+      { modules: ["wide"], places: ["0", "1", "2"], values: Float64Array.of(0, 1, 2) },
+    ]);
+    expect(gridsOf(swept({}), 1, true)).toMatchObject([{ values: Float64Array.of(3, 4) }]);
+  });
+
+  it("name the places that were asked for", () => {
+    expect(gridsOf(swept({ places: [7n, -1n], axis: 2 }), 0, true)).toMatchObject([{ places: ["7", "-1"] }]);
   });
 });
 

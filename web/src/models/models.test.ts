@@ -4,7 +4,7 @@ import { create } from "@bufbuild/protobuf";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
 import { HookPoint } from "@cutaway/client";
-import { capturing, leavesOf, requestAt, spread } from "./places.js";
+import { blocksOf, capturing, leavesOf, requestAt, spread } from "./places.js";
 import { allIn, foldedAtFirst, matches, ran, shownRows, treeOf } from "./tree.js";
 
 const DETAIL = create(ModelDetailSchema, {
@@ -108,6 +108,13 @@ describe("leaves", () => {
     expect([...steps].sort()).toEqual([39, 40]);
     expect(spread(layers.slice(0, 5), 128)).toEqual([0, 1, 2, 3, 4]);
     expect(spread(layers, 1)).toEqual([0]);
+  });
+
+  it("in the outermost list of several are the blocks", () => {
+    const named = (...all: string[]): string[] =>
+      blocksOf(create(ModelDetailSchema, { modules: all.map((name) => ({ name })) }));
+    expect(named("", "h", "h.0", "h.0.experts.0", "h.0.experts.1", "h.1", "h.1.mlp")).toEqual(["h.0", "h.1"]);
+    expect(named("", "only.0", "fc1")).toEqual([]);
   });
 
   it("are captured once", () => {

@@ -42,6 +42,15 @@ export function leavesOf({ modules }: Pick<ModelDetail, "modules">): Module[] {
   return leaves.length ? leaves : known.slice(0, 1);
 }
 
+/** Returns the modules of the outermost list of several, such as the blocks of a transformer; none where there is no list. */
+export function blocksOf({ modules }: Pick<ModelDetail, "modules">): string[] {
+  const depth = (name: string): number => name.split(".").length;
+  const names = modules.map(({ name }) => name);
+  const [second] = names.filter((name) => name.endsWith(".1")).sort((one, other) => depth(one) - depth(other));
+  const list = second?.slice(0, -1);
+  return list ? names.filter((name) => name.startsWith(list) && /^\d+$/.test(name.slice(list.length))) : [];
+}
+
 /** Returns `most` of `all` at most, evenly chosen from the first to the last: what is deep is not left out. */
 export function spread<Item>(all: readonly Item[], most: number): Item[] {
   if (all.length <= most) return [...all];

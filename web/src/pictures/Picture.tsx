@@ -1,6 +1,6 @@
 /** Numbers as a picture, a pixel each, with what its colours mean; a pointer or the arrow keys tell the number at a place. */
 
-import { useMemo, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Button } from "../ui/controls.js";
 import { Canvas, type OnPoint } from "./Canvas.js";
 import { pixelsOf, scaleOf, type Pixels, type Scale } from "./colours.js";
@@ -21,6 +21,8 @@ interface PictureProps {
   readonly opacity?: number;
   /** What a row or a column is called. */
   readonly nameOf?: ((x: number, y: number) => string) | undefined;
+  /** Texts beside the rows and above the columns: with them, a picture that is too large is scrolled in its frame. */
+  readonly names?: { readonly rows: readonly string[]; readonly columns: readonly string[] };
   /** Takes the place that a person clicks, or where the Enter key is pressed. */
   readonly onChoose?: (x: number, y: number) => void;
   /** Takes each number that a pressed pointer passes, or where the space bar is pressed. */
@@ -40,9 +42,11 @@ const STEPS: Record<string, number[]> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0]
 /** Shows the picture with crisp pixels. */
 export function Picture(props: PictureProps): preact.JSX.Element {
   const { label, values, width, pixels, under, opacity = 1 } = props;
-  const { nameOf = (x, y) => `row ${y}, column ${x}`, onChoose, onPaint, rowHeight } = props;
+  const { nameOf = (x, y) => `row ${y}, column ${x}`, names, onChoose, onPaint, rowHeight } = props;
   const frame = useRef<HTMLDivElement>(null);
+  const mark = useRef<HTMLElement>(null);
   const [last, setLast] = useState(0);
+  useLayoutEffect(() => mark.current?.scrollIntoView({ block: "nearest", inline: "nearest" }), [last]); // while keys move it
   const height = Math.ceil(values.length / Math.max(1, width));
   const [columns, rows] = [Math.max(width, under?.width ?? 0), Math.max(height, under?.height ?? 0)];
   if (height < 1 || Math.max(width, height) > MOST_PIXELS)
@@ -81,25 +85,50 @@ export function Picture(props: PictureProps): preact.JSX.Element {
     : { width: `${columns * scale}px`, aspectRatio: `${columns} / ${rows}` };
   const part = (count: number, of: number): string => `${(100 * count) / of}%`;
   const place = { left: part(x, width), top: part(y, height), width: part(1, width), height: part(1, height) };
+  const drawn = (
+    <div class="frame" ref={frame} style={size}>
+      {under && <Canvas {...under} aria-hidden="true" />}
+      <Canvas
+        {...{ width, height, pixels }}
+        style={{ opacity }}
+        role={onPaint || onChoose ? "application" : "img"}
+        tabIndex={0}
+        aria-label={`${label}, ${height} by ${width}. ${keys}`}
+        onPoint={point}
+        onClick={() => onChoose?.(x, y)}
+        onKeyDown={press}
+      />
+      <i ref={mark} style={place} />
+    </div>
+  );
   return (
     <div class="picture savable">
-      <div class="frame" ref={frame} style={size}>
-        {under && <Canvas {...under} aria-hidden="true" />}
-        <Canvas
-          {...{ width, height, pixels }}
-          style={{ opacity }}
-          role={onPaint || onChoose ? "application" : "img"}
-          tabIndex={0}
-          aria-label={`${label}, ${height} by ${width}. ${keys}`}
-          onPoint={point}
-          onClick={() => onChoose?.(x, y)}
-          onKeyDown={press}
-        />
-        <i style={place} />
-      </div>
+      {names ? (
+        <div class="named-picture small" style={{ "--columns": width }}>
+          <span class="corner" />
+          <Names of={names.columns} kind="columns" />
+          <Names of={names.rows} kind="rows" />
+          {drawn}
+        </div>
+      ) : (
+        drawn
+      )}
       <Button class="save quiet small" title="Save the picture" text="PNG" onClick={saved} />
       <output class="small muted number">{`${nameOf(x, y)}: ${short(values[at] ?? Number.NaN)}`}</output>
     </div>
+  );
+}
+
+/** Texts along a side of a picture; the place that is pointed at is told with its texts below the picture. */
+function Names({ of, kind }: { of: readonly string[]; kind: string }): preact.JSX.Element {
+  return (
+    <ol class={kind} aria-hidden="true">
+      {of.map((name, index) => (
+        <li key={index} title={name}>
+          <bdi>{name}</bdi>
+        </li>
+      ))}
+    </ol>
   );
 }
 
@@ -120,7 +149,9 @@ const MOST_HEIGHT = 960;
 export function HeatMap({ values, signed = false, ...shown }: HeatMapProps): preact.JSX.Element {
   const scale = useMemo(() => scaleOf(values, signed), [values, signed]);
   const pixels = useMemo(() => pixelsOf(values, scale), [values, scale]);
-  const rowHeight = Math.min(ROW_HEIGHT, (MOST_HEIGHT * shown.width) / Math.max(1, values.length));
+  const rowHeight = shown.names
+    ? ROW_HEIGHT
+    : Math.min(ROW_HEIGHT, (MOST_HEIGHT * shown.width) / Math.max(1, values.length));
   return (
     <>
       <Legend scale={scale} />

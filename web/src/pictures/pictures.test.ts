@@ -2,7 +2,7 @@
 
 import { describe, expect, it } from "vitest";
 import { GREY, imageOf, pixelsOf, scaleOf } from "./colours.js";
-import { exact, short, signed } from "../ui/text.js";
+import { exact, rangesText, short, signed } from "../ui/text.js";
 
 /** The ends of viridis, and the ends and the middle of red to blue. */
 const [DARK, BRIGHT] = [[68, 1, 84], [253, 231, 37]] as const; // prettier-ignore
@@ -48,6 +48,10 @@ describe("images", () => {
 });
 
 describe("numbers", () => {
+  it("in a run are told by its ends", () => {
+    expect([[], [3], [0, 1, 2], [0, 2, 3, 7]].map(rangesText)).toEqual(["", "3", "0 to 2", "0, 2 to 3, 7"]);
+  });
+
   it("are short", () => {
     expect([0, -1.23456, 1e-5, 12345678.5, 50256, Number.NaN, -Infinity].map((each) => short(each))).toEqual([
       ...["0", "−1.235", "1.00e−5", "1.23e+7", "50256", "NaN", "−∞"],

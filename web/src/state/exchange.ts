@@ -44,7 +44,8 @@ export function rowsOf({ question, reply: { classes, predictions } }: Exchange):
 /** Returns what was captured at outputs, as far as the question left it whole. */
 export function wholeOutputs({ question, reply }: Pick<Exchange, "question" | "reply">): Captured[] {
   const whole = askedParts(question).captures.every(
-    ({ reduction, slices, call }) => reduction === undefined && slices.length === 0 && call === undefined,
+    ({ reduction, slices, call, token, heads }) =>
+      reduction === undefined && !slices.length && call === undefined && token.case === undefined && !heads.length,
   );
   return whole ? reply.captured.filter(({ point }) => point === HookPoint.OUTPUT) : [];
 }

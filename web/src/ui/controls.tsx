@@ -126,10 +126,18 @@ export function NumberField({ label, value, empty, onChange, ...range }: NumberP
 }
 
 type SliderProps = Required<Omit<Range, "whole">> &
-  Readonly<{ label: ComponentChildren; value: number; step: number; kind?: string; onChange: (value: number) => void }>;
+  Readonly<{
+    label: ComponentChildren;
+    value: number;
+    step: number;
+    kind?: string;
+    onChange: (value: number) => void;
+    onDone?: () => void;
+  }>;
 
-/** A number that a person slides; each position on the way is told. `kind` is a further class. */
-export function Slider({ label, value, least, most, step, kind = "", onChange }: SliderProps): preact.JSX.Element {
+/** A number that a person slides; each position on the way is told, and that it was let go. `kind` is a further class. */
+export function Slider(props: SliderProps): preact.JSX.Element {
+  const { label, value, least, most, step, kind = "", onChange, onDone } = props;
   return (
     <label class={`slider ${kind}`}>
       {label}
@@ -137,6 +145,7 @@ export function Slider({ label, value, least, most, step, kind = "", onChange }:
         type="range"
         {...{ min: least, max: most, step, value }}
         onInput={({ currentTarget }) => onChange(currentTarget.valueAsNumber)}
+        onChange={onDone}
       />
     </label>
   );

@@ -44,3 +44,10 @@ export function percent(probability: number): string {
 export function inSnakeCase(field: string): string {
   return field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 }
+
+/** Returns whole numbers in their order, with runs in brief: `0 to 4, 7`. */
+export function rangesText(numbers: readonly number[]): string {
+  const starts = numbers.filter((each, at) => numbers[at - 1] !== each - 1);
+  const ends = numbers.filter((each, at) => numbers[at + 1] !== each + 1);
+  return starts.map((start, at) => (start === ends[at] ? `${start}` : `${start} to ${ends[at]}`)).join(", ");
+}
