@@ -1,4 +1,4 @@
-"""Trains a small model, serves it and looks inside: ``python -m examples.demo``, from the repository's root.
+"""Trains two small models, serves them and looks inside: ``python -m examples.demo``, from the repository's root.
 
 The server is started as a user would start it, over TorchServe and then, for comparison, in one process. The
 picture, the model store and the servers' logs are in ``build/demo``. The exit status is 0 only if every server
@@ -33,6 +33,7 @@ from cutaway.views import plots, tables
 from examples.digits.data import Examples, as_png, held_out, training
 from examples.digits.package import package_trained
 from examples.digits.train import train_and_save
+from examples.letters.package import package_letters
 
 BUILD = Path("build/demo")
 STORE = BUILD / "model_store"
@@ -60,6 +61,9 @@ ATTRIBUTIONS = (
 CHANNELS = 32
 """Of conv2."""
 
+BLOCK = "transformer.h.1"
+"""Where the language model is steered."""
+
 _SERVE = ("serve", "--model-store", str(STORE), "--address", "127.0.0.1:0")
 _READY = re.compile(r"^ready: (\S+)\n", re.MULTILINE)
 _START_TIMEOUT_S = 240.0
@@ -86,7 +90,7 @@ def main() -> None:
 
 def demo(digit: Examples) -> int:
     """The whole of it, about one digit; returns the exit status."""
-    make_model()
+    make_models()
     result = ask_server(digit, name="TorchServe")
     show(result, digit)
     plots.save(result, PICTURE, {"image": digit.images})
@@ -105,9 +109,9 @@ def say_what_is_next() -> None:
     console.print("The first starts a server that stays. Open http://127.0.0.1:8080/ then: the page shows its insides.")
 
 
-def make_model() -> None:
-    """Train the digits network and put it into the model store."""
-    _headline("A model")
+def make_models() -> None:
+    """Train the digits network and the language model, and put them into the model store."""
+    _headline("Two models")
     STORE.mkdir(parents=True, exist_ok=True)
     weights = BUILD / "digits.safetensors"
     start = time.perf_counter()
@@ -117,6 +121,12 @@ def make_model() -> None:
         f"reads {accuracy:.1%} of {len(held_out().labels)} others right"
     )
     console.print(f"packaged as {package_trained(weights, STORE)}")
+    start = time.perf_counter()
+    loss, archive = package_letters(STORE)
+    console.print(
+        f"trained a language model on this project's documents in {time.perf_counter() - start:.0f} s; its loss is "
+        f"{loss:.2f} a letter\npackaged as {archive}"
+    )
 
 
 def ask_server(digit: Examples, *options: str, name: str) -> ca.InspectResult:
@@ -134,6 +144,7 @@ def ask_server(digit: Examples, *options: str, name: str) -> ca.InspectResult:
             if not options:
                 console.print("", what_if(client, digit))
                 console.print("", *caught(client, digit), sep="\n")
+                console.print("", *steered(client), "", *caught_again(client), sep="\n")
     return result
 
 
@@ -161,6 +172,39 @@ def caught(client: ca.Client, digit: Examples) -> list[Text]:
         Text("A wrong explanation, caught: Captum's DeepLIFT of this network", style="italic"),
         Text.assemble(tables.verdict_text(check.verdict), f" ({check.cause}): {check.reason}"),
         Text(f"its sum is off by {total.max_relative_error:.1%} of all that it attributes"),
+    ]
+
+
+def steered(client: ca.Client) -> list[Text]:
+    """What the language model writes, and what it writes if a vector is added in each step: towards capital letters."""
+    capitals, small = "THE SERVER READS THE TEXT", "the server reads the text"
+    seen = client.inspect("letters", [capitals, small], captures=ca.Capture(BLOCK, position=-1)).captures[BLOCK].output
+    edit = ca.AddVector(BLOCK, seen[0] - seen[1], scale=1.0, norm="match")
+    result = client.inspect(
+        "letters", "The server ", generate=ca.Generate(60, temperature=0.5), seed=1, edits=edit, compare=True
+    )
+    (receipt,), verdict = result.receipts, result.replay.verdict if result.replay else ca.Verdict.INCONCLUSIVE
+    return [
+        Text("A language model, steered: it goes on from 'The server '", style="italic"),
+        Text(f"as it is: {result.unedited_texts[0]!r}"),
+        Text(f"towards capitals: {result.texts[0]!r}"),
+        Text.assemble(
+            tables.verdict_text(verdict),
+            f": one pass over the whole text gives the same; the edit ran in {len(receipt.steps)} steps",
+        ),
+    ]
+
+
+def caught_again(client: ca.Client) -> list[Text]:
+    """Captum's LLMAttribution of this very language model, as it is by default: wrong, and found out."""
+    text = ca.SequenceLogProbability(("reads",))
+    asked = ca.FeatureAblation(llm_attribution=ca.LLMAttribution())
+    (answer,) = client.inspect("letters", "The server ", target=text, attributions=asked).attributions
+    (check,) = answer.checks
+    return [
+        Text("A wrong explanation, caught: why would it write 'reads'? Captum's LLMAttribution", style="italic"),
+        Text.assemble(tables.verdict_text(check.verdict), f" ({check.cause}): {check.reason}"),
+        Text(f"its values are off by {check.max_relative_error:.0%} of the largest"),
     ]
 
 

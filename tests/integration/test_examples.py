@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import cutaway as ca
+from cutaway.adapters.causal_lm import CausalLMAdapter
 from cutaway.gateway import serve
 from cutaway.server.archive import reader
 from cutaway.server.worker.worker import Worker
@@ -18,6 +19,7 @@ from examples import demo
 from examples.digits import train
 from examples.digits.data import Examples, as_png, held_out, training
 from examples.digits.digits_adapter import Digits, DigitsCNN
+from examples.letters import train as letters
 from examples.sentences.package import model_directory
 from examples.sentences.sentences_adapter import Sentences
 from tests.support.digits import WEIGHTS, network, package_digits
@@ -203,6 +205,19 @@ def test_the_demo_ends_well_only_if_all_is_well(result: ca.InspectResult, capsys
     doubted = replace(first.checks[0], verdict=ca.Verdict.DISAGREES, reason="do not rely on it")
     assert demo.conclude(replace(result, attributions=(replace(first, checks=(doubted,)), *rest)), result) == 1
     assert "disagrees Saliency: do not rely on it" in capsys.readouterr().out
+
+
+def test_the_demo_steers_a_language_model_and_proves_it(tmp_path: Path) -> None:
+    """Also where it has learned nothing: the text changes, one pass gives the same; Captum's class has a verdict."""
+    letters.train_and_save(tmp_path, steps=2)
+    adapter = CausalLMAdapter(directory=tmp_path)
+    with serve({"letters": adapter}) as server, ca.Client(server.address) as client:
+        _, plain, steered, proof = demo.steered(client)
+        _, verdict, _ = demo.caught_again(client)
+    assert plain.plain.split(": ", 1)[1] != steered.plain.split(": ", 1)[1]
+    assert proof.plain.startswith("AGREES")
+    assert "in 60 steps" in proof.plain
+    assert "use_cached_outputs" in verdict.plain
 
 
 def test_the_demo_draws_digits() -> None:

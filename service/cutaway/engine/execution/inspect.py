@@ -35,11 +35,7 @@ from cutaway.engine.execution.collect import (
     with_attributions,
     with_known_axes,
 )
-from cutaway.engine.execution.fitting import (
-    attribution_too_large,
-    in_passes_that_fit,
-    with_smaller_passes,
-)
+from cutaway.engine.execution.fitting import attribution_too_large, in_passes_that_fit, with_smaller_passes
 from cutaway.engine.execution.generation import Tell, generate
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
