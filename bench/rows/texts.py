@@ -14,7 +14,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import cutaway as ca
-from bench import servers
+from bench import environments, servers
 from bench.pipe import CannotRun, Pipe
 from bench.row import Bench, Found, Row
 from bench.rows.inside import timed
@@ -38,6 +38,7 @@ def table() -> Iterator[Row]:
     inside = f"{what}, {TOKENS} tokens, steered, 12 blocks captured"
     callers = f"{what}, {TOKENS} tokens, with replay: {WRITERS} callers one after another / together"
     yield Row("text_lone", f"{inside}: seconds / `generate` with hooks by hand", False, 1.15, lone)
+    yield Row("text_nnsight", f"{inside}: seconds / nnsight 0.8's generation with the same", False, 1, nnsight)
     yield Row("text_captures", f"{what}, {TOKENS} tokens: with captures of 12 blocks / without", False, 1.3, captures)
     yield Row("text_replay", f"{what}, {LONG} tokens: with replay / without", False, 1.3, replay)
     yield Row("text_together", callers, True, 4, together)
@@ -45,19 +46,34 @@ def table() -> Iterator[Row]:
 
 def lone(bench: Bench) -> Found:
     """Measures a lone caller against `generate` with the same hooks by hand; both write the same tokens."""
-    asked = {"prompt": _PROMPT[0].tolist(), "vector": _VECTOR.tolist(), "block": BLOCK, "tokens": TOKENS}
     with _served(bench) as (client, directory), Pipe("bench.peers.texts", str(directory), variables=WAITING) as hand:
-        ours, theirs = _written(client, TOKENS, check="off", **_INSIDE), hand.ask(asked)["tokens"]
-        if ours != theirs:
-            raise CannotRun(f"the two write other tokens: {ours} and {theirs}")
-        return over(
-            {
-                "ours": lambda: timed(lambda: _written(client, TOKENS, check="off", **_INSIDE)),
-                "by hand": lambda: float(hand.ask(asked)["seconds"]),
-            },
-            bench.rounds,
-            "s",
-        )
+        return _against(bench, client, "by hand", hand)
+
+
+def nnsight(bench: Bench) -> Found:
+    """Measures a lone caller against nnsight, which runs in the process of its caller; both write the same tokens."""
+    with (
+        _served(bench) as (client, directory),
+        Pipe(
+            "bench.peers.nnsight_texts", str(directory), python=environments.python("nnsight"), variables=WAITING
+        ) as theirs,
+    ):
+        return _against(bench, client, "nnsight", theirs)
+
+
+def _against(bench: Bench, client: ca.Client, name: str, peer: Pipe) -> Found:
+    asked = {"prompt": _PROMPT[0].tolist(), "vector": _VECTOR.tolist(), "block": BLOCK, "tokens": TOKENS}
+    ours, theirs = _written(client, TOKENS, check="off", **_INSIDE), peer.ask(asked)["tokens"]
+    if ours != theirs:
+        raise CannotRun(f"the two write other tokens: {ours} and {theirs}")
+    return over(
+        {
+            "ours": lambda: timed(lambda: _written(client, TOKENS, check="off", **_INSIDE)),
+            name: lambda: float(peer.ask(asked)["seconds"]),
+        },
+        bench.rounds,
+        "s",
+    )
 
 
 def captures(bench: Bench) -> Found:
