@@ -48,7 +48,8 @@ from cutaway.client.trust import Tls, is_loopback, make_trust
 from cutaway.contract.addresses import UNIX, check_target
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Argument, CheckMode, InspectRequest
-from cutaway.contract.results import ModelName, Progress
+from cutaway.contract.results import InspectResult, ModelName, Progress
+from cutaway.contract.results.arrays import tensors
 from cutaway.views.inspection import Inspection
 from cutaway.views.progress import bar
 
@@ -56,7 +57,11 @@ from cutaway.views.progress import bar
 # Before the first one, the client requests an estimate, unless the request is too small for a large reply.
 
 LARGE_BYTES = 1 << 20
-"""The size above which a streamed reply is faster than one message."""
+"""The size above which a streamed reply of few tensors is faster than one message."""
+
+_TENSOR_BYTES, _MOST_BYTES = 1 << 18, 1 << 24
+"""What a message of a stream costs, in bytes: each tensor has one of its own. From the second size on, replies are
+streamed, since one message may not hold them."""
 
 _SMALL_REQUEST_BYTES = LARGE_BYTES // 16
 """The size of a request up to which an estimate costs more than it saves.
@@ -82,8 +87,10 @@ class ReplySizes:
         sent = sum(array.nbytes for array in request.tensors.values()) + sum(len(raw.data) for raw in request.raw)
         return sent > _SMALL_REQUEST_BYTES and _signature(request) not in self._bytes
 
-    def note(self, request: InspectRequest, reply_bytes: int) -> None:
-        """Remembers the size of the reply to ``request``, or its estimate."""
+    def note(self, request: InspectRequest, reply_bytes: int, result: InspectResult | None = None) -> None:
+        """Remembers the size of the reply to ``request``, or its estimate; of a ``result`` of many tensors less."""
+        if result is not None and LARGE_BYTES < reply_bytes < _MOST_BYTES:
+            reply_bytes -= _TENSOR_BYTES * sum(1 for _ in tensors(result))
         self._bytes[_signature(request)] = reply_bytes / _examples(request)
         while len(self._bytes) > _MAX_REMEMBERED:
             self._bytes.popitem(last=False)
@@ -381,16 +388,17 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             call = self._transport.inspect(request)
             try:
                 reply = yield self._send(call, timeout)
+                result = call.read(reply)
                 if not request.dry_run:
-                    self._sizes.note(request, len(reply))
-                return Inspection.of(call.read(reply), request)
+                    self._sizes.note(request, len(reply), result)
+                return Inspection.of(result, request)
             except CutawayError as failure:
                 if stream is not None or not exceeds_one_message(failure):
                     raise
         streamed = self._stream(request, max(deadline - time.monotonic(), 0.0), in_parts=False)
-        result: Inspection = yield streamed.result()
-        self._sizes.note(request, streamed.reply_bytes)
-        return result
+        inspection: Inspection = yield streamed.result()
+        self._sizes.note(request, streamed.reply_bytes, inspection)
+        return inspection
 
     def _inspect_showing(
         self, request: InspectRequest, progress: bool | OnProgress, timeout: float | None
@@ -398,7 +406,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         with bar() if progress is True else nullcontext(progress) as on_progress:
             streamed = self._stream(request, timeout, on_progress=on_progress)
             result: Inspection = yield streamed.result()
-        self._sizes.note(request, streamed.reply_bytes)
+        self._sizes.note(request, streamed.reply_bytes, result)
         return result
 
     def _prefers_stream(self, request: InspectRequest, timeout: float | None) -> Steps[bool]:

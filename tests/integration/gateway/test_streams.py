@@ -31,7 +31,7 @@ from cutaway.client.request_builder import build_request
 from cutaway.client.transport import AsyncReplyStream, ReplyStream, read_piece
 from cutaway.contract.errors import Reason
 from cutaway.contract.requests import InspectRequest
-from cutaway.contract.results import Timings, arrays
+from cutaway.contract.results import InspectResult, Timings, arrays
 from cutaway.contract.tensors import Array
 from cutaway.contract.torchserve_messages import decode_stream_opening
 from cutaway.contract.wire import chunks, grpc_status
@@ -412,6 +412,16 @@ def test_the_way_is_chosen_by_the_size_of_earlier_replies() -> None:
     assert not seen.is_large(one)
     seen.note(one, base_client.LARGE_BYTES)
     assert [seen.is_large(each) for each in (one, two, other, text)] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(("tensors", "mebi", "is_streamed"), [(1, 4, True), (100, 4, False), (100, 20, True)])
+def test_many_small_tensors_come_in_one_message(tensors: int, mebi: int, is_streamed: bool) -> None:
+    """Each would be a message of its own in a stream; what one message may not hold is streamed all the same."""
+    seen = base_client.ReplySizes()
+    question = build_request("m", {"x": np.zeros((1, 3), np.float32)}, captures="a")
+    arrays = {f"output{number}": np.zeros((1, mebi * MEBIBYTE // tensors), np.uint8) for number in range(tensors)}
+    seen.note(question, mebi * MEBIBYTE, InspectResult(arrays))
+    assert seen.is_large(question) is is_streamed
 
 
 @pytest.mark.slow

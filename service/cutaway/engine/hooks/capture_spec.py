@@ -25,7 +25,7 @@ from cutaway.contract.requests import (
     TopElements,
 )
 from cutaway.contract.tensors import Array, as_array, too_large
-from cutaway.engine.hooks.tokens import RowTexts, token_index
+from cutaway.engine.hooks.tokens import RowTexts, of_token
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import Path, tensor_like
 
@@ -107,14 +107,14 @@ class CaptureSpec:
             return CapturedValues(tensor, row_axis=row_axis)
         with at(self.field):
             if self.position is not None:
-                tensor = tensor[token_index(self.position, tensor.shape, row_axis, texts)]
-            with at("slices"):
-                index = slice_index(self.slices, tensor.shape)
-                sliced = tensor[crossed(index, tensor.shape)] if index else tensor
-            part = CapturedValues(sliced, row_axis=row_axis)
+                tensor = of_token(tensor, self.position, row_axis, texts)
+            if self.slices:
+                with at("slices"):
+                    tensor = tensor[crossed(slice_index(self.slices, tensor.shape), tensor.shape)]
+            part = CapturedValues(tensor, row_axis=row_axis)
             if self.reduce is not None:
                 with at("reduction"):
-                    part = REDUCTIONS[type(self.reduce)](self.reduce, sliced, row_axis)
+                    part = REDUCTIONS[type(self.reduce)](self.reduce, tensor, row_axis)
         if not self.data_type or not part.values.is_floating_point():
             return part
         with at(self.type_field):

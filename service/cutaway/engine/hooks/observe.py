@@ -231,6 +231,9 @@ class _SharedSite:
             if share.padding or share.tail:
                 self._refuse_other_tokens(joint, side, asked)
             own = {path: tensor[self._place(share, tensor, call.step)] for path, tensor in asked.items()}
+            if site.only_records(side):
+                site.record(call, side, own)
+                continue
             for path, new in site.process(call, side, own, shared).items():
                 if new is not own[path]:
                     whole = results[path].clone() if results[path] is tensors[path] else results[path]
@@ -346,6 +349,8 @@ class _ModuleHooks:
             inputs += self._inputs(args, kwargs)
 
             results = self._site.process(call, OUTGOING, tensors, partial(shares_memory, others=inputs))
+            if all(results[path] is tensor for path, tensor in tensors.items()):
+                return None
             return map_leaves(output, lambda path, _: results[path])
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -93,6 +93,17 @@ def text_ranges(mask: Tensor) -> Ranges:
     return found
 
 
+def of_token(
+    tensor: Tensor, position: Position | tuple[Position, ...], row_axis: int | None, texts: RowTexts | None
+) -> Tensor:
+    """Returns token ``position`` of each row of ``tensor`` [batch, tokens, ...]; of several along axis 1. Arguments and
+    errors are those of `token_index`."""
+    is_unpadded = (texts is None or texts.ranges is None) and row_axis == 0 and tensor.ndim > 1
+    if is_unpadded and isinstance(position, int) and -tensor.shape[1] <= position < tensor.shape[1]:
+        return tensor.select(1, position)  # each step of a generation comes here: an index takes ten times as long
+    return tensor[token_index(position, tensor.shape, row_axis, texts)]
+
+
 def token_index(
     position: Position | tuple[Position, ...], shape: torch.Size, row_axis: int | None, texts: RowTexts | None
 ) -> tuple[Tensor, Tensor]:

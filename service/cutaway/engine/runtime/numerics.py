@@ -220,12 +220,17 @@ Path = str
 
 LeafChange = Callable[[Path, Tensor], Tensor]
 
+_ATOMS = frozenset({type(None), bool, int, float, str})
+"""Types without tensors inside, which most arguments of most modules have: to look into them takes longer."""
+
 
 def leaves(value: object) -> dict[Path, Tensor]:
     """Returns all tensors in ``value`` by path, in order, inside tuples, lists, dicts, dataclasses and ModelOutputs."""
     if isinstance(value, torch.Tensor):
         return {"": value}
     tensors: dict[Path, Tensor] = {}
+    if type(value) in _ATOMS:
+        return tensors
     map_leaves(value, lambda path, tensor: tensors.setdefault(path, tensor))
     return tensors
 
@@ -234,6 +239,8 @@ def map_leaves(value: Any, change: LeafChange, path: Path = "") -> Any:
     """Returns ``value`` with each tensor replaced by ``change(path, tensor)``; ``value`` itself if none changed."""
     if isinstance(value, torch.Tensor):
         return change(path, value)
+    if type(value) in _ATOMS:
+        return value
     items = [(key, item, map_leaves(item, change, path + step)) for key, step, item in _children(value)]
     if all(after is before for _, before, after in items):
         return value
@@ -268,7 +275,8 @@ def argument_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[P
     else with ``[0]`` or the keyword."""
     tensors = leaves(args[0] if _is_single(args, kwargs) else args)
     for key, value in kwargs.items():
-        tensors.update({key + path: tensor for path, tensor in leaves(value).items()})
+        if found := leaves(value):
+            tensors.update({key + path: tensor for path, tensor in found.items()})
     return tensors
 
 
