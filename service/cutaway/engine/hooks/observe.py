@@ -335,7 +335,8 @@ class _ModuleHooks:
             if self._only_records_in:
                 self._site.record(call, INCOMING, tensors)
                 return None
-            return replace_arguments(args, kwargs, self._site.process(call, INCOMING, tensors, shared=lambda _: True))
+            results = self._site.process(call, INCOMING, tensors, shared=lambda _: True)
+            return None if _are_same(results, tensors) else replace_arguments(args, kwargs, results)
 
     def _after(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Ends the call, and records and edits the module's outputs, as a forward hook that also runs after an
@@ -349,12 +350,15 @@ class _ModuleHooks:
             inputs += self._inputs(args, kwargs)
 
             results = self._site.process(call, OUTGOING, tensors, partial(shares_memory, others=inputs))
-            if all(results[path] is tensor for path, tensor in tensors.items()):
-                return None
-            return map_leaves(output, lambda path, _: results[path])
+            return None if _are_same(results, tensors) else map_leaves(output, lambda path, _: results[path])
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         return [*leaves(args).values(), *leaves(kwargs).values()] if self._needs_inputs else []
+
+
+def _are_same(results: Mapping[Path, Tensor], tensors: Mapping[Path, Tensor]) -> bool:
+    """Returns whether the model continues with the very ``tensors`` that it had."""
+    return all(results[path] is tensor for path, tensor in tensors.items())
 
 
 @contextmanager
