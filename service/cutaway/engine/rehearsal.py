@@ -28,6 +28,8 @@ from cutaway.engine.planning.plan import plan_request
 _MOST_ROWS = 16
 """The rows of a path's steps, for several rows together: more steps are tested with the caller's own."""
 
+_DEFAULT_STEPS = requests.IntegratedGradients().n_steps
+
 _NUMBERS_OF_ROWS = (2, 4, 8)
 """The numbers of rows for which tests run, besides one: a test holds for numbers up to the next power of two."""
 
@@ -81,10 +83,8 @@ def rehearsals(model: InspectedModel, example: Inputs) -> Iterator[Question]:
         for other in _of_other_lengths(model.inputs, row, powers):
             yield from (Question([attribution], other) for attribution in asked(_MOST_ROWS))
 
-    # Of a model of a billion parameters, the passes of 50 steps take minutes: those of fewer steps are ready before.
-    for n_steps in (_MOST_ROWS, requests.IntegratedGradients().n_steps):
-        yield from (Question([attribution], row) for attribution in asked(n_steps))
-    yield from at_lengths(_SHORT)
+    likeliest = [Question([one], row) for steps in (_MOST_ROWS, _DEFAULT_STEPS) for one in asked(steps)]
+    yield from sorted([*likeliest, *at_lengths(_SHORT)], key=_cost)
     yield from at_layers(_FIRST_LAYERS)
     batch = concatenated([row, *[other_rows(row)] * max(_NUMBERS_OF_ROWS)])
     for rows in _NUMBERS_OF_ROWS:
@@ -92,6 +92,13 @@ def rehearsals(model: InspectedModel, example: Inputs) -> Iterator[Question]:
         yield from (Question([attribution], several) for attribution in asked(_MOST_ROWS // rows))
     yield from at_layers(None)
     yield from at_lengths(_LONG)
+
+
+def _cost(question: Question) -> int:
+    """Returns how many elements the passes of ``question`` have, about: those of a model of a billion parameters take
+    minutes, and the cheapest are ready before."""
+    elements = sum(tensor.numel() for tensor in question.inputs.values())
+    return elements * max(getattr(attribution, "n_steps", 1) for attribution in question.attributions)
 
 
 def _of_other_lengths(specs: Sequence[InputSpec], row: Inputs, powers: Iterable[int]) -> Iterator[Inputs]:
