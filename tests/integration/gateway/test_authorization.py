@@ -169,6 +169,7 @@ NO_MODULE = {
         "ClassLabel.labels",
         "Argument.text",
         "SequenceLogProbability.texts",
+        "Target.position_text",
     ),
     *(
         "TensorInputs.by_name",
