@@ -33,10 +33,11 @@ from cutaway.views import plots, tables
 from examples.digits.data import Examples, as_png, held_out, training
 from examples.digits.package import package_trained
 from examples.digits.train import train_and_save
-from examples.letters.package import package_letters
+from examples.letters import train as letters
 
 BUILD = Path("build/demo")
 STORE = BUILD / "model_store"
+LETTERS = BUILD / "letters"
 PICTURE = BUILD / "digit.png"
 IMAGE = Path("examples/digits/seven.png")
 
@@ -64,6 +65,7 @@ CHANNELS = 32
 BLOCK = "transformer.h.1"
 """Where the language model is steered."""
 
+_PACKAGE = ("package", "letters", "--transformers", str(LETTERS), "--output", str(STORE), "--force")
 _SERVE = ("serve", "--model-store", str(STORE), "--address", "127.0.0.1:0")
 _READY = re.compile(r"^ready: (\S+)\n", re.MULTILINE)
 _START_TIMEOUT_S = 240.0
@@ -122,11 +124,13 @@ def make_models() -> None:
     )
     console.print(f"packaged as {package_trained(weights, STORE)}")
     start = time.perf_counter()
-    loss, archive = package_letters(STORE)
+    loss = letters.train_and_save(LETTERS)
     console.print(
         f"trained a language model on this project's documents in {time.perf_counter() - start:.0f} s; its loss is "
-        f"{loss:.2f} a letter\npackaged as {archive}"
+        f"{loss:.2f} a letter"
     )
+    console.print(Text(f"$ cutaway {shlex.join(_PACKAGE)}", style="cyan"), soft_wrap=True)
+    subprocess.run([sys.executable, "-m", "cutaway.cli", *_PACKAGE], check=True)
 
 
 def ask_server(digit: Examples, *options: str, name: str) -> ca.InspectResult:
