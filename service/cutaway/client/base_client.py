@@ -59,9 +59,11 @@ from cutaway.views.progress import bar
 LARGE_BYTES = 1 << 20
 """The size above which a streamed reply of few tensors is faster than one message."""
 
-_TENSOR_BYTES, _MOST_BYTES = 1 << 18, 1 << 24
-"""What a message of a stream costs, in bytes: each tensor has one of its own. From the second size on, replies are
-streamed, since one message may not hold them."""
+_TENSOR_BYTES = 1 << 18
+"""Counts for a message of a stream, which each tensor has: so many bytes take as long."""
+
+_MOST_BYTES = 1 << 24
+"""Limits replies in one message, which may not hold more."""
 
 _SMALL_REQUEST_BYTES = LARGE_BYTES // 16
 """The size of a request up to which an estimate costs more than it saves.

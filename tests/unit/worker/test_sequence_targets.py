@@ -114,6 +114,7 @@ def test_an_ablation_is_that_of_captum_without_its_cache(architecture: str, tmp_
 
 
 RIGHT = ca.LLMAttribution(use_cached_outputs=False)
+MIXED = np.array([[1, *[0] * 25]])
 WRAPPED = [
     (ca.FeatureAblation(), captum.FeatureAblation),
     (ca.ShapleyValueSampling(n_samples=2), captum.ShapleyValueSampling),
@@ -393,6 +394,17 @@ def test_captums_class_has_the_values_of_each_token(gpt2: Path, check: ca.CheckM
         assert [(each.verdict, each.reason) for each in other.checks] == [(Verdict.AGREES, "")] * len(one.checks)
 
 
+def test_a_verdict_on_captums_class_is_each_tokens_own(gpt2: Path) -> None:
+    """The first token is right, since nothing is in the cache yet; each later one has the cause."""
+    adapter = CausalLMAdapter({"dtype": "float64"}, directory=gpt2)
+    target = ca.SequenceLogProbability((" see the see",), by_token=True)
+    method = ca.FeatureAblation(llm_attribution=ca.LLMAttribution())
+    first, *later = asked(adapter, prompts(adapter, PROMPTS[2]), target=target, attributions=(method,)).attributions
+    assert (first.checks[0].verdict, first.checks[0].reason) == (Verdict.AGREES, "")
+    found = [(one.checks[0].verdict, one.checks[0].cause) for one in later]
+    assert found == [(Verdict.DISAGREES, ca.Cause.OTHER_PASSES)] * 2
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -402,6 +414,8 @@ def test_captums_class_has_the_values_of_each_token(gpt2: Path, check: ca.CheckM
             "target": ca.SequenceLogProbability((TEXTS[1],), by_token=True),
         },
         {"attributions": (ca.LayerGradientXActivation(layer="transformer.wte", llm_attribution=RIGHT),)},
+        {"attributions": (ca.FeatureAblation(inputs=("attention_mask",), llm_attribution=RIGHT),)},
+        {"attributions": (ca.FeatureAblation(baselines={"input_ids": MIXED}, llm_attribution=RIGHT),)},
         {"edits": (ca.Zero("transformer.h.0"),)},
         {"texts": PROMPTS},
     ],
@@ -410,6 +424,7 @@ def test_what_captums_class_cannot_do_is_an_error(gpt2: Path, changed: dict[str,
     adapter = CausalLMAdapter(directory=gpt2)
     request = {"target": ONE, "attributions": (ca.FeatureAblation(llm_attribution=RIGHT),), **changed}
     given = prompts(adapter, *request.pop("texts", PROMPTS[:1]))
+    given.setdefault("attention_mask", torch.ones_like(given["input_ids"]))
     with pytest.raises(InvalidArgument) as refused:
         asked(adapter, given, **request)
     found = refused.value.reason, refused.value.field

@@ -76,7 +76,7 @@ class RowTexts(NamedTuple):
 
     @property
     def written(self) -> RowTexts:
-        """Those of the text that is written, where an encoder reads another one."""
+        """Returns those of the text that is written, where an encoder reads another one."""
         return self._replace(ranges=self.ranges.written) if isinstance(self.ranges, TwoTexts) else self
 
 

@@ -52,7 +52,7 @@ def method_of(request: requests.Attribution) -> spec.Method:
     """Returns the row of ``request``, inside the class of Captum that wraps it if the request has one."""
     method = TABLE[type(request)]
     if request.llm_attribution is not None:
-        return with_llm_attribution(method, request.llm_attribution)
+        return with_llm_attribution(method)
     return method if request.noise is None else with_noise_tunnel(method, request.noise)
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -31,12 +31,12 @@ from cutaway.contract.requests import (
     ShapleyValueSampling,
 )
 from cutaway.contract.results import Cause
+from cutaway.engine.hooks.tokens import MASK
 from cutaway.engine.methods import spec
 from cutaway.engine.methods.captum_patches import with_rows_apart
 from cutaway.engine.model.inspected_model import CONTINUATION, Generation, Inputs, InspectedModel
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.folding import Fold, Folding
-from cutaway.engine.passes.pass_memory import SharedPasses
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import MissingObservation, Reference
 from cutaway.engine.runtime.numerics import EXACT, SUM
@@ -200,7 +200,7 @@ def refuse_noise(base: spec.Method, request: Attribution, inputs: Inputs, explai
 # A text behind a prompt. Captum runs the model's own forward on one prompt, and not the function that it was given.
 
 
-def with_llm_attribution(base: spec.Method, wrapper: LLMAttribution) -> spec.Method:
+def with_llm_attribution(base: spec.Method) -> spec.Method:
     """Returns the row of the table for ``base`` inside Captum's `LLMAttribution`."""
     return replace(
         base,
@@ -209,7 +209,7 @@ def with_llm_attribution(base: spec.Method, wrapper: LLMAttribution) -> spec.Met
         batchable=False,
         is_watched=False,
         reference_passes=base.reference_passes or partial(_passes, base),
-        limitation=lambda problem: problem.cache.get(LLMAttribution) if wrapper.use_cached_outputs else None,
+        limitation=_read_again,
     )
 
 
@@ -232,47 +232,66 @@ def llm_values(problem: AttributionProblem, wrapper: LLMAttribution, **options: 
     """
     if problem.target.source != CONTINUATION:
         raise _inapplicable("explains the log-probability of a text: ask target=SequenceLogProbability(text)")
-    shared = problem.shared or SharedPasses()
-    if shared.captum is None:
-        shared.captum = _attributed(problem, wrapper, **options)
-    of_text, of_tokens = shared.captum.seq_attr.unsqueeze(0), shared.captum.token_attr
+    known = _known(problem)
+    if LLMAttribution not in known:
+        known[LLMAttribution] = _attributed(problem, wrapper, **options)
+    result, _ = known[LLMAttribution]
+    of_text, of_tokens = result.seq_attr.unsqueeze(0), result.token_attr
     if problem.target.tokens is not None and of_tokens is None:
         raise _inapplicable(f"has no values by token of {type(problem.request).__name__}: leave by_token out")
     by_token: Tensor = of_text if problem.target.tokens is None else of_tokens
     return problem.target.scalars(by_token.T).unsqueeze(0)
 
 
-def _attributed(problem: AttributionProblem, wrapper: LLMAttribution, **options: Any) -> Any:
-    """Returns Captum's result for one prompt."""
+def _known(problem: AttributionProblem) -> dict[Hashable, Any]:
+    """Returns what is kept of Captum's run for all targets of a problem, which it explains at once."""
+    return problem.cache if problem.shared is None else problem.shared.known
+
+
+def _read_again(problem: AttributionProblem) -> Finding | None:
+    """Reports that Captum read the prompt again, for a target of tokens behind the first one of the text."""
+    _, reads_again = _known(problem).get(LLMAttribution, (None, False))
+    tokens = problem.target.scalars(torch.eye(problem.inputs[CONTINUATION].shape[1]))  # 1 for those of the target
+    return _READ_AGAIN if reads_again and bool(tokens[1:].any()) else None
+
+
+def _attributed(problem: AttributionProblem, wrapper: LLMAttribution, **options: Any) -> tuple[Any, bool]:
+    """Returns Captum's result for one prompt, and whether a pass read again what the cache had."""
     (prompt,), (baseline,) = problem.arguments, options.pop("baselines")
-    model, method = _Passes(problem), getattr(attr, type(problem.request).__name__)
+    model, method = _Passes(problem.model), getattr(attr, type(problem.request).__name__)
     known = SimpleNamespace(encode=lambda *_, **__: prompt, convert_ids_to_tokens=model.tokenizer.convert_ids_to_tokens)
     if masks := options.pop("feature_mask", ()):
         options["feature_mask"] = masks[0]
-    return attr.LLMAttribution(with_rows_apart(method(model)), model.tokenizer).attribute(
+    result = attr.LLMAttribution(with_rows_apart(method(model)), model.tokenizer).attribute(
         attr.TextTokenInput("", known, baselines=int(baseline[0, 0])),
         target=problem.inputs[CONTINUATION][0],
         use_cached_outputs=wrapper.use_cached_outputs,
         forward_in_tokens=wrapper.forward_in_tokens,
         **options,
     )
+    return result, model.reads_again
 
 
 class _Passes:
-    """A model of transformers as Captum calls it. Each call is a pass of the request, so that others run in between."""
+    """A model of transformers as Captum calls it. Each call is a pass of the request, so that others run in between.
 
-    def __init__(self, problem: AttributionProblem) -> None:
-        self._problem, self._model = problem, problem.model
-        self.tokenizer: Any = cast(Generation, problem.model.generate).tokenizer
+    Attributes:
+        tokenizer: its own.
+        reads_again: whether a pass read tokens of which the cache had keys and values.
+    """
+
+    def __init__(self, model: InspectedModel) -> None:
+        self._model = model
+        self.tokenizer: Any = cast(Generation, model.generate).tokenizer
+        self.reads_again = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model.module, name)
 
     def forward(self, **given: Any) -> Any:
-        """Returns what the model does; notes in the problem's cache a pass that reads what the cache has already."""
+        """Returns what the model does."""
         ids, cache = given["input_ids"], given.get("past_key_values")
-        if cache is not None and cache.get_seq_length() and ids.shape[1] > 1:
-            self._problem.cache[LLMAttribution] = _READ_AGAIN
+        self.reads_again |= cache is not None and cache.get_seq_length() > 0 and ids.shape[1] > 1
         returned: list[Any] = []
 
         def call(_: dict[str, Any]) -> Any:
@@ -282,7 +301,7 @@ class _Passes:
         try:
             self._model.run({"input_ids": ids}, call)
         except CutawayError as failure:
-            if failure.reason != Reason.MODEL_FAILED or LLMAttribution not in self._problem.cache:
+            if failure.reason != Reason.MODEL_FAILED or not self.reads_again:
                 raise
             raise spec.inapplicable(f"{_READ_AGAIN.reason}; {failure.message}") from failure
         return returned[0]
@@ -321,14 +340,12 @@ def refuse_llm_attribution(
         raise _inapplicable(f"does not take {method}, but {taken}")
     if edits:
         raise _inapplicable("runs the model as it is: leave the edits out")
-    if (rows := len(next(iter(inputs.values())))) != 1 or not all(bool(tensor.all()) for tensor in _masks(inputs)):
-        raise _inapplicable(f"explains one prompt without padding, and there are {rows}: send each in its own request")
-    if len(explained) != 1 or any(len(tensor.unique()) != 1 for tensor in baselines.values()):
-        raise _inapplicable("replaces the tokens of one input, all by the same token")
-
-
-def _masks(inputs: Inputs) -> Iterator[Tensor]:
-    return (tensor for name, tensor in inputs.items() if name == "attention_mask")
+    prompts, mask = inputs["input_ids"], inputs.get(MASK)
+    if len(prompts) != 1 or not (mask is None or bool(mask.all())):
+        what = f"explains one prompt without padding, and there are {len(prompts)}: send each in its own request"
+        raise _inapplicable(what)
+    if tuple(explained) != ("input_ids",) or len(baselines["input_ids"].unique()) != 1:
+        raise _inapplicable("replaces tokens of input_ids, all by the same one")
 
 
 def _inapplicable(what: str) -> CutawayError:

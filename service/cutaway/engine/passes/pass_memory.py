@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,12 +29,12 @@ class SharedPasses:
 
     Attributes:
         again: what one more pass at the input returned, which shows whether the model returns the same twice.
-        captum: what Captum returned for all targets at once, where its class does so.
+        known: what was computed for all targets at once.
     """
 
     def __init__(self) -> None:
         self.again: Tensor | None = None
-        self.captum: Any = None
+        self.known: dict[Hashable, Any] = {}
         self._outputs: dict[bytes, Tensor] = {}
         self._is_open = False
 
