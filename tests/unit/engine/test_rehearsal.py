@@ -141,6 +141,20 @@ def test_the_first_explanation_of_tokens(asked: Attribution) -> None:
     assert first == second
 
 
+def test_few_steps_and_tokens_are_tested_before_many() -> None:
+    """A large model has no time for all: a path of few steps, and one of a short text, come before the default's."""
+    subject = Subject(Tokens(), (InputSpec("ids", "int64", (-1, -1)), InputSpec("weight", "float32", (-1, -1))))
+    paths = [
+        (one.n_steps, question.inputs["ids"].shape[1])
+        for question in rehearsals(subject, tokens(1, seed=4, length=30))
+        for one in question.attributions
+        if isinstance(one, ca.IntegratedGradients)
+    ]
+    default = paths.index((50, 30))
+    assert {(16, 1), (16, 16), (16, 30), (16, 64)} <= {*paths[:default]}
+    assert {(16, 128), (16, 256)} <= {*paths[default:]}
+
+
 @pytest.mark.parametrize("length", [3, 20, 200, 600])
 def test_the_first_explanation_of_a_text_of_another_length(length: int) -> None:
     """A test holds for lengths up to a power of two; where the model says that a length is free, others are tested."""

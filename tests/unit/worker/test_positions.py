@@ -193,3 +193,16 @@ def test_other_models_have_no_texts() -> None:
     request = ca.InspectRequest("m", captures=(ca.Capture(".", position=" Paris"),))
     with pytest.raises(InvalidArgument, match=r"METHOD_INAPPLICABLE \[captures\[0\].position_text\]: .*by its number"):
         inspect(model, request, {"input": torch.ones(1, 3)})
+
+
+@pytest.mark.parametrize("position", [0, 2, -1, -3])
+@pytest.mark.parametrize("text", ["hooks see", "see the hooks"])
+def test_a_number_is_a_column_of_texts_without_padding(gpt2: Served, text: str, position: int) -> None:
+    """Of one length, where the token is at the same place in each row."""
+    whole, part = (
+        gpt2.ask(text, text, captures=(ca.Capture(gpt2.block, position=one),)).captures[gpt2.block].output
+        for one in (None, position)
+    )
+    np.testing.assert_array_equal(part, whole[:, position])
+    with pytest.raises(InvalidArgument, match="SLICE_RANGE"):
+        gpt2.ask(text, captures=(ca.Capture(gpt2.block, position=whole.shape[1]),))

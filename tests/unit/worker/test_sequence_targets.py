@@ -18,10 +18,11 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.adapters import load_model
 from cutaway.adapters.causal_lm import CausalLMAdapter
-from cutaway.contract.errors import CutawayError, InvalidArgument
+from cutaway.contract.errors import CutawayError, DeadlineExceeded, InvalidArgument
 from cutaway.contract.results import AttributionResult, InspectResult, Verdict
 from cutaway.engine.batching import inspect_batch
 from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.model.session import Cancellation
 from cutaway.engine.planning.plan import plan_request
 from cutaway.jobs.spec import parse_request
 from tests.support.causal_lms import ARCHITECTURES, by_hand, logits, saved
@@ -403,6 +404,19 @@ def test_a_verdict_on_captums_class_is_each_tokens_own(gpt2: Path) -> None:
     assert (first.checks[0].verdict, first.checks[0].reason) == (Verdict.AGREES, "")
     found = [(one.checks[0].verdict, one.checks[0].cause) for one in later]
     assert found == [(Verdict.DISAGREES, ca.Cause.OTHER_PASSES)] * 2
+
+
+def test_captums_class_ends_when_nobody_waits(gpt2: Path) -> None:
+    """Each of its calls of the model is a pass of the request, between two of which others run too."""
+    adapter, ran = CausalLMAdapter(directory=gpt2), list[int]()
+    model = load_model(adapter, "cpu")
+    method = ca.FeatureAblation(llm_attribution=RIGHT)
+    asked_for = ca.InspectRequest("m", target=ONE, attributions=(method,))
+    plan = plan_request(model, asked_for, prompts(adapter, PROMPTS[2]), Cancellation(hung_up=lambda: len(ran) >= 9))
+    with model.module.register_forward_hook(lambda *_: ran.append(1)):
+        (outcome,) = inspect_batch([plan])
+    assert isinstance(outcome, DeadlineExceeded)
+    assert len(ran) == 9
 
 
 @pytest.mark.parametrize(
