@@ -47,9 +47,8 @@ def generate(plan: RequestPlan, tell: Tell | None) -> results.InspectResult:
         CutawayError: the request cannot be answered.
     """
     one = _Writing(replace(plan, inputs=way_of(plan.model).aligned(plan.inputs)), tell)
-    hooks = observing(plan.model.tree, one.plan.hook_sites, one.plan.edits, batch=one.batch, recording=one.recording)
     try:
-        _write([one], one.begun(), hooks)
+        _write([one], one.begun(), one.hooks())
         main = one.main()
         with timed(one.timings, "check_ms"):
             replay = replayed(one.generated(main)) if one.is_checked else None
@@ -139,10 +138,15 @@ class _Batch:
         """Writes until all have ended, or until ``pauses`` says so behind a step."""
         for one in self.several:
             one.companions = max(one.companions, len(self.several) - 1)
-        shares, width, last = [one.share for one in self.several], self.texts.width, int(not self._way.encoder)
-        hooks = observing_together(self._model.tree, shares, self.rows, width, last, self._shapes)
         with self._model.cancelled_by(latest([one.plan.cancellation for one in self.several])):
-            _write(self.several, self.texts, hooks, pauses)
+            _write(self.several, self.texts, self._hooks(), pauses)
+
+    def _hooks(self) -> AbstractContextManager[Recording]:
+        """Returns the hooks of all; those of one whose tokens are all its own see whole tensors."""
+        if len(self.several) == 1 and not self.several[0].padding:
+            return self.several[0].hooks()
+        shares, width, last = [one.share for one in self.several], self.texts.width, int(not self._way.encoder)
+        return observing_together(self._model.tree, shares, self.rows, width, last, self._shapes)
 
     def join(self, other: _Batch) -> None:
         """Adds the requests of ``other``, which has begun, behind its own."""
@@ -232,6 +236,11 @@ class _Writing:
     def sides(self) -> tuple[int, int]:
         """The tokens of padding in front of its prompt, and behind it: those of an encoder begin together."""
         return (0, self.padding) if way_of(self.plan.model).encoder else (self.padding, 0)
+
+    def hooks(self) -> AbstractContextManager[Recording]:
+        """Returns its hooks, for passes with its rows and tokens alone."""
+        plan = self.plan
+        return observing(plan.model.tree, plan.hook_sites, plan.edits, batch=self.batch, recording=self.recording)
 
     @property
     def share(self) -> Share:
@@ -374,7 +383,7 @@ def _unedited(plan: RequestPlan, timings: results.Timings) -> Written:
     without = replace(plan, request=changed(plan.request, edits=()), edits={}, sites={})
     one = _Writing(without, None)
     with plan.model.kept_rng_state():
-        _write([one], one.begun(), observing(plan.model.tree, {}, recording=one.recording))
+        _write([one], one.begun(), one.hooks())
     one.recording.release()
     timings.forward_ms += one.timings.forward_ms
     return one.written

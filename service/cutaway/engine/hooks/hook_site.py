@@ -134,6 +134,11 @@ class HookSite:
             {p: [edit for edit in self.edits if edit[1].point is p] for p in Point} if self.edits else _NO_EDITS
         )
 
+    @property
+    def only_records_outputs(self) -> bool:
+        """Whether all that is done here is to record outputs: the inputs of the module are not looked at."""
+        return not self.edits and not self.keeps_output and set(self.specs) == {Point.OUTPUT}
+
     def edits_values(self, side: Side) -> bool:
         """Returns whether values are edited at ``side``."""
         return bool(self._edits[side.value])

@@ -198,6 +198,8 @@ class _SharedSite:
         self._open: list[list[RecordedCall | None]] = []
         self._shapes = shapes
 
+    only_records_outputs = False  # a call begins for each request by itself
+
     def needs_gradients(self, side: Side) -> bool:
         """Returns False: passes that several share have none."""
         return False
@@ -313,6 +315,7 @@ class _ModuleHooks:
         self._recording = site.recording
         self._site = site
         self._open: list[tuple[RecordedCall, list[Tensor]]] = []
+        self._only_begins = site.only_records_outputs
         # Only for gradients at an output it matters whether the output shares memory with an input.
         self._needs_inputs = site.needs_gradients(OUTGOING)
         self._only_records_in, self._only_records_out = site.only_records(INCOMING), site.only_records(OUTGOING)
@@ -323,8 +326,15 @@ class _ModuleHooks:
         The forward hook runs also if forward raises. A model may catch the error, and the next call must not continue
         the failed one's record.
         """
-        yield module.register_forward_pre_hook(self._before, with_kwargs=True)
+        if self._only_begins:
+            yield module.register_forward_pre_hook(self._begin)
+        else:
+            yield module.register_forward_pre_hook(self._before, with_kwargs=True)
         yield module.register_forward_hook(self._after, with_kwargs=True, always_call=True)
+
+    def _begin(self, _: nn.Module, _args: tuple[Any, ...]) -> None:
+        """Begins a call of which only outputs are recorded, as a forward pre-hook."""
+        self._open.append((self._recording.begin_call(self._site.name), []))
 
     def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Begins a call, and records and edits the module's arguments, as a forward pre-hook."""
