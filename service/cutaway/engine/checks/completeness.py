@@ -16,7 +16,7 @@ from cutaway.contract.requests import CheckRequest, PathAttribution
 from cutaway.contract.results import Cause, Check, RowCheck, Verdict
 from cutaway.engine.checks.model_properties import wrong_backward
 from cutaway.engine.checks.pass_summary import GradientEffects
-from cutaway.engine.methods.paths import steps_to_try
+from cutaway.engine.methods.gradients import steps_to_try
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.folding import Folding

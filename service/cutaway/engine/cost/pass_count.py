@@ -20,7 +20,7 @@ from cutaway.engine.execution.sweep import sweep_passes
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.tokens import RowTexts
 from cutaway.engine.methods.captum_call import method_of, shares_passes
-from cutaway.engine.methods.paths import max_steps, steps_to_try
+from cutaway.engine.methods.gradients import max_steps, steps_to_try
 from cutaway.engine.model.inspected_model import CONTINUATION, arguments_kind
 from cutaway.engine.passes.features import Features, cost
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution

@@ -45,7 +45,7 @@ from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import axes_first, observing
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.methods.captum_call import explain, method_of, metrics, with_shared_passes
-from cutaway.engine.methods.paths import finer_steps
+from cutaway.engine.methods.gradients import finer_steps
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, ran_out_of_memory, timed
 from cutaway.engine.passes.pass_recorder import (

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.results import MetricResult
-from cutaway.engine.methods import deeplift, gradients, lrp, neurons, paths, perturbations, spec
+from cutaway.engine.methods import deeplift, gradients, lrp, neurons, perturbations, spec
 from cutaway.engine.methods.captum_patches import quicker_captum, with_rows_apart, with_single_root
 from cutaway.engine.methods.wrappers import captum_tunnel, llm_values, with_llm_attribution, with_noise_tunnel
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
@@ -41,7 +41,7 @@ from cutaway.engine.runtime.rng import LARGEST_SEED, seeded
 
 # The table of attribution methods: a new method is a new row, in the file of its family.
 
-_FAMILIES = (gradients, paths, perturbations, neurons, deeplift, lrp)
+_FAMILIES = (gradients, perturbations, neurons, deeplift, lrp)
 
 TABLE: dict[type[requests.Attribution], spec.Method] = {
     kind: row for family in _FAMILIES for kind, row in family.ROWS.items()

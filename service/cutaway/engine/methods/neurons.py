@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
-from cutaway.engine.methods import gradients, paths, perturbations
+from cutaway.engine.methods import gradients, perturbations
 from cutaway.engine.methods.spec import Method, inapplicable, passes_at, readable_output
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.folding import whole
@@ -22,7 +22,7 @@ from cutaway.engine.references.modified_backprop import input_gradient
 from cutaway.engine.references.observation import reused_neuron_module
 from cutaway.engine.references.paths import neuron_conductance_passes, path_points, steps_per_pass
 
-_PATH = paths.ROWS[requests.IntegratedGradients]
+_PATH = gradients.ROWS[requests.IntegratedGradients]
 
 
 def neuron_selectable(problem: AttributionProblem) -> AbstractContextManager[None]:

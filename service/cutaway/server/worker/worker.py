@@ -52,6 +52,7 @@ from cutaway.server.memory import RequestMemory
 from cutaway.server.settings import Settings
 from cutaway.server.worker.call import (
     Call,
+    RequestInputs,
     WaitingPieces,
     as_failure,
     attached,
@@ -65,7 +66,6 @@ from cutaway.server.worker.call import (
     within_passes,
 )
 from cutaway.server.worker.gpus import is_lost
-from cutaway.server.worker.inputs import RequestInputs
 from cutaway.server.worker.loading import load_archived, what_fits
 from cutaway.server.worker.model_threads import Job, ModelThreads
 from cutaway.server.worker.proofs import IdleProofs, proof_file
