@@ -30,8 +30,10 @@ from cutaway.contract.requests.captures import *
 from cutaway.contract.requests.edits import *
 from cutaway.contract.requests.inspect_request import *
 from cutaway.contract.requests.perturbations import *
+from cutaway.contract.requests.quality import *
 from cutaway.contract.requests.targets import *
 from cutaway.contract.results import AttributionResult as AttributionResult
+from cutaway.contract.results import Better as Better
 from cutaway.contract.results import CapturedCall as CapturedCall
 from cutaway.contract.results import Cause as Cause
 from cutaway.contract.results import Check as Check

@@ -20,7 +20,7 @@ from cutaway.contract.requests import Capture, Edit, InspectRequest, Point
 from cutaway.contract.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
 from cutaway.contract.tensors import COMPRESSIONS, DTYPES, FLOATING, Array, dtype_name, to_bytes
 from cutaway.contract.wire import scalars
-from cutaway.contract.wire.methods import METHODS
+from cutaway.contract.wire.methods import METHODS, METRICS
 from cutaway.contract.wire.oneofs import REDUCTIONS, TARGETS
 from cutaway.v1 import tensor_pb2
 
@@ -148,6 +148,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "permutation": tuples_of(UNSIGNED_32),
     "probability_at_least": st.none() | probabilities,
     "probability_at_most": st.none() | probabilities,
+    "fraction": shares,
     "radius": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     "relative_tolerance": st.none() | finite,
     "reply_bytes": st.integers(0, UNSIGNED_64),
@@ -186,6 +187,12 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "InspectRequest.model": names,
     "InspectResult.example_axes": st.dictionaries(texts, st.none() | UNSIGNED_32, max_size=3),
     "InspectRequest.seed": st.none() | st.integers(0, 2**63 - 1),
+    "EffectiveComplexity.threshold": shares,
+    "InputInvariance.shift": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    "MetricResult.curve": st.none() | tensors(),
+    "MetricResult.random": st.none()
+    | st.lists(numbers, min_size=1, max_size=3).map(lambda row: np.array(row, np.float64)),
+    "RelativeRepresentationStability.module": names,
     "MetricResult.values": st.lists(numbers, max_size=3).map(lambda row: np.array(row, np.float64)),
     "ModuleInfo.calls": UNSIGNED_32,
     "ModuleInfo.parameters": st.integers(0, 2**63 - 1),
@@ -252,7 +259,7 @@ targets |= made(requests.Contrast, target=targets, other=targets) | made(request
 TYPES[requests.Reduction] = st.one_of([made(kind) for kind in REDUCTIONS.kinds.values()])
 TYPES[requests.Target] = targets
 TYPES[requests.LrpRule] = st.one_of([made(kind) for kind in requests.LrpRule.__subclasses__()])
-TYPES[requests.Metric] = st.one_of([made(kind) for kind in requests.Metric.__subclasses__()])
+TYPES[requests.Metric] = st.one_of([made(kind) for kind in METRICS.kinds.values()])
 FIELDS["neuron"] = made(requests.Neuron, output=st.just(""), position=st.none())
 
 

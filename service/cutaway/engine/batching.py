@@ -117,7 +117,7 @@ def _is_attributed_by_row(attribution: ResolvedAttribution) -> bool:
     return (
         method_of(request).batchable
         and request.noise is None
-        and not request.metrics
+        and not request.is_judged
         and getattr(request, "max_delta", None) is None
         and _is_by_row(request.target)
         and all(len(mask) == 1 for mask in attribution.features.numbers.values())

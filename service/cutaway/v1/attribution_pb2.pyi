@@ -58,6 +58,58 @@ QUADRATURE_RIEMANN_TRAPEZOID: Quadrature.ValueType  # 5
 """Trapezoids."""
 Global___Quadrature: _TypeAlias = Quadrature  # noqa: Y015
 
+class _Imputation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ImputationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Imputation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    IMPUTATION_UNSPECIFIED: _Imputation.ValueType  # 0
+    """Not set: BASELINE."""
+    IMPUTATION_BASELINE: _Imputation.ValueType  # 1
+    """The baseline."""
+    IMPUTATION_NOISY_LINEAR: _Imputation.ValueType  # 2
+    """Of pictures, the mean of the neighbours with some noise: ROAD, Rong et al. 2022, arXiv:2202.00449."""
+
+class Imputation(_Imputation, metaclass=_ImputationEnumTypeWrapper):
+    """What takes the place of removed features."""
+
+IMPUTATION_UNSPECIFIED: Imputation.ValueType  # 0
+"""Not set: BASELINE."""
+IMPUTATION_BASELINE: Imputation.ValueType  # 1
+"""The baseline."""
+IMPUTATION_NOISY_LINEAR: Imputation.ValueType  # 2
+"""Of pictures, the mean of the neighbours with some noise: ROAD, Rong et al. 2022, arXiv:2202.00449."""
+Global___Imputation: _TypeAlias = Imputation  # noqa: Y015
+
+class _Better:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BetterEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Better.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BETTER_UNSPECIFIED: _Better.ValueType  # 0
+    """Not set: neither."""
+    BETTER_HIGHER: _Better.ValueType  # 1
+    """Higher ones."""
+    BETTER_LOWER: _Better.ValueType  # 2
+    """Lower ones."""
+    BETTER_ZERO: _Better.ValueType  # 3
+    """Those near 0."""
+
+class Better(_Better, metaclass=_BetterEnumTypeWrapper):
+    """Which values of a metric are better."""
+
+BETTER_UNSPECIFIED: Better.ValueType  # 0
+"""Not set: neither."""
+BETTER_HIGHER: Better.ValueType  # 1
+"""Higher ones."""
+BETTER_LOWER: Better.ValueType  # 2
+"""Lower ones."""
+BETTER_ZERO: Better.ValueType  # 3
+"""Those near 0."""
+Global___Better: _TypeAlias = Better  # noqa: Y015
+
 @_typing.final
 class AttributionRequest(_message.Message):
     """Captum's methods, each with parameters of its own. Papers are cited at the method.
@@ -111,6 +163,7 @@ class AttributionRequest(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     LAYER_PATH_FIELD_NUMBER: _builtins.int
     LLM_ATTRIBUTION_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
     layer_path: _builtins.str
     """Of a layer that returns several tensors: the one that is explained, by the path that captures have, such as "[0]".
     Default: all of them.
@@ -291,6 +344,10 @@ class AttributionRequest(_message.Message):
         method itself, of which several tokens share the passes.
         """
 
+    @_builtins.property
+    def quality(self) -> Global___Quality:
+        """All quality metrics that apply to the explanation, behind those of `metrics`. Default: no more."""
+
     def __init__(
         self,
         *,
@@ -338,10 +395,11 @@ class AttributionRequest(_message.Message):
         metrics: _abc.Iterable[Global___MetricRequest] | None = ...,
         layer_path: _builtins.str = ...,
         llm_attribution: Global___LlmAttribution | None = ...,
+        quality: Global___Quality | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deconvolution", b"deconvolution", "deep_lift", b"deep_lift", "deep_lift_shap", b"deep_lift_shap", "feature_ablation", b"feature_ablation", "feature_permutation", b"feature_permutation", "gradient_shap", b"gradient_shap", "guided_backprop", b"guided_backprop", "guided_grad_cam", b"guided_grad_cam", "input_x_gradient", b"input_x_gradient", "integrated_gradients", b"integrated_gradients", "internal_influence", b"internal_influence", "kernel_shap", b"kernel_shap", "layer_activation", b"layer_activation", "layer_conductance", b"layer_conductance", "layer_deep_lift", b"layer_deep_lift", "layer_deep_lift_shap", b"layer_deep_lift_shap", "layer_feature_ablation", b"layer_feature_ablation", "layer_feature_permutation", b"layer_feature_permutation", "layer_grad_cam", b"layer_grad_cam", "layer_gradient_shap", b"layer_gradient_shap", "layer_gradient_x_activation", b"layer_gradient_x_activation", "layer_integrated_gradients", b"layer_integrated_gradients", "layer_lrp", b"layer_lrp", "lime", b"lime", "llm_attribution", b"llm_attribution", "lrp", b"lrp", "method", b"method", "neuron_conductance", b"neuron_conductance", "neuron_deconvolution", b"neuron_deconvolution", "neuron_deep_lift", b"neuron_deep_lift", "neuron_deep_lift_shap", b"neuron_deep_lift_shap", "neuron_feature_ablation", b"neuron_feature_ablation", "neuron_gradient", b"neuron_gradient", "neuron_gradient_shap", b"neuron_gradient_shap", "neuron_guided_backprop", b"neuron_guided_backprop", "neuron_integrated_gradients", b"neuron_integrated_gradients", "noise_tunnel", b"noise_tunnel", "occlusion", b"occlusion", "saliency", b"saliency", "shapley_value_sampling", b"shapley_value_sampling", "shapley_values", b"shapley_values", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deconvolution", b"deconvolution", "deep_lift", b"deep_lift", "deep_lift_shap", b"deep_lift_shap", "feature_ablation", b"feature_ablation", "feature_permutation", b"feature_permutation", "gradient_shap", b"gradient_shap", "guided_backprop", b"guided_backprop", "guided_grad_cam", b"guided_grad_cam", "input_x_gradient", b"input_x_gradient", "integrated_gradients", b"integrated_gradients", "internal_influence", b"internal_influence", "kernel_shap", b"kernel_shap", "layer_activation", b"layer_activation", "layer_conductance", b"layer_conductance", "layer_deep_lift", b"layer_deep_lift", "layer_deep_lift_shap", b"layer_deep_lift_shap", "layer_feature_ablation", b"layer_feature_ablation", "layer_feature_permutation", b"layer_feature_permutation", "layer_grad_cam", b"layer_grad_cam", "layer_gradient_shap", b"layer_gradient_shap", "layer_gradient_x_activation", b"layer_gradient_x_activation", "layer_integrated_gradients", b"layer_integrated_gradients", "layer_lrp", b"layer_lrp", "lime", b"lime", "llm_attribution", b"llm_attribution", "lrp", b"lrp", "method", b"method", "neuron_conductance", b"neuron_conductance", "neuron_deconvolution", b"neuron_deconvolution", "neuron_deep_lift", b"neuron_deep_lift", "neuron_deep_lift_shap", b"neuron_deep_lift_shap", "neuron_feature_ablation", b"neuron_feature_ablation", "neuron_gradient", b"neuron_gradient", "neuron_gradient_shap", b"neuron_gradient_shap", "neuron_guided_backprop", b"neuron_guided_backprop", "neuron_integrated_gradients", b"neuron_integrated_gradients", "noise_tunnel", b"noise_tunnel", "occlusion", b"occlusion", "quality", b"quality", "saliency", b"saliency", "shapley_value_sampling", b"shapley_value_sampling", "shapley_values", b"shapley_values", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deconvolution", b"deconvolution", "deep_lift", b"deep_lift", "deep_lift_shap", b"deep_lift_shap", "feature_ablation", b"feature_ablation", "feature_permutation", b"feature_permutation", "gradient_shap", b"gradient_shap", "guided_backprop", b"guided_backprop", "guided_grad_cam", b"guided_grad_cam", "input_x_gradient", b"input_x_gradient", "inputs", b"inputs", "integrated_gradients", b"integrated_gradients", "internal_influence", b"internal_influence", "kernel_shap", b"kernel_shap", "layer_activation", b"layer_activation", "layer_conductance", b"layer_conductance", "layer_deep_lift", b"layer_deep_lift", "layer_deep_lift_shap", b"layer_deep_lift_shap", "layer_feature_ablation", b"layer_feature_ablation", "layer_feature_permutation", b"layer_feature_permutation", "layer_grad_cam", b"layer_grad_cam", "layer_gradient_shap", b"layer_gradient_shap", "layer_gradient_x_activation", b"layer_gradient_x_activation", "layer_integrated_gradients", b"layer_integrated_gradients", "layer_lrp", b"layer_lrp", "layer_path", b"layer_path", "lime", b"lime", "llm_attribution", b"llm_attribution", "lrp", b"lrp", "method", b"method", "metrics", b"metrics", "neuron_conductance", b"neuron_conductance", "neuron_deconvolution", b"neuron_deconvolution", "neuron_deep_lift", b"neuron_deep_lift", "neuron_deep_lift_shap", b"neuron_deep_lift_shap", "neuron_feature_ablation", b"neuron_feature_ablation", "neuron_gradient", b"neuron_gradient", "neuron_gradient_shap", b"neuron_gradient_shap", "neuron_guided_backprop", b"neuron_guided_backprop", "neuron_integrated_gradients", b"neuron_integrated_gradients", "noise_tunnel", b"noise_tunnel", "occlusion", b"occlusion", "saliency", b"saliency", "shapley_value_sampling", b"shapley_value_sampling", "shapley_values", b"shapley_values", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deconvolution", b"deconvolution", "deep_lift", b"deep_lift", "deep_lift_shap", b"deep_lift_shap", "feature_ablation", b"feature_ablation", "feature_permutation", b"feature_permutation", "gradient_shap", b"gradient_shap", "guided_backprop", b"guided_backprop", "guided_grad_cam", b"guided_grad_cam", "input_x_gradient", b"input_x_gradient", "inputs", b"inputs", "integrated_gradients", b"integrated_gradients", "internal_influence", b"internal_influence", "kernel_shap", b"kernel_shap", "layer_activation", b"layer_activation", "layer_conductance", b"layer_conductance", "layer_deep_lift", b"layer_deep_lift", "layer_deep_lift_shap", b"layer_deep_lift_shap", "layer_feature_ablation", b"layer_feature_ablation", "layer_feature_permutation", b"layer_feature_permutation", "layer_grad_cam", b"layer_grad_cam", "layer_gradient_shap", b"layer_gradient_shap", "layer_gradient_x_activation", b"layer_gradient_x_activation", "layer_integrated_gradients", b"layer_integrated_gradients", "layer_lrp", b"layer_lrp", "layer_path", b"layer_path", "lime", b"lime", "llm_attribution", b"llm_attribution", "lrp", b"lrp", "method", b"method", "metrics", b"metrics", "neuron_conductance", b"neuron_conductance", "neuron_deconvolution", b"neuron_deconvolution", "neuron_deep_lift", b"neuron_deep_lift", "neuron_deep_lift_shap", b"neuron_deep_lift_shap", "neuron_feature_ablation", b"neuron_feature_ablation", "neuron_gradient", b"neuron_gradient", "neuron_gradient_shap", b"neuron_gradient_shap", "neuron_guided_backprop", b"neuron_guided_backprop", "neuron_integrated_gradients", b"neuron_integrated_gradients", "noise_tunnel", b"noise_tunnel", "occlusion", b"occlusion", "quality", b"quality", "saliency", b"saliency", "shapley_value_sampling", b"shapley_value_sampling", "shapley_values", b"shapley_values", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_method: _TypeAlias = _typing.Literal["saliency", "input_x_gradient", "integrated_gradients", "deep_lift", "deep_lift_shap", "gradient_shap", "guided_backprop", "deconvolution", "guided_grad_cam", "lrp", "feature_ablation", "feature_permutation", "occlusion", "shapley_values", "shapley_value_sampling", "kernel_shap", "lime", "layer_activation", "layer_gradient_x_activation", "layer_grad_cam", "layer_conductance", "internal_influence", "layer_integrated_gradients", "layer_deep_lift", "layer_deep_lift_shap", "layer_gradient_shap", "layer_lrp", "layer_feature_ablation", "layer_feature_permutation", "neuron_gradient", "neuron_integrated_gradients", "neuron_conductance", "neuron_deep_lift", "neuron_deep_lift_shap", "neuron_gradient_shap", "neuron_guided_backprop", "neuron_deconvolution", "neuron_feature_ablation"]  # noqa: Y015
     _WhichOneofArgType_method: _TypeAlias = _typing.Literal["method", b"method"]  # noqa: Y015
@@ -1863,6 +1921,27 @@ class MetricRequest(_message.Message):
 
     INFIDELITY_FIELD_NUMBER: _builtins.int
     SENSITIVITY_MAX_FIELD_NUMBER: _builtins.int
+    DELETION_FIELD_NUMBER: _builtins.int
+    INSERTION_FIELD_NUMBER: _builtins.int
+    SYMMETRIC_RELEVANCE_GAIN_FIELD_NUMBER: _builtins.int
+    FAITHFULNESS_CORRELATION_FIELD_NUMBER: _builtins.int
+    SUFFICIENCY_FIELD_NUMBER: _builtins.int
+    COMPREHENSIVENESS_FIELD_NUMBER: _builtins.int
+    SENSITIVITY_MEAN_FIELD_NUMBER: _builtins.int
+    LOCAL_LIPSCHITZ_FIELD_NUMBER: _builtins.int
+    RELATIVE_INPUT_STABILITY_FIELD_NUMBER: _builtins.int
+    RELATIVE_OUTPUT_STABILITY_FIELD_NUMBER: _builtins.int
+    RELATIVE_REPRESENTATION_STABILITY_FIELD_NUMBER: _builtins.int
+    PARAMETER_RANDOMISATION_FIELD_NUMBER: _builtins.int
+    RANDOMISED_COMPLEXITY_FIELD_NUMBER: _builtins.int
+    RANDOM_LOGIT_FIELD_NUMBER: _builtins.int
+    SPARSENESS_FIELD_NUMBER: _builtins.int
+    COMPLEXITY_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_COMPLEXITY_FIELD_NUMBER: _builtins.int
+    INPUT_INVARIANCE_FIELD_NUMBER: _builtins.int
+    POINTING_GAME_FIELD_NUMBER: _builtins.int
+    RELEVANCE_MASS_FIELD_NUMBER: _builtins.int
+    RELEVANCE_RANK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def infidelity(self) -> Global___Infidelity:
         """Yeh et al. 2019, arXiv:1901.09392."""
@@ -1871,21 +1950,150 @@ class MetricRequest(_message.Message):
     def sensitivity_max(self) -> Global___SensitivityMax:
         """Yeh et al. 2019, arXiv:1901.09392."""
 
+    @_builtins.property
+    def deletion(self) -> Global___Deletion:
+        """Samek et al. 2017, arXiv:1509.06321."""
+
+    @_builtins.property
+    def insertion(self) -> Global___Insertion:
+        """Petsiuk et al. 2018, arXiv:1806.07421."""
+
+    @_builtins.property
+    def symmetric_relevance_gain(self) -> Global___SymmetricRelevanceGain:
+        """Blücher et al. 2024, arXiv:2401.06654."""
+
+    @_builtins.property
+    def faithfulness_correlation(self) -> Global___FaithfulnessCorrelation:
+        """Bhatt et al. 2020, arXiv:2005.00631."""
+
+    @_builtins.property
+    def sufficiency(self) -> Global___Sufficiency:
+        """DeYoung et al. 2020, arXiv:1911.03429."""
+
+    @_builtins.property
+    def comprehensiveness(self) -> Global___Comprehensiveness:
+        """DeYoung et al. 2020, arXiv:1911.03429."""
+
+    @_builtins.property
+    def sensitivity_mean(self) -> Global___SensitivityMean:
+        """Bhatt et al. 2020, arXiv:2005.00631."""
+
+    @_builtins.property
+    def local_lipschitz(self) -> Global___LocalLipschitz:
+        """Alvarez-Melis and Jaakkola 2018, arXiv:1806.08049."""
+
+    @_builtins.property
+    def relative_input_stability(self) -> Global___RelativeInputStability:
+        """Agarwal et al. 2022, arXiv:2203.06877."""
+
+    @_builtins.property
+    def relative_output_stability(self) -> Global___RelativeOutputStability:
+        """Agarwal et al. 2022, arXiv:2203.06877."""
+
+    @_builtins.property
+    def relative_representation_stability(self) -> Global___RelativeRepresentationStability:
+        """Agarwal et al. 2022, arXiv:2203.06877."""
+
+    @_builtins.property
+    def parameter_randomisation(self) -> Global___ParameterRandomisation:
+        """Adebayo et al. 2018, arXiv:1810.03292."""
+
+    @_builtins.property
+    def randomised_complexity(self) -> Global___RandomisedComplexity:
+        """Hedström et al. 2023, arXiv:2401.06465."""
+
+    @_builtins.property
+    def random_logit(self) -> Global___RandomLogit:
+        """Sixt et al. 2020, arXiv:1912.09818."""
+
+    @_builtins.property
+    def sparseness(self) -> Global___Sparseness:
+        """Chalasani et al. 2020, arXiv:1810.06583."""
+
+    @_builtins.property
+    def complexity(self) -> Global___Complexity:
+        """Bhatt et al. 2020, arXiv:2005.00631."""
+
+    @_builtins.property
+    def effective_complexity(self) -> Global___EffectiveComplexity:
+        """Nguyen and Martínez 2020, arXiv:2007.07584."""
+
+    @_builtins.property
+    def input_invariance(self) -> Global___InputInvariance:
+        """Kindermans et al. 2017, arXiv:1711.00867."""
+
+    @_builtins.property
+    def pointing_game(self) -> Global___PointingGame:
+        """Zhang et al. 2016, arXiv:1608.00507."""
+
+    @_builtins.property
+    def relevance_mass(self) -> Global___RelevanceMass:
+        """Arras et al. 2022, arXiv:2003.07258."""
+
+    @_builtins.property
+    def relevance_rank(self) -> Global___RelevanceRank:
+        """Arras et al. 2022, arXiv:2003.07258."""
+
     def __init__(
         self,
         *,
         infidelity: Global___Infidelity | None = ...,
         sensitivity_max: Global___SensitivityMax | None = ...,
+        deletion: Global___Deletion | None = ...,
+        insertion: Global___Insertion | None = ...,
+        symmetric_relevance_gain: Global___SymmetricRelevanceGain | None = ...,
+        faithfulness_correlation: Global___FaithfulnessCorrelation | None = ...,
+        sufficiency: Global___Sufficiency | None = ...,
+        comprehensiveness: Global___Comprehensiveness | None = ...,
+        sensitivity_mean: Global___SensitivityMean | None = ...,
+        local_lipschitz: Global___LocalLipschitz | None = ...,
+        relative_input_stability: Global___RelativeInputStability | None = ...,
+        relative_output_stability: Global___RelativeOutputStability | None = ...,
+        relative_representation_stability: Global___RelativeRepresentationStability | None = ...,
+        parameter_randomisation: Global___ParameterRandomisation | None = ...,
+        randomised_complexity: Global___RandomisedComplexity | None = ...,
+        random_logit: Global___RandomLogit | None = ...,
+        sparseness: Global___Sparseness | None = ...,
+        complexity: Global___Complexity | None = ...,
+        effective_complexity: Global___EffectiveComplexity | None = ...,
+        input_invariance: Global___InputInvariance | None = ...,
+        pointing_game: Global___PointingGame | None = ...,
+        relevance_mass: Global___RelevanceMass | None = ...,
+        relevance_rank: Global___RelevanceRank | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["infidelity", b"infidelity", "metric", b"metric", "sensitivity_max", b"sensitivity_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["complexity", b"complexity", "comprehensiveness", b"comprehensiveness", "deletion", b"deletion", "effective_complexity", b"effective_complexity", "faithfulness_correlation", b"faithfulness_correlation", "infidelity", b"infidelity", "input_invariance", b"input_invariance", "insertion", b"insertion", "local_lipschitz", b"local_lipschitz", "metric", b"metric", "parameter_randomisation", b"parameter_randomisation", "pointing_game", b"pointing_game", "random_logit", b"random_logit", "randomised_complexity", b"randomised_complexity", "relative_input_stability", b"relative_input_stability", "relative_output_stability", b"relative_output_stability", "relative_representation_stability", b"relative_representation_stability", "relevance_mass", b"relevance_mass", "relevance_rank", b"relevance_rank", "sensitivity_max", b"sensitivity_max", "sensitivity_mean", b"sensitivity_mean", "sparseness", b"sparseness", "sufficiency", b"sufficiency", "symmetric_relevance_gain", b"symmetric_relevance_gain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["infidelity", b"infidelity", "metric", b"metric", "sensitivity_max", b"sensitivity_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complexity", b"complexity", "comprehensiveness", b"comprehensiveness", "deletion", b"deletion", "effective_complexity", b"effective_complexity", "faithfulness_correlation", b"faithfulness_correlation", "infidelity", b"infidelity", "input_invariance", b"input_invariance", "insertion", b"insertion", "local_lipschitz", b"local_lipschitz", "metric", b"metric", "parameter_randomisation", b"parameter_randomisation", "pointing_game", b"pointing_game", "random_logit", b"random_logit", "randomised_complexity", b"randomised_complexity", "relative_input_stability", b"relative_input_stability", "relative_output_stability", b"relative_output_stability", "relative_representation_stability", b"relative_representation_stability", "relevance_mass", b"relevance_mass", "relevance_rank", b"relevance_rank", "sensitivity_max", b"sensitivity_max", "sensitivity_mean", b"sensitivity_mean", "sparseness", b"sparseness", "sufficiency", b"sufficiency", "symmetric_relevance_gain", b"symmetric_relevance_gain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_metric: _TypeAlias = _typing.Literal["infidelity", "sensitivity_max"]  # noqa: Y015
+    _WhichOneofReturnType_metric: _TypeAlias = _typing.Literal["infidelity", "sensitivity_max", "deletion", "insertion", "symmetric_relevance_gain", "faithfulness_correlation", "sufficiency", "comprehensiveness", "sensitivity_mean", "local_lipschitz", "relative_input_stability", "relative_output_stability", "relative_representation_stability", "parameter_randomisation", "randomised_complexity", "random_logit", "sparseness", "complexity", "effective_complexity", "input_invariance", "pointing_game", "relevance_mass", "relevance_rank"]  # noqa: Y015
     _WhichOneofArgType_metric: _TypeAlias = _typing.Literal["metric", b"metric"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_metric) -> _WhichOneofReturnType_metric | None: ...
 
 Global___MetricRequest: _TypeAlias = MetricRequest  # noqa: Y015
+
+@_typing.final
+class Quality(_message.Message):
+    """All quality metrics that apply to an explanation, with their default parameters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANDOMISATION_FIELD_NUMBER: _builtins.int
+    randomisation: _builtins.bool
+    """Explain the model with random weights too, which takes the most passes. Default: true."""
+    def __init__(
+        self,
+        *,
+        randomisation: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_randomisation", b"_randomisation", "randomisation", b"randomisation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_randomisation", b"_randomisation", "randomisation", b"randomisation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__randomisation: _TypeAlias = _typing.Literal["randomisation"]  # noqa: Y015
+    _WhichOneofArgType__randomisation: _TypeAlias = _typing.Literal["_randomisation", b"_randomisation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__randomisation) -> _WhichOneofReturnType__randomisation | None: ...
+
+Global___Quality: _TypeAlias = Quality  # noqa: Y015
 
 @_typing.final
 class Infidelity(_message.Message):
@@ -1942,6 +2150,610 @@ class SensitivityMax(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__radius) -> _WhichOneofReturnType__radius | None: ...
 
 Global___SensitivityMax: _TypeAlias = SensitivityMax  # noqa: Y015
+
+@_typing.final
+class Deletion(_message.Message):
+    """The mean of the target while features are removed, the most relevant first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASELINES_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
+    IMPUTATION_FIELD_NUMBER: _builtins.int
+    N_STEPS_FIELD_NUMBER: _builtins.int
+    imputation: Global___Imputation.ValueType
+    """What takes the place of removed features. Default: the baseline."""
+    n_steps: _builtins.int
+    """Parts in which features are removed. Default: 10."""
+    @_builtins.property
+    def baselines(self) -> Global___Baselines:
+        """What replaces removed features. Default: the method's own baselines, else zeros."""
+
+    @_builtins.property
+    def masks(self) -> Global___FeatureMasks:
+        """The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+        [batch, channels, height, width]; else each element.
+        """
+
+    def __init__(
+        self,
+        *,
+        baselines: Global___Baselines | None = ...,
+        masks: Global___FeatureMasks | None = ...,
+        imputation: Global___Imputation.ValueType = ...,
+        n_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["baselines", b"baselines", "masks", b"masks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baselines", b"baselines", "imputation", b"imputation", "masks", b"masks", "n_steps", b"n_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Deletion: _TypeAlias = Deletion  # noqa: Y015
+
+@_typing.final
+class Insertion(_message.Message):
+    """The mean of the target while features come back, the most relevant first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASELINES_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
+    IMPUTATION_FIELD_NUMBER: _builtins.int
+    N_STEPS_FIELD_NUMBER: _builtins.int
+    imputation: Global___Imputation.ValueType
+    """What takes the place of removed features. Default: the baseline."""
+    n_steps: _builtins.int
+    """Parts in which features come back. Default: 10."""
+    @_builtins.property
+    def baselines(self) -> Global___Baselines:
+        """What replaces removed features. Default: the method's own baselines, else zeros."""
+
+    @_builtins.property
+    def masks(self) -> Global___FeatureMasks:
+        """The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+        [batch, channels, height, width]; else each element.
+        """
+
+    def __init__(
+        self,
+        *,
+        baselines: Global___Baselines | None = ...,
+        masks: Global___FeatureMasks | None = ...,
+        imputation: Global___Imputation.ValueType = ...,
+        n_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["baselines", b"baselines", "masks", b"masks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baselines", b"baselines", "imputation", b"imputation", "masks", b"masks", "n_steps", b"n_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Insertion: _TypeAlias = Insertion  # noqa: Y015
+
+@_typing.final
+class SymmetricRelevanceGain(_message.Message):
+    """The mean of the target while the least relevant features are removed first, less that of `Deletion`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASELINES_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
+    IMPUTATION_FIELD_NUMBER: _builtins.int
+    N_STEPS_FIELD_NUMBER: _builtins.int
+    imputation: Global___Imputation.ValueType
+    """What takes the place of removed features. Default: the baseline."""
+    n_steps: _builtins.int
+    """Parts in which features are removed. Default: 10."""
+    @_builtins.property
+    def baselines(self) -> Global___Baselines:
+        """What replaces removed features. Default: the method's own baselines, else zeros."""
+
+    @_builtins.property
+    def masks(self) -> Global___FeatureMasks:
+        """The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+        [batch, channels, height, width]; else each element.
+        """
+
+    def __init__(
+        self,
+        *,
+        baselines: Global___Baselines | None = ...,
+        masks: Global___FeatureMasks | None = ...,
+        imputation: Global___Imputation.ValueType = ...,
+        n_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["baselines", b"baselines", "masks", b"masks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baselines", b"baselines", "imputation", b"imputation", "masks", b"masks", "n_steps", b"n_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SymmetricRelevanceGain: _TypeAlias = SymmetricRelevanceGain  # noqa: Y015
+
+@_typing.final
+class FaithfulnessCorrelation(_message.Message):
+    """The correlation between the attribution of random sets of features and the target's fall without them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASELINES_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
+    IMPUTATION_FIELD_NUMBER: _builtins.int
+    FRACTION_FIELD_NUMBER: _builtins.int
+    N_SAMPLES_FIELD_NUMBER: _builtins.int
+    imputation: Global___Imputation.ValueType
+    """What takes the place of removed features. Default: the baseline."""
+    fraction: _builtins.float
+    """The part of the features in a set. Default: 0.2."""
+    n_samples: _builtins.int
+    """Sets an example. Default: 100."""
+    @_builtins.property
+    def baselines(self) -> Global___Baselines:
+        """What replaces removed features. Default: the method's own baselines, else zeros."""
+
+    @_builtins.property
+    def masks(self) -> Global___FeatureMasks:
+        """The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+        [batch, channels, height, width]; else each element.
+        """
+
+    def __init__(
+        self,
+        *,
+        baselines: Global___Baselines | None = ...,
+        masks: Global___FeatureMasks | None = ...,
+        imputation: Global___Imputation.ValueType = ...,
+        fraction: _builtins.float | None = ...,
+        n_samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "baselines", b"baselines", "fraction", b"fraction", "masks", b"masks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "baselines", b"baselines", "fraction", b"fraction", "imputation", b"imputation", "masks", b"masks", "n_samples", b"n_samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fraction: _TypeAlias = _typing.Literal["fraction"]  # noqa: Y015
+    _WhichOneofArgType__fraction: _TypeAlias = _typing.Literal["_fraction", b"_fraction"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fraction) -> _WhichOneofReturnType__fraction | None: ...
+
+Global___FaithfulnessCorrelation: _TypeAlias = FaithfulnessCorrelation  # noqa: Y015
+
+@_typing.final
+class Sufficiency(_message.Message):
+    """The target's fall if only the most relevant features are kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASELINES_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
+    IMPUTATION_FIELD_NUMBER: _builtins.int
+    FRACTION_FIELD_NUMBER: _builtins.int
+    imputation: Global___Imputation.ValueType
+    """What takes the place of removed features. Default: the baseline."""
+    fraction: _builtins.float
+    """The part of the features that is kept. Default: 0.2."""
+    @_builtins.property
+    def baselines(self) -> Global___Baselines:
+        """What replaces removed features. Default: the method's own baselines, else zeros."""
+
+    @_builtins.property
+    def masks(self) -> Global___FeatureMasks:
+        """The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+        [batch, channels, height, width]; else each element.
+        """
+
+    def __init__(
+        self,
+        *,
+        baselines: Global___Baselines | None = ...,
+        masks: Global___FeatureMasks | None = ...,
+        imputation: Global___Imputation.ValueType = ...,
+        fraction: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "baselines", b"baselines", "fraction", b"fraction", "masks", b"masks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "baselines", b"baselines", "fraction", b"fraction", "imputation", b"imputation", "masks", b"masks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fraction: _TypeAlias = _typing.Literal["fraction"]  # noqa: Y015
+    _WhichOneofArgType__fraction: _TypeAlias = _typing.Literal["_fraction", b"_fraction"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fraction) -> _WhichOneofReturnType__fraction | None: ...
+
+Global___Sufficiency: _TypeAlias = Sufficiency  # noqa: Y015
+
+@_typing.final
+class Comprehensiveness(_message.Message):
+    """The target's fall without the most relevant features."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASELINES_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
+    IMPUTATION_FIELD_NUMBER: _builtins.int
+    FRACTION_FIELD_NUMBER: _builtins.int
+    imputation: Global___Imputation.ValueType
+    """What takes the place of removed features. Default: the baseline."""
+    fraction: _builtins.float
+    """The part of the features that is removed. Default: 0.2."""
+    @_builtins.property
+    def baselines(self) -> Global___Baselines:
+        """What replaces removed features. Default: the method's own baselines, else zeros."""
+
+    @_builtins.property
+    def masks(self) -> Global___FeatureMasks:
+        """The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+        [batch, channels, height, width]; else each element.
+        """
+
+    def __init__(
+        self,
+        *,
+        baselines: Global___Baselines | None = ...,
+        masks: Global___FeatureMasks | None = ...,
+        imputation: Global___Imputation.ValueType = ...,
+        fraction: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "baselines", b"baselines", "fraction", b"fraction", "masks", b"masks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "baselines", b"baselines", "fraction", b"fraction", "imputation", b"imputation", "masks", b"masks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fraction: _TypeAlias = _typing.Literal["fraction"]  # noqa: Y015
+    _WhichOneofArgType__fraction: _TypeAlias = _typing.Literal["_fraction", b"_fraction"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fraction) -> _WhichOneofReturnType__fraction | None: ...
+
+Global___Comprehensiveness: _TypeAlias = Comprehensiveness  # noqa: Y015
+
+@_typing.final
+class SensitivityMean(_message.Message):
+    """The mean change of the explanation within a small ball around the input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_SAMPLES_FIELD_NUMBER: _builtins.int
+    RADIUS_FIELD_NUMBER: _builtins.int
+    n_samples: _builtins.int
+    """Perturbations an example. Default: 10."""
+    radius: _builtins.float
+    """The ball's radius. Default: 0.02."""
+    def __init__(
+        self,
+        *,
+        n_samples: _builtins.int = ...,
+        radius: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_radius", b"_radius", "radius", b"radius"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_radius", b"_radius", "n_samples", b"n_samples", "radius", b"radius"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__radius: _TypeAlias = _typing.Literal["radius"]  # noqa: Y015
+    _WhichOneofArgType__radius: _TypeAlias = _typing.Literal["_radius", b"_radius"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__radius) -> _WhichOneofReturnType__radius | None: ...
+
+Global___SensitivityMean: _TypeAlias = SensitivityMean  # noqa: Y015
+
+@_typing.final
+class LocalLipschitz(_message.Message):
+    """The largest distance between explanations, over that of their inputs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_SAMPLES_FIELD_NUMBER: _builtins.int
+    RADIUS_FIELD_NUMBER: _builtins.int
+    n_samples: _builtins.int
+    """Perturbations an example. Default: 10."""
+    radius: _builtins.float
+    """The ball's radius. Default: 0.02."""
+    def __init__(
+        self,
+        *,
+        n_samples: _builtins.int = ...,
+        radius: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_radius", b"_radius", "radius", b"radius"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_radius", b"_radius", "n_samples", b"n_samples", "radius", b"radius"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__radius: _TypeAlias = _typing.Literal["radius"]  # noqa: Y015
+    _WhichOneofArgType__radius: _TypeAlias = _typing.Literal["_radius", b"_radius"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__radius) -> _WhichOneofReturnType__radius | None: ...
+
+Global___LocalLipschitz: _TypeAlias = LocalLipschitz  # noqa: Y015
+
+@_typing.final
+class RelativeInputStability(_message.Message):
+    """The largest relative change of the explanation, over that of the input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_SAMPLES_FIELD_NUMBER: _builtins.int
+    RADIUS_FIELD_NUMBER: _builtins.int
+    n_samples: _builtins.int
+    """Perturbations an example. Default: 10."""
+    radius: _builtins.float
+    """The ball's radius. Default: 0.02."""
+    def __init__(
+        self,
+        *,
+        n_samples: _builtins.int = ...,
+        radius: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_radius", b"_radius", "radius", b"radius"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_radius", b"_radius", "n_samples", b"n_samples", "radius", b"radius"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__radius: _TypeAlias = _typing.Literal["radius"]  # noqa: Y015
+    _WhichOneofArgType__radius: _TypeAlias = _typing.Literal["_radius", b"_radius"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__radius) -> _WhichOneofReturnType__radius | None: ...
+
+Global___RelativeInputStability: _TypeAlias = RelativeInputStability  # noqa: Y015
+
+@_typing.final
+class RelativeOutputStability(_message.Message):
+    """The largest relative change of the explanation, over the change of the output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_SAMPLES_FIELD_NUMBER: _builtins.int
+    RADIUS_FIELD_NUMBER: _builtins.int
+    n_samples: _builtins.int
+    """Perturbations an example. Default: 10."""
+    radius: _builtins.float
+    """The ball's radius. Default: 0.02."""
+    def __init__(
+        self,
+        *,
+        n_samples: _builtins.int = ...,
+        radius: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_radius", b"_radius", "radius", b"radius"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_radius", b"_radius", "n_samples", b"n_samples", "radius", b"radius"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__radius: _TypeAlias = _typing.Literal["radius"]  # noqa: Y015
+    _WhichOneofArgType__radius: _TypeAlias = _typing.Literal["_radius", b"_radius"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__radius) -> _WhichOneofReturnType__radius | None: ...
+
+Global___RelativeOutputStability: _TypeAlias = RelativeOutputStability  # noqa: Y015
+
+@_typing.final
+class RelativeRepresentationStability(_message.Message):
+    """The largest relative change of the explanation, over that of what a module returns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_SAMPLES_FIELD_NUMBER: _builtins.int
+    RADIUS_FIELD_NUMBER: _builtins.int
+    MODULE_FIELD_NUMBER: _builtins.int
+    n_samples: _builtins.int
+    """Perturbations an example. Default: 10."""
+    radius: _builtins.float
+    """The ball's radius. Default: 0.02."""
+    module: _builtins.str
+    """The module, whose first tensor counts."""
+    def __init__(
+        self,
+        *,
+        n_samples: _builtins.int = ...,
+        radius: _builtins.float | None = ...,
+        module: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_radius", b"_radius", "radius", b"radius"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_radius", b"_radius", "module", b"module", "n_samples", b"n_samples", "radius", b"radius"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__radius: _TypeAlias = _typing.Literal["radius"]  # noqa: Y015
+    _WhichOneofArgType__radius: _TypeAlias = _typing.Literal["_radius", b"_radius"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__radius) -> _WhichOneofReturnType__radius | None: ...
+
+Global___RelativeRepresentationStability: _TypeAlias = RelativeRepresentationStability  # noqa: Y015
+
+@_typing.final
+class ParameterRandomisation(_message.Message):
+    """The rank correlation with the explanation of the model with random weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_STEPS_FIELD_NUMBER: _builtins.int
+    n_steps: _builtins.int
+    """Parts in which layers get random weights, from the output to the input. Default: 4."""
+    def __init__(
+        self,
+        *,
+        n_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["n_steps", b"n_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParameterRandomisation: _TypeAlias = ParameterRandomisation  # noqa: Y015
+
+@_typing.final
+class RandomisedComplexity(_message.Message):
+    """The relative rise of the explanation's entropy if all weights are random."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RandomisedComplexity: _TypeAlias = RandomisedComplexity  # noqa: Y015
+
+@_typing.final
+class RandomLogit(_message.Message):
+    """The rank correlation with the explanation of another class."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RandomLogit: _TypeAlias = RandomLogit  # noqa: Y015
+
+@_typing.final
+class Sparseness(_message.Message):
+    """The Gini index of the features' magnitudes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sparseness: _TypeAlias = Sparseness  # noqa: Y015
+
+@_typing.final
+class Complexity(_message.Message):
+    """The entropy of the features' shares of the total magnitude."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Complexity: _TypeAlias = Complexity  # noqa: Y015
+
+@_typing.final
+class EffectiveComplexity(_message.Message):
+    """How many features have a magnitude above a threshold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    threshold: _builtins.float
+    """A part of the largest magnitude. Default: 0.01."""
+    def __init__(
+        self,
+        *,
+        threshold: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
+    _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
+
+Global___EffectiveComplexity: _TypeAlias = EffectiveComplexity  # noqa: Y015
+
+@_typing.final
+class InputInvariance(_message.Message):
+    """The relative change of the explanation if a constant is added to the input, and taken off by the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHIFT_FIELD_NUMBER: _builtins.int
+    shift: _builtins.float
+    """The constant. Default: 1."""
+    def __init__(
+        self,
+        *,
+        shift: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shift", b"_shift", "shift", b"shift"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shift", b"_shift", "shift", b"shift"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__shift: _TypeAlias = _typing.Literal["shift"]  # noqa: Y015
+    _WhichOneofArgType__shift: _TypeAlias = _typing.Literal["_shift", b"_shift"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shift) -> _WhichOneofReturnType__shift | None: ...
+
+Global___InputInvariance: _TypeAlias = InputInvariance  # noqa: Y015
+
+@_typing.final
+class PointingGame(_message.Message):
+    """Whether the most relevant feature is inside a region."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def regions(self) -> Global___FeatureMasks:
+        """Input name to what is inside: not zero, of one row or a row an example."""
+
+    def __init__(
+        self,
+        *,
+        regions: Global___FeatureMasks | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PointingGame: _TypeAlias = PointingGame  # noqa: Y015
+
+@_typing.final
+class RelevanceMass(_message.Message):
+    """The part of the positive relevance that is inside a region."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def regions(self) -> Global___FeatureMasks:
+        """Input name to what is inside: not zero, of one row or a row an example."""
+
+    def __init__(
+        self,
+        *,
+        regions: Global___FeatureMasks | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelevanceMass: _TypeAlias = RelevanceMass  # noqa: Y015
+
+@_typing.final
+class RelevanceRank(_message.Message):
+    """The part of a region that the most relevant features fill."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def regions(self) -> Global___FeatureMasks:
+        """Input name to what is inside: not zero, of one row or a row an example."""
+
+    def __init__(
+        self,
+        *,
+        regions: Global___FeatureMasks | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelevanceRank: _TypeAlias = RelevanceRank  # noqa: Y015
 
 @_typing.final
 class Attribution(_message.Message):
@@ -2164,21 +2976,37 @@ class Metric(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
+    RANDOM_FIELD_NUMBER: _builtins.int
+    CURVE_FIELD_NUMBER: _builtins.int
+    BETTER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """`infidelity` or `sensitivity_max`."""
+    """The field of the request: `infidelity`."""
+    better: Global___Better.ValueType
+    """Which values are better."""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """One an example."""
+        """One an example; NaN where it is not defined."""
+
+    @_builtins.property
+    def random(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The same of an attribution of random numbers, one an example; empty for a metric that explains anew."""
+
+    @_builtins.property
+    def curve(self) -> _tensor_pb2.Tensor:
+        """Of a metric with steps, [batch, points]: float64."""
 
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         values: _abc.Iterable[_builtins.float] | None = ...,
+        random: _abc.Iterable[_builtins.float] | None = ...,
+        curve: _tensor_pb2.Tensor | None = ...,
+        better: Global___Better.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["curve", b"curve"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["better", b"better", "curve", b"curve", "name", b"name", "random", b"random", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

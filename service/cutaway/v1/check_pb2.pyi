@@ -134,6 +134,8 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     """What a model keeps of earlier tokens is not what one pass over them computes."""
     CAUSE_EDIT_NOT_APPLIED: _Cause.ValueType  # 22
     """The tokens of a generation are those of the model without its edits, in all steps or behind the prompt."""
+    CAUSE_INSENSITIVE_TO_WEIGHTS: _Cause.ValueType  # 23
+    """The model with random weights has nearly the same explanation."""
 
 class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
     """The likely cause of a verdict other than AGREES: programs branch on it, people read the reason."""
@@ -184,6 +186,8 @@ CAUSE_STALE_CACHE: Cause.ValueType  # 21
 """What a model keeps of earlier tokens is not what one pass over them computes."""
 CAUSE_EDIT_NOT_APPLIED: Cause.ValueType  # 22
 """The tokens of a generation are those of the model without its edits, in all steps or behind the prompt."""
+CAUSE_INSENSITIVE_TO_WEIGHTS: Cause.ValueType  # 23
+"""The model with random weights has nearly the same explanation."""
 Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final

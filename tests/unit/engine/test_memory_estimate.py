@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.contract.requests import InspectRequest
-from cutaway.engine.cost.memory import FEW_ROWS, least_bytes
+from cutaway.engine.cost.estimate import FEW_ROWS, least_bytes
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.planning.plan import plan_request
 

@@ -63,7 +63,9 @@ def _unordered(question: InspectRequest) -> Any:
 
 
 def _sorted_fields(value: Any) -> dict[str, Any]:
-    return {name: _sorted(given) for name, given in vars(value).items() if isinstance(given, Mapping)}
+    mappings = {name: _sorted(given) for name, given in vars(value).items() if isinstance(given, Mapping)}
+    metrics = [dataclasses.replace(each, **_sorted_fields(each)) for each in getattr(value, "metrics", ())]
+    return mappings | ({"metrics": tuple(metrics)} if metrics else {})
 
 
 def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:

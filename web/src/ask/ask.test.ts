@@ -67,6 +67,7 @@ describe("methods", () => {
       ],
       ...["noise: n samples, number", "noise: stdev, number", "metrics, json"],
       "layer path, text",
+      "quality, with random weights, boolean",
     ]);
   });
 

@@ -39,6 +39,7 @@ const BY_MESSAGE: Readonly<Record<string, Way>> = {
   Baseline: { kind: "number", below: ["scalar"] },
   FeatureMasks: { kind: "tensor", label: "mask", below: ["byInput", "*"] },
   AxisSizes: { kind: "indices", below: ["*", "sizes"] },
+  Quality: { kind: "boolean", label: "quality, with random weights", below: ["randomisation"] },
 };
 const BY_SCALAR: Readonly<Partial<Record<ScalarType, Way>>> = {
   [ScalarType.STRING]: { kind: "layer", required: true },

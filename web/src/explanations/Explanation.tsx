@@ -10,6 +10,7 @@ import { FactLine } from "../ui/parts.js";
 import { Failure } from "../ui/problems.js";
 import { short } from "../ui/text.js";
 import { type Compared, comparedIn, VerdictBadge, verdictOn } from "../ui/verdicts.js";
+import { Quality } from "./Quality.js";
 import { type ExplanationProps, Values } from "./Values.js";
 
 /** Shows it, for one example. */
@@ -44,6 +45,7 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
         <>
           <Values {...{ asked, row, attribution }} />
           <Sums {...{ asked, row, attribution }} />
+          <Quality {...{ asked, row, attribution }} />
           <Checks compared={comparedIn(attribution, row)} />
         </>
       )}
@@ -53,7 +55,7 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
 
 /** The sum of the values beside the change of the target, where the method promises that they are equal. */
 function Sums({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
-  const { valueAtInput, valueAtBaseline, convergenceDelta, metrics } = attribution.message;
+  const { valueAtInput, valueAtBaseline, convergenceDelta } = attribution.message;
   const sums = Object.values(attribution.values).map(
     (tensor) => statisticsOf(exampleOf(asked, tensor, row).values).sum,
   );
@@ -64,7 +66,6 @@ function Sums({ asked, row, attribution }: ExplanationProps): preact.JSX.Element
         ["target at the input", valueAtInput[row]],
         ["at the baseline", valueAtBaseline[row]],
         ["sum − change of the target", convergenceDelta[row]],
-        ...metrics.map(({ name, values }) => [name.replaceAll("_", " "), values[row]] as const),
       ]}
     />
   );

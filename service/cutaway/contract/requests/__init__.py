@@ -13,7 +13,6 @@ from cutaway.contract.requests.attributions import AtLayer as AtLayer
 from cutaway.contract.requests.attributions import Baselines as Baselines
 from cutaway.contract.requests.attributions import Distributions as Distributions
 from cutaway.contract.requests.attributions import LayerAttribution as LayerAttribution
-from cutaway.contract.requests.attributions import Metric as Metric
 from cutaway.contract.requests.attributions import NeuronAttribution as NeuronAttribution
 from cutaway.contract.requests.attributions import PathAttribution as PathAttribution
 from cutaway.contract.requests.attributions import field_name as field_name
@@ -42,6 +41,11 @@ from cutaway.contract.requests.perturbations import *
 from cutaway.contract.requests.perturbations import Grouped as Grouped
 from cutaway.contract.requests.perturbations import Perturbation as Perturbation
 from cutaway.contract.requests.perturbations import Surrogate as Surrogate
+from cutaway.contract.requests.quality import *
+from cutaway.contract.requests.quality import Localisation as Localisation
+from cutaway.contract.requests.quality import Metric as Metric
+from cutaway.contract.requests.quality import Nearby as Nearby
+from cutaway.contract.requests.quality import Removal as Removal
 from cutaway.contract.requests.targets import *
 from cutaway.contract.requests.targets import is_several as is_several
 

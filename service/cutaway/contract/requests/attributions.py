@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, TypeAlias
 
-from cutaway.contract.requests.fields import Finite, Positive, bounded, given
+from cutaway.contract.requests.fields import Finite, bounded, given
+from cutaway.contract.requests.quality import Metric, Quality
 from cutaway.contract.requests.targets import Neuron, Target
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
@@ -19,7 +20,6 @@ __all__ = [
     "Deconvolution",
     "GuidedBackprop",
     "GuidedGradCam",
-    "Infidelity",
     "InputXGradient",
     "IntegratedGradients",
     "InternalInfluence",
@@ -37,7 +37,6 @@ __all__ = [
     "NoiseTunnel",
     "Quadrature",
     "Saliency",
-    "SensitivityMax",
     "TokenId",
 ]
 
@@ -62,7 +61,7 @@ Axis 0 is the sample; the axes of the input follow.
 """
 
 
-# Noise tunnels and quality metrics of attributions.
+# Noise tunnels.
 
 
 class Combination(StrEnum):
@@ -107,42 +106,6 @@ class LLMAttribution:
     forward_in_tokens: bool = True
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A quality metric: one number for each example."""
-
-
-@dataclass(frozen=True)
-class Infidelity(Metric):
-    """The error by which an explanation mispredicts the effect of a perturbation on the target.
-
-    It is the mean of (perturbation * explanation - the target's change) squared. Yeh et al. 2019, arXiv:1901.09392.
-
-    Args:
-        n_samples: perturbations of each example, at least 1.
-        stdev: standard deviation of the normal noise that is subtracted, above 0.
-    """
-
-    n_samples: int = 10
-    stdev: Positive = 0.03
-
-
-@dataclass(frozen=True)
-class SensitivityMax(Metric):
-    """The sensitivity of an explanation to the input within a small ball around it.
-
-    It is the largest distance to the explanation of a perturbed input, over the explanation's own length. Yeh et al.
-    2019, arXiv:1901.09392.
-
-    Args:
-        n_samples: perturbations of each example, at least 1.
-        radius: by how much each element of the inputs may move, above 0.
-    """
-
-    n_samples: int = 10
-    radius: Positive = 0.02
-
-
 class Quadrature(StrEnum):
     """A quadrature rule for a path integral; the values are Captum's names."""
 
@@ -163,6 +126,7 @@ class Attribution:
             input of ids of an embedding that the method can replace by a baseline.
         noise: explain noisy copies of the inputs and combine them; ``None`` explains the inputs as they are.
         metrics: quality metrics of the attribution, returned with it.
+        quality: all quality metrics that apply to it, behind those of ``metrics``; ``None`` for no more.
         llm_attribution: run the method by Captum's own class for language models; ``None`` runs the method itself.
         layer_path: of a layer that returns several tensors, the one that is explained, by its path: ``"[0]"`` is an
             LSTM's sequence, ``"[1][0]"`` its last hidden state; ``""`` explains what the layer returns.
@@ -173,7 +137,13 @@ class Attribution:
     noise: NoiseTunnel | None = None
     llm_attribution: LLMAttribution | None = None
     metrics: tuple[Metric, ...] = ()
+    quality: Quality | None = None
     layer_path: str = ""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether quality metrics are asked for."""
+        return bool(self.metrics) or self.quality is not None
 
 
 def field_name(kind: type[object]) -> str:

@@ -13,6 +13,7 @@ from cutaway.contract.results.arrays import ATTRIBUTIONS, CAPTURES, named, numbe
 from cutaway.contract.results.explanations import (
     AttributionError,
     AttributionResult,
+    Better,
     Cause,
     Check,
     MetricResult,
@@ -28,6 +29,7 @@ __all__ = [
     "ArchiveState",
     "AttributionError",
     "AttributionResult",
+    "Better",
     "CapturedCall",
     "Cause",
     "Check",

@@ -74,6 +74,8 @@ class Cause(StrEnum):
     """The cache of earlier tokens differs from what one pass over them computes."""
     EDIT_NOT_APPLIED = "EDIT_NOT_APPLIED"
     """The tokens of a generation are those of the model without its edits, in all steps or behind the prompt."""
+    INSENSITIVE_TO_WEIGHTS = "INSENSITIVE_TO_WEIGHTS"
+    """The model with random weights has nearly the same explanation."""
     DISCONTINUOUS = "DISCONTINUOUS"
     """The target jumps on the path, or rises steeply: more steps leave the attributions as far from its change."""
 
@@ -153,17 +155,33 @@ class TokenAttribution:
     texts: tuple[tuple[str, ...], ...] = ()
 
 
+class Better(StrEnum):
+    """Which values of a metric are better."""
+
+    HIGHER = "HIGHER"
+    LOWER = "LOWER"
+    ZERO = "ZERO"
+    """Those near 0."""
+
+
 @dataclass(frozen=True)
 class MetricResult:
     """A quality metric of an attribution.
 
     Attributes:
-        name: ``infidelity`` or ``sensitivity_max``.
-        values: [batch].
+        name: the field of the request, such as ``infidelity``.
+        values: [batch]; NaN where it is not defined.
+        random: [batch], the same of an attribution of random numbers, the mean of three; None for a metric that
+            explains anew.
+        curve: [batch, points], of a metric with steps; else None.
+        better: which values are better; None for neither.
     """
 
     name: str
     values: Array = field(metadata=numbers("metric", np.float64, of="metric"))
+    random: Array | None = field(default=None, metadata=numbers("metric_at_random", np.float64, of="metric"))
+    curve: Array | None = field(default=None, metadata=array("metric_curve", "metric"))
+    better: Better | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from cutaway.contract.requests import (
     Metric,
     NoiseTunnel,
     PathAttribution,
+    Quality,
     RelevanceIdentity,
     TokenId,
 )
@@ -20,14 +21,6 @@ from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, OneOf, by_name
 from cutaway.contract.wire.oneofs import NEURON, TARGETS
 from cutaway.contract.wire.scalars import COUNT, INT64, REAL
 from cutaway.v1 import attribution_pb2 as pb
-
-METRICS: OneOf[Metric] = OneOf(
-    Metric,
-    pb.MetricRequest,
-    "metric",
-    "say which metric: infidelity or sensitivity_max",
-    rules={"n_samples": FieldRule(codec=COUNT)},
-)
 
 RULES: OneOf[LrpRule] = OneOf(
     LrpRule,
@@ -87,6 +80,14 @@ def _read_unit(message: pb.Baseline) -> float:
 
 
 _BASELINES = FieldRule(codec=only(pb.Baselines.DESCRIPTOR, by_name(Codec(_write_baseline, _read_baseline))))
+METRICS: OneOf[Metric] = OneOf(
+    Metric,
+    pb.MetricRequest,
+    "metric",
+    "say which metric, such as infidelity",
+    rules={"n_samples": FieldRule(codec=COUNT), "n_steps": FieldRule(codec=COUNT), "baselines": _BASELINES},
+)
+
 _DISTRIBUTIONS = FieldRule(
     codec=only(
         pb.Baselines.DESCRIPTOR,
@@ -112,6 +113,7 @@ METHODS: OneOf[Attribution] = OneOf(
         "noise_tunnel": FieldRule("noise", _NOISE),
         "llm_attribution": FieldRule(codec=_LLM),
         "metrics": FieldRule(codec=several(METRICS.codec)),
+        "quality": FieldRule(codec=record(Quality, pb.Quality)),
         "neuron": FieldRule(codec=NEURON),
         "path": FieldRule(codec=_PATH),
         "baselines": _BASELINES,

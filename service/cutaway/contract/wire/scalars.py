@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import CheckMode, Combination, LossReduction, Point, Quadrature, VectorNorm
+from cutaway.contract.requests import CheckMode, Combination, Imputation, LossReduction, Point, Quadrature, VectorNorm
 from cutaway.contract.requests.fields import at_least_one
-from cutaway.contract.results import ArchiveState, Cause, FinishReason, Verdict, WarningCode
+from cutaway.contract.results import ArchiveState, Better, Cause, FinishReason, Verdict, WarningCode
 from cutaway.contract.tensors import COMPRESSIONS as COMPRESSION_NAMES
 from cutaway.contract.tensors import (
     DTYPES,
@@ -200,7 +200,6 @@ def _known(number: int, members: Mapping[int, Any], allowed: str) -> Any:
 
 POINTS = _enum(capture_pb2.HookPoint, "HOOK_POINT", Point)
 VERDICTS = _enum(check_pb2.Verdict, "VERDICT", Verdict)
-_CAUSES = _enum(check_pb2.Cause, "CAUSE", Cause)
 _COMBINATIONS = attribution_pb2.NoiseTunnel.Combination
 
 DATA_TYPES: dict[str, Any] = {name: tensor_pb2.DataType.Value(f"DATA_TYPE_{name.upper()}") for name in DTYPES}
@@ -236,6 +235,15 @@ COMPRESSION = Scalar(
 )
 """A compression; 0 is ``""``, none."""
 
+
+def _or_none(one: Scalar) -> Scalar:
+    """Returns ``one`` with 0 for None."""
+    return Scalar(
+        lambda member: 0 if member is None else one.encode(member),
+        lambda number: one.decode(number) if number else None,
+    )
+
+
 ENUMS: dict[str, Scalar] = {
     "ArchiveState": _enum(model_pb2.ArchiveState, "ARCHIVE_STATE", ArchiveState),
     "HookPoint": POINTS,
@@ -243,10 +251,9 @@ ENUMS: dict[str, Scalar] = {
     "Verdict": VERDICTS,
     "FinishReason": _enum(inspection_pb2.FinishReason, "FINISH_REASON", FinishReason),
     "VectorNorm": _enum(edit_pb2.VectorNorm, "VECTOR_NORM", VectorNorm, VectorNorm.OWN),
-    "Cause": Scalar(  # None is 0
-        lambda cause: 0 if cause is None else _CAUSES.encode(cause),
-        lambda number: _CAUSES.decode(number) if number else None,
-    ),
+    "Cause": _or_none(_enum(check_pb2.Cause, "CAUSE", Cause)),
+    "Better": _or_none(_enum(attribution_pb2.Better, "BETTER", Better)),
+    "Imputation": _enum(attribution_pb2.Imputation, "IMPUTATION", Imputation, Imputation.BASELINE),
     "Quadrature": _enum(attribution_pb2.Quadrature, "QUADRATURE", Quadrature, Quadrature.GAUSS_LEGENDRE),
     "Combination": _enum(_COMBINATIONS, "COMBINATION", Combination, Combination.SMOOTHGRAD),
     "LossReduction": _enum(target_pb2.LossReduction, "LOSS_REDUCTION", LossReduction, LossReduction.SUM),

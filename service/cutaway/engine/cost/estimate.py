@@ -1,4 +1,4 @@
-"""Estimates a reply: runs one forward pass that keeps shapes and no values.
+"""Estimates a reply, and the memory of a request: runs forward passes that keep shapes and no values.
 
 A gradient has the shape of the value at its point, an attribution that of the inputs or of what its layer returns. A
 request that is refused before its backward pass is refused here too, by the same code.
@@ -6,17 +6,17 @@ request that is refused before its backward pass is refused here too, by the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cutaway.contract import requests
-from cutaway.contract.errors import at
-from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, MetricResult, Timings, Verdict
+from cutaway.contract.errors import CutawayError, at
+from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, Timings, Verdict
 from cutaway.contract.tensors import Array, cast
 from cutaway.engine.checks.completeness import compared_sums
 from cutaway.engine.cost import pass_count
@@ -33,14 +33,17 @@ from cutaway.engine.execution.collect import (
 )
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
+from cutaway.engine.execution.row_parts import plan_divides
 from cutaway.engine.execution.sweep import swept
 from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import Gradients, Recording, stack_gradients
 from cutaway.engine.methods.captum_call import method_of
-from cutaway.engine.model.inspected_model import Outputs
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, neuron_output
+from cutaway.engine.methods.metrics import outlines
+from cutaway.engine.model.inspected_model import Outputs, arguments_kind
+from cutaway.engine.passes.pass_memory import LiveBytes
+from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, concatenated, neuron_output
 from cutaway.engine.passes.reference_inputs import CompletenessSums, layer_value_name
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
 from cutaway.engine.runtime.numerics import to_numpy
@@ -97,7 +100,7 @@ def _estimate(
     if rows is not None and not rows:
         return AttributionResult(type(problem.request).__name__, problem.module, {})
     values = _values(problem, main, recording)
-    by_row, metrics = torch.zeros(problem.rows, dtype=torch.float64), problem.request.metrics
+    by_row = torch.zeros(problem.rows, dtype=torch.float64)
     has_sums = problem.baselines or method.satisfies_conservation
     sums = CompletenessSums(by_row, by_row, by_row, by_row) if has_sums else None
     return replace(
@@ -105,7 +108,7 @@ def _estimate(
         checks=tuple(_checks(problem, main.plan.request.check.mode)),
         standard_errors=_standard_errors(problem, main),
         tokens=token_attribution(problem, values, main.batch, next(iter(recording.calls.get(problem.layer, ())), None)),
-        metrics=tuple(MetricResult(requests.field_name(type(metric)), to_numpy(by_row)) for metric in metrics),
+        metrics=outlines(problem),
         attribution_ms=1.0,  # a time of 0 takes no bytes
         check_ms=1.0,
     )
@@ -285,3 +288,87 @@ def _typed(predictions: Mapping[str, Array], plan: RequestPlan, prefix: str) -> 
     data_type = plan.request.reply_data_type
     with at("options.reply_data_type"):
         return {name: cast(array, data_type, f"{prefix}{name}") for name, array in predictions.items()}
+
+
+# The least memory of the activations of a batch, before a request runs.
+
+FEW_ROWS = 32
+"""Smaller requests are not estimated: three rows more would cost them too much."""
+
+
+_PART = 4
+"""The part of the allowed bytes that the rows may take that show whether a refusal is right."""
+
+
+def least_bytes(plan: RequestPlan, allowed: int) -> int:
+    """Returns the least bytes that the request's batch takes; 0 where that is not known.
+
+    The model runs on the first row once and twice, once for each kind of rows: what the second one adds, every row
+    takes. Counted are tensors that are alive at the same time, and captures of whole outputs of modules. The workspace
+    of kernels is not seen. Several passes need no more, because they run one after the other.
+
+    Where that is more than ``allowed``, the model runs on many rows too: one that divides its batch takes less. Rows
+    that may run apart take what one takes at work, and what of all of them is in the reply.
+    """
+    if plan.rows < FEW_ROWS or plan.missing is not None:  # a pass that stops early takes less
+        return 0
+    try:
+        one, two = _bytes_of(plan, 1), _bytes_of(plan, 2)
+        row = max(1, two.most - one.most)
+        if plan.rows * row > allowed:
+            many = max(2, min(plan.rows, allowed // _PART // row))
+            row = min(row, (_bytes_of(plan, many).most - one.most) // (many - 1))
+        if plan.rows * row > allowed and _divides(plan):
+            return row + plan.rows * one.replied
+        return plan.rows * row
+    except CutawayError:  # the request itself gets this error, in its place
+        return 0
+
+
+class _Bytes(NamedTuple):
+    """The most bytes of all tensors at one time of a forward pass, and those of captures and outputs."""
+
+    most: int
+    replied: int
+
+
+def _divides(plan: RequestPlan) -> bool:
+    with plan.model.session(plan.cancellation, plan.request.arguments):
+        return plan_divides(plan)
+
+
+def _bytes_of(plan: RequestPlan, copies: int) -> _Bytes:
+    return plan.model.remembered((kind_of_request(plan), copies), lambda: _most_bytes(plan, copies))
+
+
+def kind_of_request(plan: RequestPlan) -> Hashable:
+    """Returns what requests have in common whose rows take the same memory."""
+    tensors = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in plan.inputs.items())
+    return "bytes", tensors, arguments_kind(plan.request.arguments), _runs_backward(plan), tuple(_captured(plan))
+
+
+def _runs_backward(plan: RequestPlan) -> bool:
+    return plan.differentiates or any(method_of(part.request).runs_backward for part in plan.attributions)
+
+
+def _captured(plan: RequestPlan) -> Iterator[str]:
+    """Yields the modules whose whole output is kept for the reply."""
+    for name, specs in plan.sites.items():
+        if name in plan.model.tree.modules and specs.get(requests.Point.OUTPUT) == CaptureSpec():
+            yield name
+
+
+def _most_bytes(plan: RequestPlan, copies: int) -> _Bytes:
+    """Returns the bytes of a forward pass of ``copies`` of the first row."""
+    model, backward = plan.model, _runs_backward(plan)
+    kept = {name: {requests.Point.OUTPUT: CaptureSpec()} for name in _captured(plan)}
+    with model.session(plan.cancellation, plan.request.arguments), model.unrecorded():
+        inputs = concatenated([{name: tensor[:1] for name, tensor in plan.inputs.items()}] * copies)
+        if backward:
+            inputs = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}
+        with torch.set_grad_enabled(backward), observing(model.tree, kept) as recording, LiveBytes() as live:
+            live.ignore([*model.module.parameters(), *model.module.buffers(), *inputs.values()])
+            with recording.forward():
+                outputs = model.run(inputs)
+    captured = (part.values for name in kept for call in recording.calls[name] for *_, part in call.entries() if part)
+    return _Bytes(live.most, sum(tensor.nbytes for tensor in (*outputs.values(), *captured)))

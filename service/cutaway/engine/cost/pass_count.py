@@ -21,6 +21,7 @@ from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, Shape
 from cutaway.engine.hooks.tokens import RowTexts
 from cutaway.engine.methods.captum_call import method_of, shares_passes
 from cutaway.engine.methods.gradients import max_steps, steps_to_try
+from cutaway.engine.methods.metrics import metric_passes
 from cutaway.engine.model.inspected_model import CONTINUATION, arguments_kind
 from cutaway.engine.passes.features import Features, cost
 from cutaway.engine.passes.pass_recorder import ResolvedAttribution
@@ -135,7 +136,7 @@ def _of_all(plan: RequestPlan, attribution: ResolvedAttribution, once: int, agai
     """Returns the passes of all scalars, noisy copies and metrics."""
     request = attribution.request
     copies = request.noise.n_samples if request.noise else 1
-    judging = sum(_METRICS[type(metric)](metric, once * copies) for metric in request.metrics)
+    judging = metric_passes(request, once * copies)
     target = request.target or plan.request.target
     scalars = (number_of_scalars(target, plan.inputs) if method_of(request).has_target else 0) or 1
     runs = 1 if shares_passes(attribution) else scalars
@@ -211,11 +212,6 @@ _POINTS: dict[type, Callable[[Any, Features, _Layer], int]] = {
     **dict.fromkeys(_BY_UNIT, lambda _, __, layer: layer.units + _ENDS),
 }
 """At how many points Captum runs the batch, those included that values are compared at; by the nearest base class."""
-
-_METRICS: dict[type[requests.Metric], Callable[[Any, int], int]] = {
-    requests.Infidelity: lambda metric, _: metric.n_samples + 1,
-    requests.SensitivityMax: lambda metric, explanation: (metric.n_samples + 1) * explanation,
-}
 
 
 def _layer(plan: RequestPlan, attribution: ResolvedAttribution) -> _Layer:

@@ -44,8 +44,9 @@ from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import axes_first, observing
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.methods.captum_call import explain, method_of, metrics, with_shared_passes
+from cutaway.engine.methods.captum_call import explain, method_of, with_shared_passes
 from cutaway.engine.methods.gradients import finer_steps
+from cutaway.engine.methods.metrics import insensitive, metrics
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, ran_out_of_memory, timed
 from cutaway.engine.passes.pass_recorder import (
@@ -217,7 +218,7 @@ def _attribute_rows(
     if not rows:
         return results.AttributionResult(type(problem.request).__name__, problem.module, {})
     # Edits, the target, or what is drawn for the whole batch may have values of their own for each row.
-    if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.metrics:
+    if problem.is_row_specific or method_of(problem.request).uses_randomness or problem.request.is_judged:
         return placed_rows(attribute(problem, main), rows, problem.rows, whole=True)
     try:
         result = attribute(*of_rows(problem, main, rows))
@@ -385,7 +386,9 @@ def _checked_result(
             raise CannotShare
         verdicts = (failed_check(problem, method, check, failure),)
     with timed(main.timings, "attribution_ms"):
-        measured = metrics(problem, values)
+        tokens = token_attribution(problem, values, main.batch) if problem.request.is_judged else None
+        measured = metrics(problem, values, tokens)
+    verdicts += insensitive(measured, values, check.mode)
     at_input = target_at_inputs(problem, main.outputs) if method.differentiates else None
     result = attribution_result(problem, values, sums, at_input)
     return replace(result, checks=verdicts, standard_errors=arrays(errors), metrics=measured)

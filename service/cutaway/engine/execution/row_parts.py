@@ -97,7 +97,7 @@ def plan_rows_independent(plan: RequestPlan) -> bool:
 def rows_divide(problem: AttributionProblem) -> bool:
     """Returns whether ``problem`` has the same values in parts of its rows."""
     request, method = problem.request, method_of(problem.request)
-    of_batch = problem.is_row_specific or method.uses_randomness or request.metrics
+    of_batch = problem.is_row_specific or method.uses_randomness or request.is_judged
     if problem.rows < 2 or of_batch or getattr(request, "max_delta", None) is not None:
         return False
     places = {(name, requests.Point.OUTPUT) for name in problem.modules}

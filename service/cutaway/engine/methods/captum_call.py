@@ -1,42 +1,34 @@
-"""The table of attribution methods, and the calls of Captum's attributions and quality metrics."""
+"""The table of attribution methods, and the calls of Captum's attributions."""
 
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import torch
 from captum import attr
-from captum import metrics as captum_metrics
 from torch import Tensor, nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.results import MetricResult
 from cutaway.engine.methods import deeplift, gradients, lrp, neurons, perturbations, spec
 from cutaway.engine.methods.captum_patches import quicker_captum, with_rows_apart, with_single_root
 from cutaway.engine.methods.wrappers import captum_tunnel, llm_values, with_llm_attribution, with_noise_tunnel
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.pass_memory import SharedPasses
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     ResolvedAttribution,
     Values,
-    interleave_copies,
-    run_copies_separately,
-    split_copies,
 )
 from cutaway.engine.passes.reference_inputs import layer_value_name
 from cutaway.engine.passes.targets import neuron_selector
 from cutaway.engine.references.observation import module_calls
 from cutaway.engine.runtime.layouts import dense, has_array
-from cutaway.engine.runtime.numerics import to_numpy
 from cutaway.engine.runtime.rng import LARGEST_SEED, seeded
 
 # The table of attribution methods: a new method is a new row, in the file of its family.
@@ -106,7 +98,7 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
         problem.model.undivided() if method.applies_to_modules else nullcontext(),
         method.model_context(problem),
         quicker_captum(),
-        _draws(problem),
+        drawing(problem),
         problem.shared.used() if problem.shared else nullcontext(),
     ):
         if problem.request.llm_attribution is not None:
@@ -141,7 +133,7 @@ def _neuron_selector(problem: AttributionProblem, request: requests.NeuronAttrib
 
 
 @contextmanager
-def _draws(problem: AttributionProblem) -> Iterator[None]:
+def drawing(problem: AttributionProblem) -> Iterator[None]:
     """Seeds what Captum draws in the block, if it draws.
 
     It draws between the model's passes. Passes of a model that draws too do not advance the generators, and get numbers
@@ -274,127 +266,3 @@ def _explained(problem: AttributionProblem) -> str:
     index = problem.request.neuron.index
     neuron = f"the neuron {list(index) if index else 'block'} of {problem.module!r}"
     return neuron if method_of(problem.request).explains_neuron else f"the target, by way of {neuron},"
-
-
-# Captum's metrics of the quality of an attribution: infidelity and maximum sensitivity.
-
-MAX_ROWS_PER_PASS = 256
-"""Captum perturbs all rows at once. Up to so many run in one pass, as Captum does it; more, one batch at a time."""
-
-
-def metrics(problem: AttributionProblem, values: Values) -> tuple[MetricResult, ...]:
-    """Computes the request's metrics for ``values``, the attribution of ``problem``; each draws from the seed anew.
-
-    Raises:
-        InvalidArgument: with the field at fault.
-    """
-    results = []
-    for index, metric in enumerate(problem.request.metrics):
-        with at(f"metrics[{index}]"), _draws(problem):
-            result: Tensor = METRICS[type(metric)](metric, problem, values)
-        results.append(MetricResult(requests.field_name(type(metric)), to_numpy(result.detach().cpu().double())))
-    return tuple(results)
-
-
-def _tuple(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return inputs if isinstance(inputs, tuple) else (inputs,)
-
-
-def _infidelity(metric: requests.Infidelity, problem: AttributionProblem, values: Values) -> Any:
-    """Returns the mean over samples of ``(sum of noise * attribution - (f(x) - f(x - noise)))**2``, [batch].
-
-    The noise is ``stdev * torch.randn_like(x)``, input by input. Yeh et al. 2019, arXiv:1901.09392.
-    """
-
-    def perturbed(inputs: Tensor | tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        noise = tuple(metric.stdev * torch.randn_like(tensor) for tensor in _tuple(inputs))
-        return noise, tuple(tensor - change for tensor, change in zip(_tuple(inputs), noise))
-
-    def target(*tensors: Tensor) -> Tensor:
-        output = problem.forward(*tensors)
-        return output if problem.target.positions is not None else problem.target.scalars(output)
-
-    def forward(*tensors: Tensor) -> Tensor:
-        rows = len(tensors[0])
-        if rows <= MAX_ROWS_PER_PASS and not problem.is_row_specific:
-            return target(*tensors)
-        return run_copies_separately(target, rows // problem.rows)(*tensors)
-
-    return captum_metrics.infidelity(
-        forward,
-        perturbed,
-        tuple(tensor.contiguous() for tensor in problem.arguments),
-        tuple(values[name].contiguous() for name in problem.explained),
-        additional_forward_args=problem.additional_inputs or None,
-        target=problem.target.captum_target,
-        n_perturb_samples=metric.n_samples,
-    )
-
-
-def _sensitivity_max(metric: requests.SensitivityMax, problem: AttributionProblem, values: Values) -> Any:
-    """Returns the maximum over samples of ``|attribution(perturbed x) - attribution(x)| / |attribution(x)|``, [batch].
-
-    Captum perturbs the input within a ball of the given radius. Yeh et al. 2019, arXiv:1901.09392.
-    """
-
-    def attribute(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        batches = split_copies(_tuple(inputs), len(_tuple(inputs)[0]) // problem.rows)
-        attributions = [_attribution_at(problem, batch) for batch in batches]
-        return tuple(interleave_copies(tensors).contiguous() for tensors in zip(*attributions))
-
-    return captum_metrics.sensitivity_max(
-        attribute,
-        tuple(tensor.detach() for tensor in problem.arguments),
-        perturb_radius=metric.radius,
-        n_perturb_samples=metric.n_samples,
-    )
-
-
-def _attribution_at(problem: AttributionProblem, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Returns the attribution at other inputs, for a metric that perturbs them.
-
-    A method that draws random numbers draws the same ones as for the original inputs.
-    """
-    # Captum's perturbations are float32.
-    changed = {name: tensor.to(problem.inputs[name].dtype) for name, tensor in zip(problem.explained, inputs)}
-    perturbed = replace(problem, inputs={**problem.inputs, **changed})
-    attribution = explain(perturbed, perturbed.forward)
-    for name, value in attribution.items():
-        if value.shape[:1] != (problem.rows,):
-            raise spec.inapplicable(
-                f"the attribution {name!r} has shape {list(value.shape)}, whose axis 0 is not the batch of "
-                f"{problem.rows}: the metric is one number for each example"
-            )
-    return tuple(attribution.values())
-
-
-METRICS: dict[type[requests.Metric], Callable[[Any, AttributionProblem, Values], Any]] = {
-    requests.Infidelity: _infidelity,
-    requests.SensitivityMax: _sensitivity_max,
-}
-"""The metrics: a new one is a new row."""
-
-
-def refuse_metric(
-    metric: requests.Metric, request: requests.Attribution, inputs: Inputs, explained: Sequence[str]
-) -> None:
-    """Raises for a metric that cannot be computed for ``request``, before anything runs.
-
-    ``explained``: the names of the inputs that the metric perturbs.
-
-    Raises:
-        InvalidArgument: fields are relative to the metric's message.
-    """
-    if isinstance(metric, requests.Infidelity) and isinstance(request, requests.LayerAttribution):
-        raise spec.inapplicable(
-            f"infidelity perturbs inputs, and {type(request).__name__} explains a layer: use it with a method that "
-            "explains inputs, or use sensitivity_max"
-        )
-    spread = "stdev" if isinstance(metric, requests.Infidelity) else "radius"
-    value = getattr(metric, spread)
-    with at(requests.field_name(type(metric))):
-        spec.refuse_samples(metric.n_samples)  # type: ignore[attr-defined]
-        if not 0 < value < math.inf:
-            raise error(Reason.INVALID_VALUE, f"{value}; a finite number above 0", spread)
-    for name in explained:
-        spec.refuse_integers("the metric perturbs", name, inputs[name])

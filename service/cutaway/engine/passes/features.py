@@ -156,12 +156,12 @@ def features(request: requests.Perturbation, inputs: Inputs, explained: Sequence
         perturbed = Features(windows=_windows(request, inputs, explained))
     else:
         with at("masks.by_input"):
-            perturbed = Features(_numbers(request, inputs, explained))
+            perturbed = Features(feature_numbers(request, inputs, explained))
     _refuse_many(request, perturbed.count)
     return perturbed
 
 
-def _numbers(request: Any, inputs: Inputs, explained: Sequence[str]) -> dict[str, Tensor]:
+def feature_numbers(request: Any, inputs: Inputs, explained: Sequence[str]) -> dict[str, Tensor]:
     """Returns the feature of each element, numbered from 0 over all inputs. Without a mask, each element of an input is
     a feature."""
     refuse_unexplained(request.masks, "mask", explained)

@@ -84,7 +84,7 @@ class ResolvedTarget:
         """Returns the target for a batch of the rows with the numbers ``rows``; it must not be row-specific."""
         if self.positions is None:
             return self if self.tokens is None else replace(self, tokens=self.tokens[rows])
-        return _element(self.source, self.positions[rows])
+        return element(self.source, self.positions[rows])
 
 
 def explained_outputs(model: InspectedModel, outputs: Outputs, rows: int) -> list[str]:
@@ -169,7 +169,7 @@ def _at_position(target: requests.Target, name: str, output: Tensor, batch: Batc
 def _of_token(one: ResolvedTarget, places: Tensor, index: tuple[Any, ...], is_uniform: bool) -> ResolvedTarget:
     """Returns the target of an output with tokens, from the one of the output at ``index``, one token of each row."""
     if one.positions is not None:
-        return _element(one.source, torch.cat([places.unsqueeze(1), one.positions], dim=1))
+        return element(one.source, torch.cat([places.unsqueeze(1), one.positions], dim=1))
     is_row_specific = one.is_row_specific or not is_uniform
     return replace(one, function=lambda output: one.function(output[index]), is_row_specific=is_row_specific)
 
@@ -201,7 +201,8 @@ def identity(output: Tensor) -> Tensor:
     return output
 
 
-def _element(name: str, positions: Int64[Tensor, "batch axes"]) -> ResolvedTarget:
+def element(name: str, positions: Int64[Tensor, "batch axes"]) -> ResolvedTarget:
+    """Returns the target that is the element of each row at ``positions`` of the output ``name``."""
     if positions.shape[1] == 1:
         return ResolvedTarget(name, lambda output: output.gather(1, positions).squeeze(1), positions)
     picked = (torch.arange(len(positions), device=positions.device), *positions.unbind(dim=1))
@@ -211,12 +212,12 @@ def _element(name: str, positions: Int64[Tensor, "batch axes"]) -> ResolvedTarge
 def _predicted(_: requests.PredictedClass, name: str, output: Tensor) -> ResolvedTarget:
     if output.ndim == 1:
         return ResolvedTarget(name, identity)
-    return _element(name, _classes(name, output).argmax(dim=1, keepdim=True))
+    return element(name, _classes(name, output).argmax(dim=1, keepdim=True))
 
 
 def _given_class(target: requests.ClassIndex, name: str, output: Tensor) -> ResolvedTarget:
     if output.ndim > 1:
-        return _element(name, _indices(target.indices, _classes(name, output)).unsqueeze(1))
+        return element(name, _indices(target.indices, _classes(name, output)).unsqueeze(1))
     _one_per_row(torch.tensor(target.indices), len(output))
     if any(index != 0 for index in target.indices):
         text = f"the output has one number an example, of shape {list(output.shape)}; the only target is 0"
@@ -228,7 +229,7 @@ def _top_k(target: requests.TopK, name: str, output: Tensor) -> tuple[ResolvedTa
     classes = _classes(name, output)
     if not 1 <= target.k <= classes.shape[1]:
         raise error(Reason.TARGET_RANGE, f"the output has {classes.shape[1]} classes, not {target.k}", "k")
-    return tuple(_element(name, ranked) for ranked in classes.topk(target.k, dim=1).indices.split(1, dim=1))
+    return tuple(element(name, ranked) for ranked in classes.topk(target.k, dim=1).indices.split(1, dim=1))
 
 
 def _classes(name: str, output: Float[Tensor, "batch *axes"]) -> Float[Tensor, "batch classes"]:
@@ -258,7 +259,7 @@ def _multi_index(target: requests.MultiIndex, name: str, output: Tensor) -> Reso
         with at(f"indices[{number}]"):
             _refuse_out_of_range(position, output)
     index = _one_per_row(torch.tensor(target.indices, dtype=torch.int64, device=output.device), len(output))
-    return _element(name, index) if output.ndim > 1 else ResolvedTarget(name, identity)
+    return element(name, index) if output.ndim > 1 else ResolvedTarget(name, identity)
 
 
 _ELEMENTS = (requests.PredictedClass, requests.ClassIndex, requests.MultiIndex)

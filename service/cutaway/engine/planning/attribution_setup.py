@@ -16,7 +16,8 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.values import changed, near_names
 from cutaway.engine.hooks.tokens import MASK, Ranges, RowTexts, TwoTexts, text_ranges
-from cutaway.engine.methods.captum_call import TABLE, method_of, refuse_metric
+from cutaway.engine.methods.captum_call import TABLE, method_of
+from cutaway.engine.methods.metrics import refuse_metric
 from cutaway.engine.methods.wrappers import refuse_llm_attribution, refuse_noise
 from cutaway.engine.model.inspected_model import CONTINUATION, LOGITS, Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
@@ -76,8 +77,8 @@ def resolve_attribution(
             refuse_llm_attribution(model, request, inputs, explained, starts, edits)
     for index, metric in enumerate(request.metrics):
         with at(f"metrics[{index}]"):
-            refuse_metric(metric, request, inputs, explained)
-    draws = method.uses_randomness or request.metrics
+            refuse_metric(model, metric, request, inputs, explained)
+    draws = method.uses_randomness or request.is_judged
     changes = tuple(edit for numbered in edits.values() for _, edit in numbered)
     return ResolvedAttribution(
         model, request, inputs, explained, layer, starts, changes, perturbed, seed if draws else None,

@@ -374,7 +374,7 @@ def plan_request(
     row_texts(model, request, inputs)  # refuses what is not there
     with at("input_gradients"):
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
-    draws = any(method_of(attribution).uses_randomness or attribution.metrics for attribution in request.attributions)
+    draws = any(method_of(attribution).uses_randomness or attribution.is_judged for attribution in request.attributions)
     draws |= request.generate is not None and request.generate.draws
     seed = new_seed() if draws and request.seed is None else request.seed
     allowed, failed = _allowed(request, failed, check)

@@ -37,7 +37,7 @@ from cutaway.contract.wire.chunks import apply_reply_options
 from cutaway.contract.wire.worker_reply import Parts, Reply
 from cutaway.engine.batching import Group, Others, Outcome, Tell, alike, answer_batch, inspect_batch
 from cutaway.engine.checks.row_independence import rows_independent
-from cutaway.engine.cost.memory import kind_of_request, least_bytes
+from cutaway.engine.cost.estimate import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs, expected_passes
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.inspect import describe

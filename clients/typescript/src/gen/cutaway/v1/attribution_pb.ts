@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/attribution.proto.
  */
 export const file_cutaway_v1_attribution: GenFile = /*@__PURE__*/
-  fileDesc("ChxjdXRhd2F5L3YxL2F0dHJpYnV0aW9uLnByb3RvEgpjdXRhd2F5LnYxIooTChJBdHRyaWJ1dGlvblJlcXVlc3QSKAoIc2FsaWVuY3kYASABKAsyFC5jdXRhd2F5LnYxLlNhbGllbmN5SAASNgoQaW5wdXRfeF9ncmFkaWVudBgCIAEoCzIaLmN1dGF3YXkudjEuSW5wdXRYR3JhZGllbnRIABI/ChRpbnRlZ3JhdGVkX2dyYWRpZW50cxgDIAEoCzIfLmN1dGF3YXkudjEuSW50ZWdyYXRlZEdyYWRpZW50c0gAEikKCWRlZXBfbGlmdBgEIAEoCzIULmN1dGF3YXkudjEuRGVlcExpZnRIABIyCg5kZWVwX2xpZnRfc2hhcBgFIAEoCzIYLmN1dGF3YXkudjEuRGVlcExpZnRTaGFwSAASMQoNZ3JhZGllbnRfc2hhcBgGIAEoCzIYLmN1dGF3YXkudjEuR3JhZGllbnRTaGFwSAASNQoPZ3VpZGVkX2JhY2twcm9wGAcgASgLMhouY3V0YXdheS52MS5HdWlkZWRCYWNrcHJvcEgAEjIKDWRlY29udm9sdXRpb24YCCABKAsyGS5jdXRhd2F5LnYxLkRlY29udm9sdXRpb25IABI0Cg9ndWlkZWRfZ3JhZF9jYW0YCSABKAsyGS5jdXRhd2F5LnYxLkd1aWRlZEdyYWRDYW1IABIeCgNscnAYCiABKAsyDy5jdXRhd2F5LnYxLkxycEgAEjcKEGZlYXR1cmVfYWJsYXRpb24YCyABKAsyGy5jdXRhd2F5LnYxLkZlYXR1cmVBYmxhdGlvbkgAEj0KE2ZlYXR1cmVfcGVybXV0YXRpb24YDCABKAsyHi5jdXRhd2F5LnYxLkZlYXR1cmVQZXJtdXRhdGlvbkgAEioKCW9jY2x1c2lvbhgNIAEoCzIVLmN1dGF3YXkudjEuT2NjbHVzaW9uSAASMwoOc2hhcGxleV92YWx1ZXMYDiABKAsyGS5jdXRhd2F5LnYxLlNoYXBsZXlWYWx1ZXNIABJCChZzaGFwbGV5X3ZhbHVlX3NhbXBsaW5nGA8gASgLMiAuY3V0YXdheS52MS5TaGFwbGV5VmFsdWVTYW1wbGluZ0gAEi0KC2tlcm5lbF9zaGFwGBAgASgLMhYuY3V0YXdheS52MS5LZXJuZWxTaGFwSAASIAoEbGltZRgRIAEoCzIQLmN1dGF3YXkudjEuTGltZUgAEjcKEGxheWVyX2FjdGl2YXRpb24YEiABKAsyGy5jdXRhd2F5LnYxLkxheWVyQWN0aXZhdGlvbkgAEksKG2xheWVyX2dyYWRpZW50X3hfYWN0aXZhdGlvbhgTIAEoCzIkLmN1dGF3YXkudjEuTGF5ZXJHcmFkaWVudFhBY3RpdmF0aW9uSAASMgoObGF5ZXJfZ3JhZF9jYW0YFCABKAsyGC5jdXRhd2F5LnYxLkxheWVyR3JhZENhbUgAEjkKEWxheWVyX2NvbmR1Y3RhbmNlGBUgASgLMhwuY3V0YXdheS52MS5MYXllckNvbmR1Y3RhbmNlSAASOwoSaW50ZXJuYWxfaW5mbHVlbmNlGBYgASgLMh0uY3V0YXdheS52MS5JbnRlcm5hbEluZmx1ZW5jZUgAEkoKGmxheWVyX2ludGVncmF0ZWRfZ3JhZGllbnRzGBcgASgLMiQuY3V0YXdheS52MS5MYXllckludGVncmF0ZWRHcmFkaWVudHNIABI0Cg9sYXllcl9kZWVwX2xpZnQYGCABKAsyGS5jdXRhd2F5LnYxLkxheWVyRGVlcExpZnRIABI9ChRsYXllcl9kZWVwX2xpZnRfc2hhcBgZIAEoCzIdLmN1dGF3YXkudjEuTGF5ZXJEZWVwTGlmdFNoYXBIABI8ChNsYXllcl9ncmFkaWVudF9zaGFwGBogASgLMh0uY3V0YXdheS52MS5MYXllckdyYWRpZW50U2hhcEgAEikKCWxheWVyX2xycBgbIAEoCzIULmN1dGF3YXkudjEuTGF5ZXJMcnBIABJCChZsYXllcl9mZWF0dXJlX2FibGF0aW9uGBwgASgLMiAuY3V0YXdheS52MS5MYXllckZlYXR1cmVBYmxhdGlvbkgAEkgKGWxheWVyX2ZlYXR1cmVfcGVybXV0YXRpb24YHSABKAsyIy5jdXRhd2F5LnYxLkxheWVyRmVhdHVyZVBlcm11dGF0aW9uSAASNQoPbmV1cm9uX2dyYWRpZW50GB4gASgLMhouY3V0YXdheS52MS5OZXVyb25HcmFkaWVudEgAEkwKG25ldXJvbl9pbnRlZ3JhdGVkX2dyYWRpZW50cxgfIAEoCzIlLmN1dGF3YXkudjEuTmV1cm9uSW50ZWdyYXRlZEdyYWRpZW50c0gAEjsKEm5ldXJvbl9jb25kdWN0YW5jZRggIAEoCzIdLmN1dGF3YXkudjEuTmV1cm9uQ29uZHVjdGFuY2VIABI2ChBuZXVyb25fZGVlcF9saWZ0GCEgASgLMhouY3V0YXdheS52MS5OZXVyb25EZWVwTGlmdEgAEj8KFW5ldXJvbl9kZWVwX2xpZnRfc2hhcBgiIAEoCzIeLmN1dGF3YXkudjEuTmV1cm9uRGVlcExpZnRTaGFwSAASPgoUbmV1cm9uX2dyYWRpZW50X3NoYXAYIyABKAsyHi5jdXRhd2F5LnYxLk5ldXJvbkdyYWRpZW50U2hhcEgAEkIKFm5ldXJvbl9ndWlkZWRfYmFja3Byb3AYJCABKAsyIC5jdXRhd2F5LnYxLk5ldXJvbkd1aWRlZEJhY2twcm9wSAASPwoUbmV1cm9uX2RlY29udm9sdXRpb24YJSABKAsyHy5jdXRhd2F5LnYxLk5ldXJvbkRlY29udm9sdXRpb25IABJEChduZXVyb25fZmVhdHVyZV9hYmxhdGlvbhgmIAEoCzIhLmN1dGF3YXkudjEuTmV1cm9uRmVhdHVyZUFibGF0aW9uSAASIgoGdGFyZ2V0GCcgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSDgoGaW5wdXRzGCggAygJEi0KDG5vaXNlX3R1bm5lbBgpIAEoCzIXLmN1dGF3YXkudjEuTm9pc2VUdW5uZWwSKgoHbWV0cmljcxgqIAMoCzIZLmN1dGF3YXkudjEuTWV0cmljUmVxdWVzdBISCgpsYXllcl9wYXRoGCsgASgJEjMKD2xsbV9hdHRyaWJ1dGlvbhgsIAEoCzIaLmN1dGF3YXkudjEuTGxtQXR0cmlidXRpb25CCAoGbWV0aG9kIocBCglCYXNlbGluZXMSNAoIYnlfaW5wdXQYASADKAsyIi5jdXRhd2F5LnYxLkJhc2VsaW5lcy5CeUlucHV0RW50cnkaRAoMQnlJbnB1dEVudHJ5EgsKA2tleRgBIAEoCRIjCgV2YWx1ZRgCIAEoCzIULmN1dGF3YXkudjEuQmFzZWxpbmU6AjgBIooBCghCYXNlbGluZRIQCgZzY2FsYXIYASABKAFIABIkCgZ0ZW5zb3IYAiABKAsyEi5jdXRhd2F5LnYxLlRlbnNvckgAEioKDGRpc3RyaWJ1dGlvbhgDIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySAASEgoIdG9rZW5faWQYBCABKANIAEIGCgRraW5kIpsBCgxQYXRoSW50ZWdyYWwSKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSDwoHbl9zdGVwcxgCIAEoDRIqCgpxdWFkcmF0dXJlGAMgASgOMhYuY3V0YXdheS52MS5RdWFkcmF0dXJlEhYKCW1heF9kZWx0YRgEIAEoAUgAiAEBQgwKCl9tYXhfZGVsdGEiiwEKDEZlYXR1cmVNYXNrcxI3CghieV9pbnB1dBgBIAMoCzIlLmN1dGF3YXkudjEuRmVhdHVyZU1hc2tzLkJ5SW5wdXRFbnRyeRpCCgxCeUlucHV0RW50cnkSCwoDa2V5GAEgASgJEiEKBXZhbHVlGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3I6AjgBIi4KCFNhbGllbmN5EhUKCGFic29sdXRlGAEgASgISACIAQFCCwoJX2Fic29sdXRlIhAKDklucHV0WEdyYWRpZW50InUKE0ludGVncmF0ZWRHcmFkaWVudHMSJgoEcGF0aBgBIAEoCzIYLmN1dGF3YXkudjEuUGF0aEludGVncmFsEh8KEm11bHRpcGx5X2J5X2lucHV0cxgCIAEoCEgAiAEBQhUKE19tdWx0aXBseV9ieV9pbnB1dHMiNAoIRGVlcExpZnQSKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMiOAoMRGVlcExpZnRTaGFwEigKCWJhc2VsaW5lcxgBIAEoCzIVLmN1dGF3YXkudjEuQmFzZWxpbmVzIloKDEdyYWRpZW50U2hhcBIoCgliYXNlbGluZXMYASABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxIRCgluX3NhbXBsZXMYAiABKA0SDQoFc3RkZXYYAyABKAEiEAoOR3VpZGVkQmFja3Byb3AiDwoNRGVjb252b2x1dGlvbiJKCg1HdWlkZWRHcmFkQ2FtEg0KBWxheWVyGAEgASgJEhkKDGNoYW5uZWxfYXhpcxgCIAEoBUgAiAEBQg8KDV9jaGFubmVsX2F4aXMicwoDTHJwEikKBXJ1bGVzGAEgAygLMhouY3V0YXdheS52MS5McnAuUnVsZXNFbnRyeRpBCgpSdWxlc0VudHJ5EgsKA2tleRgBIAEoCRIiCgV2YWx1ZRgCIAEoCzITLmN1dGF3YXkudjEuTHJwUnVsZToCOAEipQEKB0xycFJ1bGUSEQoHZXBzaWxvbhgBIAEoAUgAEg8KBWdhbW1hGAIgASgBSAASOwoTYWxwaGFfb25lX2JldGFfemVybxgDIAEoCzIcLmN1dGF3YXkudjEuQWxwaGFPbmVCZXRhWmVyb0gAEjEKCGlkZW50aXR5GAQgASgLMh0uY3V0YXdheS52MS5SZWxldmFuY2VJZGVudGl0eUgAQgYKBGtpbmQiEgoQQWxwaGFPbmVCZXRhWmVybyITChFSZWxldmFuY2VJZGVudGl0eSJkCg9GZWF0dXJlQWJsYXRpb24SKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSJwoFbWFza3MYAiABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcyI9ChJGZWF0dXJlUGVybXV0YXRpb24SJwoFbWFza3MYASABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcyKtAgoJT2NjbHVzaW9uEigKCWJhc2VsaW5lcxgBIAEoCzIVLmN1dGF3YXkudjEuQmFzZWxpbmVzEjMKB3dpbmRvd3MYAiADKAsyIi5jdXRhd2F5LnYxLk9jY2x1c2lvbi5XaW5kb3dzRW50cnkSMwoHc3RyaWRlcxgDIAMoCzIiLmN1dGF3YXkudjEuT2NjbHVzaW9uLlN0cmlkZXNFbnRyeRpFCgxXaW5kb3dzRW50cnkSCwoDa2V5GAEgASgJEiQKBXZhbHVlGAIgASgLMhUuY3V0YXdheS52MS5BeGlzU2l6ZXM6AjgBGkUKDFN0cmlkZXNFbnRyeRILCgNrZXkYASABKAkSJAoFdmFsdWUYAiABKAsyFS5jdXRhd2F5LnYxLkF4aXNTaXplczoCOAEiGgoJQXhpc1NpemVzEg0KBXNpemVzGAEgAygDImIKDVNoYXBsZXlWYWx1ZXMSKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSJwoFbWFza3MYAiABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcyJ8ChRTaGFwbGV5VmFsdWVTYW1wbGluZxIoCgliYXNlbGluZXMYASABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxInCgVtYXNrcxgCIAEoCzIYLmN1dGF3YXkudjEuRmVhdHVyZU1hc2tzEhEKCW5fc2FtcGxlcxgDIAEoDSJyCgpLZXJuZWxTaGFwEigKCWJhc2VsaW5lcxgBIAEoCzIVLmN1dGF3YXkudjEuQmFzZWxpbmVzEicKBW1hc2tzGAIgASgLMhguY3V0YXdheS52MS5GZWF0dXJlTWFza3MSEQoJbl9zYW1wbGVzGAMgASgNImwKBExpbWUSKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSJwoFbWFza3MYAiABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcxIRCgluX3NhbXBsZXMYAyABKA0iIAoPTGF5ZXJBY3RpdmF0aW9uEg0KBWxheWVyGAEgASgJIikKGExheWVyR3JhZGllbnRYQWN0aXZhdGlvbhINCgVsYXllchgBIAEoCSJXCgxMYXllckdyYWRDYW0SDQoFbGF5ZXIYASABKAkSDAoEcmVsdRgCIAEoCBIZCgxjaGFubmVsX2F4aXMYAyABKAVIAIgBAUIPCg1fY2hhbm5lbF9heGlzIkkKEExheWVyQ29uZHVjdGFuY2USDQoFbGF5ZXIYASABKAkSJgoEcGF0aBgCIAEoCzIYLmN1dGF3YXkudjEuUGF0aEludGVncmFsIkoKEUludGVybmFsSW5mbHVlbmNlEg0KBWxheWVyGAEgASgJEiYKBHBhdGgYAiABKAsyGC5jdXRhd2F5LnYxLlBhdGhJbnRlZ3JhbCJpChhMYXllckludGVncmF0ZWRHcmFkaWVudHMSDQoFbGF5ZXIYASABKAkSJgoEcGF0aBgCIAEoCzIYLmN1dGF3YXkudjEuUGF0aEludGVncmFsEhYKDmZ1cnRoZXJfbGF5ZXJzGAMgAygJIkgKDUxheWVyRGVlcExpZnQSDQoFbGF5ZXIYASABKAkSKAoJYmFzZWxpbmVzGAIgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMiTAoRTGF5ZXJEZWVwTGlmdFNoYXASDQoFbGF5ZXIYASABKAkSKAoJYmFzZWxpbmVzGAIgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMibgoRTGF5ZXJHcmFkaWVudFNoYXASDQoFbGF5ZXIYASABKAkSKAoJYmFzZWxpbmVzGAIgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSEQoJbl9zYW1wbGVzGAMgASgNEg0KBXN0ZGV2GAQgASgBIowBCghMYXllckxycBINCgVsYXllchgBIAEoCRIuCgVydWxlcxgCIAMoCzIfLmN1dGF3YXkudjEuTGF5ZXJMcnAuUnVsZXNFbnRyeRpBCgpSdWxlc0VudHJ5EgsKA2tleRgBIAEoCRIiCgV2YWx1ZRgCIAEoCzITLmN1dGF3YXkudjEuTHJwUnVsZToCOAEiTQoUTGF5ZXJGZWF0dXJlQWJsYXRpb24SDQoFbGF5ZXIYASABKAkSJgoIYmFzZWxpbmUYAiABKAsyFC5jdXRhd2F5LnYxLkJhc2VsaW5lIigKF0xheWVyRmVhdHVyZVBlcm11dGF0aW9uEg0KBWxheWVyGAEgASgJIjQKDk5ldXJvbkdyYWRpZW50EiIKBm5ldXJvbhgBIAEoCzISLmN1dGF3YXkudjEuTmV1cm9uImcKGU5ldXJvbkludGVncmF0ZWRHcmFkaWVudHMSIgoGbmV1cm9uGAEgASgLMhIuY3V0YXdheS52MS5OZXVyb24SJgoEcGF0aBgCIAEoCzIYLmN1dGF3YXkudjEuUGF0aEludGVncmFsIl8KEU5ldXJvbkNvbmR1Y3RhbmNlEiIKBm5ldXJvbhgBIAEoCzISLmN1dGF3YXkudjEuTmV1cm9uEiYKBHBhdGgYAiABKAsyGC5jdXRhd2F5LnYxLlBhdGhJbnRlZ3JhbCJeCg5OZXVyb25EZWVwTGlmdBIiCgZuZXVyb24YASABKAsyEi5jdXRhd2F5LnYxLk5ldXJvbhIoCgliYXNlbGluZXMYAiABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcyJiChJOZXVyb25EZWVwTGlmdFNoYXASIgoGbmV1cm9uGAEgASgLMhIuY3V0YXdheS52MS5OZXVyb24SKAoJYmFzZWxpbmVzGAIgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMihAEKEk5ldXJvbkdyYWRpZW50U2hhcBIiCgZuZXVyb24YASABKAsyEi5jdXRhd2F5LnYxLk5ldXJvbhIoCgliYXNlbGluZXMYAiABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxIRCgluX3NhbXBsZXMYAyABKA0SDQoFc3RkZXYYBCABKAEiOgoUTmV1cm9uR3VpZGVkQmFja3Byb3ASIgoGbmV1cm9uGAEgASgLMhIuY3V0YXdheS52MS5OZXVyb24iOQoTTmV1cm9uRGVjb252b2x1dGlvbhIiCgZuZXVyb24YASABKAsyEi5jdXRhd2F5LnYxLk5ldXJvbiKOAQoVTmV1cm9uRmVhdHVyZUFibGF0aW9uEiIKBm5ldXJvbhgBIAEoCzISLmN1dGF3YXkudjEuTmV1cm9uEigKCWJhc2VsaW5lcxgCIAEoCzIVLmN1dGF3YXkudjEuQmFzZWxpbmVzEicKBW1hc2tzGAMgASgLMhguY3V0YXdheS52MS5GZWF0dXJlTWFza3Mi/QEKC05vaXNlVHVubmVsEjgKC2NvbWJpbmF0aW9uGAEgASgOMiMuY3V0YXdheS52MS5Ob2lzZVR1bm5lbC5Db21iaW5hdGlvbhIRCgluX3NhbXBsZXMYAiABKA0SEgoFc3RkZXYYAyABKAFIAIgBASKCAQoLQ29tYmluYXRpb24SGwoXQ09NQklOQVRJT05fVU5TUEVDSUZJRUQQABIaChZDT01CSU5BVElPTl9TTU9PVEhHUkFEEAESIQodQ09NQklOQVRJT05fU01PT1RIR1JBRF9TUVVBUkUQAhIXChNDT01CSU5BVElPTl9WQVJHUkFEEANCCAoGX3N0ZGV2In4KDkxsbUF0dHJpYnV0aW9uEh8KEnVzZV9jYWNoZWRfb3V0cHV0cxgBIAEoCEgAiAEBEh4KEWZvcndhcmRfaW5fdG9rZW5zGAIgASgISAGIAQFCFQoTX3VzZV9jYWNoZWRfb3V0cHV0c0IUChJfZm9yd2FyZF9pbl90b2tlbnMifgoNTWV0cmljUmVxdWVzdBIsCgppbmZpZGVsaXR5GAEgASgLMhYuY3V0YXdheS52MS5JbmZpZGVsaXR5SAASNQoPc2Vuc2l0aXZpdHlfbWF4GAIgASgLMhouY3V0YXdheS52MS5TZW5zaXRpdml0eU1heEgAQggKBm1ldHJpYyI9CgpJbmZpZGVsaXR5EhEKCW5fc2FtcGxlcxgBIAEoDRISCgVzdGRldhgCIAEoAUgAiAEBQggKBl9zdGRldiJDCg5TZW5zaXRpdml0eU1heBIRCgluX3NhbXBsZXMYASABKA0SEwoGcmFkaXVzGAIgASgBSACIAQFCCQoHX3JhZGl1cyLdAwoLQXR0cmlidXRpb24SDgoGbWV0aG9kGAEgASgJEg0KBWxheWVyGAIgASgJEicKBnZhbHVlcxgDIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISGQoRY29udmVyZ2VuY2VfZGVsdGEYBCADKAESFgoOdmFsdWVfYXRfaW5wdXQYBSADKAESGQoRdmFsdWVfYXRfYmFzZWxpbmUYBiADKAESDwoHdGFyZ2V0cxgHIAMoAxIhCgZjaGVja3MYCCADKAsyES5jdXRhd2F5LnYxLkNoZWNrEiMKB21ldHJpY3MYCSADKAsyEi5jdXRhd2F5LnYxLk1ldHJpYxIPCgduX3N0ZXBzGAogASgNEiwKBnRva2VucxgLIAEoCzIcLmN1dGF3YXkudjEuVG9rZW5BdHRyaWJ1dGlvbhIrCgVlcnJvchgMIAEoCzIcLmN1dGF3YXkudjEuQXR0cmlidXRpb25FcnJvchIwCg9zdGFuZGFyZF9lcnJvcnMYDSADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEhcKD2lucHV0c19sZWZ0X291dBgOIAMoCRIWCg5hdHRyaWJ1dGlvbl9tcxgPIAEoARIQCghjaGVja19tcxgQIAEoASJQChBBdHRyaWJ1dGlvbkVycm9yEgwKBGNvZGUYASABKAUSDgoGcmVhc29uGAIgASgJEg8KB21lc3NhZ2UYAyABKAkSDQoFZmllbGQYBCABKAkijQEKEFRva2VuQXR0cmlidXRpb24SDQoFaW5wdXQYASABKAkSHwoDaWRzGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISIgoGdmFsdWVzGAMgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISJQoFdGV4dHMYBCADKAsyFi5jdXRhd2F5LnYxLlRva2VuVGV4dHMiHAoKVG9rZW5UZXh0cxIOCgZ0b2tlbnMYASADKAkiJgoGTWV0cmljEgwKBG5hbWUYASABKAkSDgoGdmFsdWVzGAIgAygBKsMBCgpRdWFkcmF0dXJlEhoKFlFVQURSQVRVUkVfVU5TUEVDSUZJRUQQABIdChlRVUFEUkFUVVJFX0dBVVNTX0xFR0VORFJFEAESHAoYUVVBRFJBVFVSRV9SSUVNQU5OX1JJR0hUEAISGwoXUVVBRFJBVFVSRV9SSUVNQU5OX0xFRlQQAxIdChlRVUFEUkFUVVJFX1JJRU1BTk5fTUlERExFEAQSIAocUVVBRFJBVFVSRV9SSUVNQU5OX1RSQVBFWk9JRBAFYgZwcm90bzM", [file_cutaway_v1_check, file_cutaway_v1_target, file_cutaway_v1_tensor]);
+  fileDesc("ChxjdXRhd2F5L3YxL2F0dHJpYnV0aW9uLnByb3RvEgpjdXRhd2F5LnYxIrATChJBdHRyaWJ1dGlvblJlcXVlc3QSKAoIc2FsaWVuY3kYASABKAsyFC5jdXRhd2F5LnYxLlNhbGllbmN5SAASNgoQaW5wdXRfeF9ncmFkaWVudBgCIAEoCzIaLmN1dGF3YXkudjEuSW5wdXRYR3JhZGllbnRIABI/ChRpbnRlZ3JhdGVkX2dyYWRpZW50cxgDIAEoCzIfLmN1dGF3YXkudjEuSW50ZWdyYXRlZEdyYWRpZW50c0gAEikKCWRlZXBfbGlmdBgEIAEoCzIULmN1dGF3YXkudjEuRGVlcExpZnRIABIyCg5kZWVwX2xpZnRfc2hhcBgFIAEoCzIYLmN1dGF3YXkudjEuRGVlcExpZnRTaGFwSAASMQoNZ3JhZGllbnRfc2hhcBgGIAEoCzIYLmN1dGF3YXkudjEuR3JhZGllbnRTaGFwSAASNQoPZ3VpZGVkX2JhY2twcm9wGAcgASgLMhouY3V0YXdheS52MS5HdWlkZWRCYWNrcHJvcEgAEjIKDWRlY29udm9sdXRpb24YCCABKAsyGS5jdXRhd2F5LnYxLkRlY29udm9sdXRpb25IABI0Cg9ndWlkZWRfZ3JhZF9jYW0YCSABKAsyGS5jdXRhd2F5LnYxLkd1aWRlZEdyYWRDYW1IABIeCgNscnAYCiABKAsyDy5jdXRhd2F5LnYxLkxycEgAEjcKEGZlYXR1cmVfYWJsYXRpb24YCyABKAsyGy5jdXRhd2F5LnYxLkZlYXR1cmVBYmxhdGlvbkgAEj0KE2ZlYXR1cmVfcGVybXV0YXRpb24YDCABKAsyHi5jdXRhd2F5LnYxLkZlYXR1cmVQZXJtdXRhdGlvbkgAEioKCW9jY2x1c2lvbhgNIAEoCzIVLmN1dGF3YXkudjEuT2NjbHVzaW9uSAASMwoOc2hhcGxleV92YWx1ZXMYDiABKAsyGS5jdXRhd2F5LnYxLlNoYXBsZXlWYWx1ZXNIABJCChZzaGFwbGV5X3ZhbHVlX3NhbXBsaW5nGA8gASgLMiAuY3V0YXdheS52MS5TaGFwbGV5VmFsdWVTYW1wbGluZ0gAEi0KC2tlcm5lbF9zaGFwGBAgASgLMhYuY3V0YXdheS52MS5LZXJuZWxTaGFwSAASIAoEbGltZRgRIAEoCzIQLmN1dGF3YXkudjEuTGltZUgAEjcKEGxheWVyX2FjdGl2YXRpb24YEiABKAsyGy5jdXRhd2F5LnYxLkxheWVyQWN0aXZhdGlvbkgAEksKG2xheWVyX2dyYWRpZW50X3hfYWN0aXZhdGlvbhgTIAEoCzIkLmN1dGF3YXkudjEuTGF5ZXJHcmFkaWVudFhBY3RpdmF0aW9uSAASMgoObGF5ZXJfZ3JhZF9jYW0YFCABKAsyGC5jdXRhd2F5LnYxLkxheWVyR3JhZENhbUgAEjkKEWxheWVyX2NvbmR1Y3RhbmNlGBUgASgLMhwuY3V0YXdheS52MS5MYXllckNvbmR1Y3RhbmNlSAASOwoSaW50ZXJuYWxfaW5mbHVlbmNlGBYgASgLMh0uY3V0YXdheS52MS5JbnRlcm5hbEluZmx1ZW5jZUgAEkoKGmxheWVyX2ludGVncmF0ZWRfZ3JhZGllbnRzGBcgASgLMiQuY3V0YXdheS52MS5MYXllckludGVncmF0ZWRHcmFkaWVudHNIABI0Cg9sYXllcl9kZWVwX2xpZnQYGCABKAsyGS5jdXRhd2F5LnYxLkxheWVyRGVlcExpZnRIABI9ChRsYXllcl9kZWVwX2xpZnRfc2hhcBgZIAEoCzIdLmN1dGF3YXkudjEuTGF5ZXJEZWVwTGlmdFNoYXBIABI8ChNsYXllcl9ncmFkaWVudF9zaGFwGBogASgLMh0uY3V0YXdheS52MS5MYXllckdyYWRpZW50U2hhcEgAEikKCWxheWVyX2xycBgbIAEoCzIULmN1dGF3YXkudjEuTGF5ZXJMcnBIABJCChZsYXllcl9mZWF0dXJlX2FibGF0aW9uGBwgASgLMiAuY3V0YXdheS52MS5MYXllckZlYXR1cmVBYmxhdGlvbkgAEkgKGWxheWVyX2ZlYXR1cmVfcGVybXV0YXRpb24YHSABKAsyIy5jdXRhd2F5LnYxLkxheWVyRmVhdHVyZVBlcm11dGF0aW9uSAASNQoPbmV1cm9uX2dyYWRpZW50GB4gASgLMhouY3V0YXdheS52MS5OZXVyb25HcmFkaWVudEgAEkwKG25ldXJvbl9pbnRlZ3JhdGVkX2dyYWRpZW50cxgfIAEoCzIlLmN1dGF3YXkudjEuTmV1cm9uSW50ZWdyYXRlZEdyYWRpZW50c0gAEjsKEm5ldXJvbl9jb25kdWN0YW5jZRggIAEoCzIdLmN1dGF3YXkudjEuTmV1cm9uQ29uZHVjdGFuY2VIABI2ChBuZXVyb25fZGVlcF9saWZ0GCEgASgLMhouY3V0YXdheS52MS5OZXVyb25EZWVwTGlmdEgAEj8KFW5ldXJvbl9kZWVwX2xpZnRfc2hhcBgiIAEoCzIeLmN1dGF3YXkudjEuTmV1cm9uRGVlcExpZnRTaGFwSAASPgoUbmV1cm9uX2dyYWRpZW50X3NoYXAYIyABKAsyHi5jdXRhd2F5LnYxLk5ldXJvbkdyYWRpZW50U2hhcEgAEkIKFm5ldXJvbl9ndWlkZWRfYmFja3Byb3AYJCABKAsyIC5jdXRhd2F5LnYxLk5ldXJvbkd1aWRlZEJhY2twcm9wSAASPwoUbmV1cm9uX2RlY29udm9sdXRpb24YJSABKAsyHy5jdXRhd2F5LnYxLk5ldXJvbkRlY29udm9sdXRpb25IABJEChduZXVyb25fZmVhdHVyZV9hYmxhdGlvbhgmIAEoCzIhLmN1dGF3YXkudjEuTmV1cm9uRmVhdHVyZUFibGF0aW9uSAASIgoGdGFyZ2V0GCcgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSDgoGaW5wdXRzGCggAygJEi0KDG5vaXNlX3R1bm5lbBgpIAEoCzIXLmN1dGF3YXkudjEuTm9pc2VUdW5uZWwSKgoHbWV0cmljcxgqIAMoCzIZLmN1dGF3YXkudjEuTWV0cmljUmVxdWVzdBISCgpsYXllcl9wYXRoGCsgASgJEjMKD2xsbV9hdHRyaWJ1dGlvbhgsIAEoCzIaLmN1dGF3YXkudjEuTGxtQXR0cmlidXRpb24SJAoHcXVhbGl0eRgtIAEoCzITLmN1dGF3YXkudjEuUXVhbGl0eUIICgZtZXRob2QihwEKCUJhc2VsaW5lcxI0CghieV9pbnB1dBgBIAMoCzIiLmN1dGF3YXkudjEuQmFzZWxpbmVzLkJ5SW5wdXRFbnRyeRpECgxCeUlucHV0RW50cnkSCwoDa2V5GAEgASgJEiMKBXZhbHVlGAIgASgLMhQuY3V0YXdheS52MS5CYXNlbGluZToCOAEiigEKCEJhc2VsaW5lEhAKBnNjYWxhchgBIAEoAUgAEiQKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySAASKgoMZGlzdHJpYnV0aW9uGAMgASgLMhIuY3V0YXdheS52MS5UZW5zb3JIABISCgh0b2tlbl9pZBgEIAEoA0gAQgYKBGtpbmQimwEKDFBhdGhJbnRlZ3JhbBIoCgliYXNlbGluZXMYASABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxIPCgduX3N0ZXBzGAIgASgNEioKCnF1YWRyYXR1cmUYAyABKA4yFi5jdXRhd2F5LnYxLlF1YWRyYXR1cmUSFgoJbWF4X2RlbHRhGAQgASgBSACIAQFCDAoKX21heF9kZWx0YSKLAQoMRmVhdHVyZU1hc2tzEjcKCGJ5X2lucHV0GAEgAygLMiUuY3V0YXdheS52MS5GZWF0dXJlTWFza3MuQnlJbnB1dEVudHJ5GkIKDEJ5SW5wdXRFbnRyeRILCgNrZXkYASABKAkSIQoFdmFsdWUYAiABKAsyEi5jdXRhd2F5LnYxLlRlbnNvcjoCOAEiLgoIU2FsaWVuY3kSFQoIYWJzb2x1dGUYASABKAhIAIgBAUILCglfYWJzb2x1dGUiEAoOSW5wdXRYR3JhZGllbnQidQoTSW50ZWdyYXRlZEdyYWRpZW50cxImCgRwYXRoGAEgASgLMhguY3V0YXdheS52MS5QYXRoSW50ZWdyYWwSHwoSbXVsdGlwbHlfYnlfaW5wdXRzGAIgASgISACIAQFCFQoTX211bHRpcGx5X2J5X2lucHV0cyI0CghEZWVwTGlmdBIoCgliYXNlbGluZXMYASABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcyI4CgxEZWVwTGlmdFNoYXASKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMiWgoMR3JhZGllbnRTaGFwEigKCWJhc2VsaW5lcxgBIAEoCzIVLmN1dGF3YXkudjEuQmFzZWxpbmVzEhEKCW5fc2FtcGxlcxgCIAEoDRINCgVzdGRldhgDIAEoASIQCg5HdWlkZWRCYWNrcHJvcCIPCg1EZWNvbnZvbHV0aW9uIkoKDUd1aWRlZEdyYWRDYW0SDQoFbGF5ZXIYASABKAkSGQoMY2hhbm5lbF9heGlzGAIgASgFSACIAQFCDwoNX2NoYW5uZWxfYXhpcyJzCgNMcnASKQoFcnVsZXMYASADKAsyGi5jdXRhd2F5LnYxLkxycC5SdWxlc0VudHJ5GkEKClJ1bGVzRW50cnkSCwoDa2V5GAEgASgJEiIKBXZhbHVlGAIgASgLMhMuY3V0YXdheS52MS5McnBSdWxlOgI4ASKlAQoHTHJwUnVsZRIRCgdlcHNpbG9uGAEgASgBSAASDwoFZ2FtbWEYAiABKAFIABI7ChNhbHBoYV9vbmVfYmV0YV96ZXJvGAMgASgLMhwuY3V0YXdheS52MS5BbHBoYU9uZUJldGFaZXJvSAASMQoIaWRlbnRpdHkYBCABKAsyHS5jdXRhd2F5LnYxLlJlbGV2YW5jZUlkZW50aXR5SABCBgoEa2luZCISChBBbHBoYU9uZUJldGFaZXJvIhMKEVJlbGV2YW5jZUlkZW50aXR5ImQKD0ZlYXR1cmVBYmxhdGlvbhIoCgliYXNlbGluZXMYASABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxInCgVtYXNrcxgCIAEoCzIYLmN1dGF3YXkudjEuRmVhdHVyZU1hc2tzIj0KEkZlYXR1cmVQZXJtdXRhdGlvbhInCgVtYXNrcxgBIAEoCzIYLmN1dGF3YXkudjEuRmVhdHVyZU1hc2tzIq0CCglPY2NsdXNpb24SKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSMwoHd2luZG93cxgCIAMoCzIiLmN1dGF3YXkudjEuT2NjbHVzaW9uLldpbmRvd3NFbnRyeRIzCgdzdHJpZGVzGAMgAygLMiIuY3V0YXdheS52MS5PY2NsdXNpb24uU3RyaWRlc0VudHJ5GkUKDFdpbmRvd3NFbnRyeRILCgNrZXkYASABKAkSJAoFdmFsdWUYAiABKAsyFS5jdXRhd2F5LnYxLkF4aXNTaXplczoCOAEaRQoMU3RyaWRlc0VudHJ5EgsKA2tleRgBIAEoCRIkCgV2YWx1ZRgCIAEoCzIVLmN1dGF3YXkudjEuQXhpc1NpemVzOgI4ASIaCglBeGlzU2l6ZXMSDQoFc2l6ZXMYASADKAMiYgoNU2hhcGxleVZhbHVlcxIoCgliYXNlbGluZXMYASABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxInCgVtYXNrcxgCIAEoCzIYLmN1dGF3YXkudjEuRmVhdHVyZU1hc2tzInwKFFNoYXBsZXlWYWx1ZVNhbXBsaW5nEigKCWJhc2VsaW5lcxgBIAEoCzIVLmN1dGF3YXkudjEuQmFzZWxpbmVzEicKBW1hc2tzGAIgASgLMhguY3V0YXdheS52MS5GZWF0dXJlTWFza3MSEQoJbl9zYW1wbGVzGAMgASgNInIKCktlcm5lbFNoYXASKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSJwoFbWFza3MYAiABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcxIRCgluX3NhbXBsZXMYAyABKA0ibAoETGltZRIoCgliYXNlbGluZXMYASABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxInCgVtYXNrcxgCIAEoCzIYLmN1dGF3YXkudjEuRmVhdHVyZU1hc2tzEhEKCW5fc2FtcGxlcxgDIAEoDSIgCg9MYXllckFjdGl2YXRpb24SDQoFbGF5ZXIYASABKAkiKQoYTGF5ZXJHcmFkaWVudFhBY3RpdmF0aW9uEg0KBWxheWVyGAEgASgJIlcKDExheWVyR3JhZENhbRINCgVsYXllchgBIAEoCRIMCgRyZWx1GAIgASgIEhkKDGNoYW5uZWxfYXhpcxgDIAEoBUgAiAEBQg8KDV9jaGFubmVsX2F4aXMiSQoQTGF5ZXJDb25kdWN0YW5jZRINCgVsYXllchgBIAEoCRImCgRwYXRoGAIgASgLMhguY3V0YXdheS52MS5QYXRoSW50ZWdyYWwiSgoRSW50ZXJuYWxJbmZsdWVuY2USDQoFbGF5ZXIYASABKAkSJgoEcGF0aBgCIAEoCzIYLmN1dGF3YXkudjEuUGF0aEludGVncmFsImkKGExheWVySW50ZWdyYXRlZEdyYWRpZW50cxINCgVsYXllchgBIAEoCRImCgRwYXRoGAIgASgLMhguY3V0YXdheS52MS5QYXRoSW50ZWdyYWwSFgoOZnVydGhlcl9sYXllcnMYAyADKAkiSAoNTGF5ZXJEZWVwTGlmdBINCgVsYXllchgBIAEoCRIoCgliYXNlbGluZXMYAiABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcyJMChFMYXllckRlZXBMaWZ0U2hhcBINCgVsYXllchgBIAEoCRIoCgliYXNlbGluZXMYAiABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcyJuChFMYXllckdyYWRpZW50U2hhcBINCgVsYXllchgBIAEoCRIoCgliYXNlbGluZXMYAiABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxIRCgluX3NhbXBsZXMYAyABKA0SDQoFc3RkZXYYBCABKAEijAEKCExheWVyTHJwEg0KBWxheWVyGAEgASgJEi4KBXJ1bGVzGAIgAygLMh8uY3V0YXdheS52MS5MYXllckxycC5SdWxlc0VudHJ5GkEKClJ1bGVzRW50cnkSCwoDa2V5GAEgASgJEiIKBXZhbHVlGAIgASgLMhMuY3V0YXdheS52MS5McnBSdWxlOgI4ASJNChRMYXllckZlYXR1cmVBYmxhdGlvbhINCgVsYXllchgBIAEoCRImCghiYXNlbGluZRgCIAEoCzIULmN1dGF3YXkudjEuQmFzZWxpbmUiKAoXTGF5ZXJGZWF0dXJlUGVybXV0YXRpb24SDQoFbGF5ZXIYASABKAkiNAoOTmV1cm9uR3JhZGllbnQSIgoGbmV1cm9uGAEgASgLMhIuY3V0YXdheS52MS5OZXVyb24iZwoZTmV1cm9uSW50ZWdyYXRlZEdyYWRpZW50cxIiCgZuZXVyb24YASABKAsyEi5jdXRhd2F5LnYxLk5ldXJvbhImCgRwYXRoGAIgASgLMhguY3V0YXdheS52MS5QYXRoSW50ZWdyYWwiXwoRTmV1cm9uQ29uZHVjdGFuY2USIgoGbmV1cm9uGAEgASgLMhIuY3V0YXdheS52MS5OZXVyb24SJgoEcGF0aBgCIAEoCzIYLmN1dGF3YXkudjEuUGF0aEludGVncmFsIl4KDk5ldXJvbkRlZXBMaWZ0EiIKBm5ldXJvbhgBIAEoCzISLmN1dGF3YXkudjEuTmV1cm9uEigKCWJhc2VsaW5lcxgCIAEoCzIVLmN1dGF3YXkudjEuQmFzZWxpbmVzImIKEk5ldXJvbkRlZXBMaWZ0U2hhcBIiCgZuZXVyb24YASABKAsyEi5jdXRhd2F5LnYxLk5ldXJvbhIoCgliYXNlbGluZXMYAiABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcyKEAQoSTmV1cm9uR3JhZGllbnRTaGFwEiIKBm5ldXJvbhgBIAEoCzISLmN1dGF3YXkudjEuTmV1cm9uEigKCWJhc2VsaW5lcxgCIAEoCzIVLmN1dGF3YXkudjEuQmFzZWxpbmVzEhEKCW5fc2FtcGxlcxgDIAEoDRINCgVzdGRldhgEIAEoASI6ChROZXVyb25HdWlkZWRCYWNrcHJvcBIiCgZuZXVyb24YASABKAsyEi5jdXRhd2F5LnYxLk5ldXJvbiI5ChNOZXVyb25EZWNvbnZvbHV0aW9uEiIKBm5ldXJvbhgBIAEoCzISLmN1dGF3YXkudjEuTmV1cm9uIo4BChVOZXVyb25GZWF0dXJlQWJsYXRpb24SIgoGbmV1cm9uGAEgASgLMhIuY3V0YXdheS52MS5OZXVyb24SKAoJYmFzZWxpbmVzGAIgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSJwoFbWFza3MYAyABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcyL9AQoLTm9pc2VUdW5uZWwSOAoLY29tYmluYXRpb24YASABKA4yIy5jdXRhd2F5LnYxLk5vaXNlVHVubmVsLkNvbWJpbmF0aW9uEhEKCW5fc2FtcGxlcxgCIAEoDRISCgVzdGRldhgDIAEoAUgAiAEBIoIBCgtDb21iaW5hdGlvbhIbChdDT01CSU5BVElPTl9VTlNQRUNJRklFRBAAEhoKFkNPTUJJTkFUSU9OX1NNT09USEdSQUQQARIhCh1DT01CSU5BVElPTl9TTU9PVEhHUkFEX1NRVUFSRRACEhcKE0NPTUJJTkFUSU9OX1ZBUkdSQUQQA0IICgZfc3RkZXYifgoOTGxtQXR0cmlidXRpb24SHwoSdXNlX2NhY2hlZF9vdXRwdXRzGAEgASgISACIAQESHgoRZm9yd2FyZF9pbl90b2tlbnMYAiABKAhIAYgBAUIVChNfdXNlX2NhY2hlZF9vdXRwdXRzQhQKEl9mb3J3YXJkX2luX3Rva2VucyLbCgoNTWV0cmljUmVxdWVzdBIsCgppbmZpZGVsaXR5GAEgASgLMhYuY3V0YXdheS52MS5JbmZpZGVsaXR5SAASNQoPc2Vuc2l0aXZpdHlfbWF4GAIgASgLMhouY3V0YXdheS52MS5TZW5zaXRpdml0eU1heEgAEigKCGRlbGV0aW9uGAMgASgLMhQuY3V0YXdheS52MS5EZWxldGlvbkgAEioKCWluc2VydGlvbhgEIAEoCzIVLmN1dGF3YXkudjEuSW5zZXJ0aW9uSAASRgoYc3ltbWV0cmljX3JlbGV2YW5jZV9nYWluGAUgASgLMiIuY3V0YXdheS52MS5TeW1tZXRyaWNSZWxldmFuY2VHYWluSAASRwoYZmFpdGhmdWxuZXNzX2NvcnJlbGF0aW9uGAYgASgLMiMuY3V0YXdheS52MS5GYWl0aGZ1bG5lc3NDb3JyZWxhdGlvbkgAEi4KC3N1ZmZpY2llbmN5GAcgASgLMhcuY3V0YXdheS52MS5TdWZmaWNpZW5jeUgAEjoKEWNvbXByZWhlbnNpdmVuZXNzGAggASgLMh0uY3V0YXdheS52MS5Db21wcmVoZW5zaXZlbmVzc0gAEjcKEHNlbnNpdGl2aXR5X21lYW4YCSABKAsyGy5jdXRhd2F5LnYxLlNlbnNpdGl2aXR5TWVhbkgAEjUKD2xvY2FsX2xpcHNjaGl0ehgKIAEoCzIaLmN1dGF3YXkudjEuTG9jYWxMaXBzY2hpdHpIABJGChhyZWxhdGl2ZV9pbnB1dF9zdGFiaWxpdHkYCyABKAsyIi5jdXRhd2F5LnYxLlJlbGF0aXZlSW5wdXRTdGFiaWxpdHlIABJIChlyZWxhdGl2ZV9vdXRwdXRfc3RhYmlsaXR5GAwgASgLMiMuY3V0YXdheS52MS5SZWxhdGl2ZU91dHB1dFN0YWJpbGl0eUgAElgKIXJlbGF0aXZlX3JlcHJlc2VudGF0aW9uX3N0YWJpbGl0eRgNIAEoCzIrLmN1dGF3YXkudjEuUmVsYXRpdmVSZXByZXNlbnRhdGlvblN0YWJpbGl0eUgAEkUKF3BhcmFtZXRlcl9yYW5kb21pc2F0aW9uGA4gASgLMiIuY3V0YXdheS52MS5QYXJhbWV0ZXJSYW5kb21pc2F0aW9uSAASQQoVcmFuZG9taXNlZF9jb21wbGV4aXR5GA8gASgLMiAuY3V0YXdheS52MS5SYW5kb21pc2VkQ29tcGxleGl0eUgAEi8KDHJhbmRvbV9sb2dpdBgQIAEoCzIXLmN1dGF3YXkudjEuUmFuZG9tTG9naXRIABIsCgpzcGFyc2VuZXNzGBEgASgLMhYuY3V0YXdheS52MS5TcGFyc2VuZXNzSAASLAoKY29tcGxleGl0eRgSIAEoCzIWLmN1dGF3YXkudjEuQ29tcGxleGl0eUgAEj8KFGVmZmVjdGl2ZV9jb21wbGV4aXR5GBMgASgLMh8uY3V0YXdheS52MS5FZmZlY3RpdmVDb21wbGV4aXR5SAASNwoQaW5wdXRfaW52YXJpYW5jZRgUIAEoCzIbLmN1dGF3YXkudjEuSW5wdXRJbnZhcmlhbmNlSAASMQoNcG9pbnRpbmdfZ2FtZRgVIAEoCzIYLmN1dGF3YXkudjEuUG9pbnRpbmdHYW1lSAASMwoOcmVsZXZhbmNlX21hc3MYFiABKAsyGS5jdXRhd2F5LnYxLlJlbGV2YW5jZU1hc3NIABIzCg5yZWxldmFuY2VfcmFuaxgXIAEoCzIZLmN1dGF3YXkudjEuUmVsZXZhbmNlUmFua0gAQggKBm1ldHJpYyI3CgdRdWFsaXR5EhoKDXJhbmRvbWlzYXRpb24YASABKAhIAIgBAUIQCg5fcmFuZG9taXNhdGlvbiI9CgpJbmZpZGVsaXR5EhEKCW5fc2FtcGxlcxgBIAEoDRISCgVzdGRldhgCIAEoAUgAiAEBQggKBl9zdGRldiJDCg5TZW5zaXRpdml0eU1heBIRCgluX3NhbXBsZXMYASABKA0SEwoGcmFkaXVzGAIgASgBSACIAQFCCQoHX3JhZGl1cyKaAQoIRGVsZXRpb24SKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSJwoFbWFza3MYAiABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcxIqCgppbXB1dGF0aW9uGAMgASgOMhYuY3V0YXdheS52MS5JbXB1dGF0aW9uEg8KB25fc3RlcHMYBCABKA0imwEKCUluc2VydGlvbhIoCgliYXNlbGluZXMYASABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxInCgVtYXNrcxgCIAEoCzIYLmN1dGF3YXkudjEuRmVhdHVyZU1hc2tzEioKCmltcHV0YXRpb24YAyABKA4yFi5jdXRhd2F5LnYxLkltcHV0YXRpb24SDwoHbl9zdGVwcxgEIAEoDSKoAQoWU3ltbWV0cmljUmVsZXZhbmNlR2FpbhIoCgliYXNlbGluZXMYASABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxInCgVtYXNrcxgCIAEoCzIYLmN1dGF3YXkudjEuRmVhdHVyZU1hc2tzEioKCmltcHV0YXRpb24YAyABKA4yFi5jdXRhd2F5LnYxLkltcHV0YXRpb24SDwoHbl9zdGVwcxgEIAEoDSLPAQoXRmFpdGhmdWxuZXNzQ29ycmVsYXRpb24SKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSJwoFbWFza3MYAiABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcxIqCgppbXB1dGF0aW9uGAMgASgOMhYuY3V0YXdheS52MS5JbXB1dGF0aW9uEhUKCGZyYWN0aW9uGAQgASgBSACIAQESEQoJbl9zYW1wbGVzGAUgASgNQgsKCV9mcmFjdGlvbiKwAQoLU3VmZmljaWVuY3kSKAoJYmFzZWxpbmVzGAEgASgLMhUuY3V0YXdheS52MS5CYXNlbGluZXMSJwoFbWFza3MYAiABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcxIqCgppbXB1dGF0aW9uGAMgASgOMhYuY3V0YXdheS52MS5JbXB1dGF0aW9uEhUKCGZyYWN0aW9uGAQgASgBSACIAQFCCwoJX2ZyYWN0aW9uIrYBChFDb21wcmVoZW5zaXZlbmVzcxIoCgliYXNlbGluZXMYASABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxInCgVtYXNrcxgCIAEoCzIYLmN1dGF3YXkudjEuRmVhdHVyZU1hc2tzEioKCmltcHV0YXRpb24YAyABKA4yFi5jdXRhd2F5LnYxLkltcHV0YXRpb24SFQoIZnJhY3Rpb24YBCABKAFIAIgBAUILCglfZnJhY3Rpb24iRAoPU2Vuc2l0aXZpdHlNZWFuEhEKCW5fc2FtcGxlcxgBIAEoDRITCgZyYWRpdXMYAiABKAFIAIgBAUIJCgdfcmFkaXVzIkMKDkxvY2FsTGlwc2NoaXR6EhEKCW5fc2FtcGxlcxgBIAEoDRITCgZyYWRpdXMYAiABKAFIAIgBAUIJCgdfcmFkaXVzIksKFlJlbGF0aXZlSW5wdXRTdGFiaWxpdHkSEQoJbl9zYW1wbGVzGAEgASgNEhMKBnJhZGl1cxgCIAEoAUgAiAEBQgkKB19yYWRpdXMiTAoXUmVsYXRpdmVPdXRwdXRTdGFiaWxpdHkSEQoJbl9zYW1wbGVzGAEgASgNEhMKBnJhZGl1cxgCIAEoAUgAiAEBQgkKB19yYWRpdXMiZAofUmVsYXRpdmVSZXByZXNlbnRhdGlvblN0YWJpbGl0eRIRCgluX3NhbXBsZXMYASABKA0SEwoGcmFkaXVzGAIgASgBSACIAQESDgoGbW9kdWxlGAMgASgJQgkKB19yYWRpdXMiKQoWUGFyYW1ldGVyUmFuZG9taXNhdGlvbhIPCgduX3N0ZXBzGAEgASgNIhYKFFJhbmRvbWlzZWRDb21wbGV4aXR5Ig0KC1JhbmRvbUxvZ2l0IgwKClNwYXJzZW5lc3MiDAoKQ29tcGxleGl0eSI7ChNFZmZlY3RpdmVDb21wbGV4aXR5EhYKCXRocmVzaG9sZBgBIAEoAUgAiAEBQgwKCl90aHJlc2hvbGQiLwoPSW5wdXRJbnZhcmlhbmNlEhIKBXNoaWZ0GAEgASgBSACIAQFCCAoGX3NoaWZ0IjkKDFBvaW50aW5nR2FtZRIpCgdyZWdpb25zGAEgASgLMhguY3V0YXdheS52MS5GZWF0dXJlTWFza3MiOgoNUmVsZXZhbmNlTWFzcxIpCgdyZWdpb25zGAEgASgLMhguY3V0YXdheS52MS5GZWF0dXJlTWFza3MiOgoNUmVsZXZhbmNlUmFuaxIpCgdyZWdpb25zGAEgASgLMhguY3V0YXdheS52MS5GZWF0dXJlTWFza3Mi3QMKC0F0dHJpYnV0aW9uEg4KBm1ldGhvZBgBIAEoCRINCgVsYXllchgCIAEoCRInCgZ2YWx1ZXMYAyADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEhkKEWNvbnZlcmdlbmNlX2RlbHRhGAQgAygBEhYKDnZhbHVlX2F0X2lucHV0GAUgAygBEhkKEXZhbHVlX2F0X2Jhc2VsaW5lGAYgAygBEg8KB3RhcmdldHMYByADKAMSIQoGY2hlY2tzGAggAygLMhEuY3V0YXdheS52MS5DaGVjaxIjCgdtZXRyaWNzGAkgAygLMhIuY3V0YXdheS52MS5NZXRyaWMSDwoHbl9zdGVwcxgKIAEoDRIsCgZ0b2tlbnMYCyABKAsyHC5jdXRhd2F5LnYxLlRva2VuQXR0cmlidXRpb24SKwoFZXJyb3IYDCABKAsyHC5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uRXJyb3ISMAoPc3RhbmRhcmRfZXJyb3JzGA0gAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIXCg9pbnB1dHNfbGVmdF9vdXQYDiADKAkSFgoOYXR0cmlidXRpb25fbXMYDyABKAESEAoIY2hlY2tfbXMYECABKAEiUAoQQXR0cmlidXRpb25FcnJvchIMCgRjb2RlGAEgASgFEg4KBnJlYXNvbhgCIAEoCRIPCgdtZXNzYWdlGAMgASgJEg0KBWZpZWxkGAQgASgJIo0BChBUb2tlbkF0dHJpYnV0aW9uEg0KBWlucHV0GAEgASgJEh8KA2lkcxgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiIKBnZhbHVlcxgDIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiUKBXRleHRzGAQgAygLMhYuY3V0YXdheS52MS5Ub2tlblRleHRzIhwKClRva2VuVGV4dHMSDgoGdG9rZW5zGAEgAygJIn0KBk1ldHJpYxIMCgRuYW1lGAEgASgJEg4KBnZhbHVlcxgCIAMoARIOCgZyYW5kb20YAyADKAESIQoFY3VydmUYBCABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIiCgZiZXR0ZXIYBSABKA4yEi5jdXRhd2F5LnYxLkJldHRlcirDAQoKUXVhZHJhdHVyZRIaChZRVUFEUkFUVVJFX1VOU1BFQ0lGSUVEEAASHQoZUVVBRFJBVFVSRV9HQVVTU19MRUdFTkRSRRABEhwKGFFVQURSQVRVUkVfUklFTUFOTl9SSUdIVBACEhsKF1FVQURSQVRVUkVfUklFTUFOTl9MRUZUEAMSHQoZUVVBRFJBVFVSRV9SSUVNQU5OX01JRERMRRAEEiAKHFFVQURSQVRVUkVfUklFTUFOTl9UUkFQRVpPSUQQBSpeCgpJbXB1dGF0aW9uEhoKFklNUFVUQVRJT05fVU5TUEVDSUZJRUQQABIXChNJTVBVVEFUSU9OX0JBU0VMSU5FEAESGwoXSU1QVVRBVElPTl9OT0lTWV9MSU5FQVIQAipWCgZCZXR0ZXISFgoSQkVUVEVSX1VOU1BFQ0lGSUVEEAASEQoNQkVUVEVSX0hJR0hFUhABEhAKDEJFVFRFUl9MT1dFUhACEg8KC0JFVFRFUl9aRVJPEANiBnByb3RvMw", [file_cutaway_v1_check, file_cutaway_v1_target, file_cutaway_v1_tensor]);
 
 /**
  * One explanation asked for.
@@ -379,6 +379,13 @@ export type AttributionRequest = Message<"cutaway.v1.AttributionRequest"> & {
    * @generated from field: cutaway.v1.LlmAttribution llm_attribution = 44;
    */
   llmAttribution?: LlmAttribution | undefined;
+
+  /**
+   * All quality metrics that apply to the explanation, behind those of `metrics`. Default: no more.
+   *
+   * @generated from field: cutaway.v1.Quality quality = 45;
+   */
+  quality?: Quality | undefined;
 };
 
 /**
@@ -1794,6 +1801,174 @@ export type MetricRequest = Message<"cutaway.v1.MetricRequest"> & {
      */
     value: SensitivityMax;
     case: "sensitivityMax";
+  } | {
+    /**
+     * Samek et al. 2017, arXiv:1509.06321.
+     *
+     * @generated from field: cutaway.v1.Deletion deletion = 3;
+     */
+    value: Deletion;
+    case: "deletion";
+  } | {
+    /**
+     * Petsiuk et al. 2018, arXiv:1806.07421.
+     *
+     * @generated from field: cutaway.v1.Insertion insertion = 4;
+     */
+    value: Insertion;
+    case: "insertion";
+  } | {
+    /**
+     * Blücher et al. 2024, arXiv:2401.06654.
+     *
+     * @generated from field: cutaway.v1.SymmetricRelevanceGain symmetric_relevance_gain = 5;
+     */
+    value: SymmetricRelevanceGain;
+    case: "symmetricRelevanceGain";
+  } | {
+    /**
+     * Bhatt et al. 2020, arXiv:2005.00631.
+     *
+     * @generated from field: cutaway.v1.FaithfulnessCorrelation faithfulness_correlation = 6;
+     */
+    value: FaithfulnessCorrelation;
+    case: "faithfulnessCorrelation";
+  } | {
+    /**
+     * DeYoung et al. 2020, arXiv:1911.03429.
+     *
+     * @generated from field: cutaway.v1.Sufficiency sufficiency = 7;
+     */
+    value: Sufficiency;
+    case: "sufficiency";
+  } | {
+    /**
+     * DeYoung et al. 2020, arXiv:1911.03429.
+     *
+     * @generated from field: cutaway.v1.Comprehensiveness comprehensiveness = 8;
+     */
+    value: Comprehensiveness;
+    case: "comprehensiveness";
+  } | {
+    /**
+     * Bhatt et al. 2020, arXiv:2005.00631.
+     *
+     * @generated from field: cutaway.v1.SensitivityMean sensitivity_mean = 9;
+     */
+    value: SensitivityMean;
+    case: "sensitivityMean";
+  } | {
+    /**
+     * Alvarez-Melis and Jaakkola 2018, arXiv:1806.08049.
+     *
+     * @generated from field: cutaway.v1.LocalLipschitz local_lipschitz = 10;
+     */
+    value: LocalLipschitz;
+    case: "localLipschitz";
+  } | {
+    /**
+     * Agarwal et al. 2022, arXiv:2203.06877.
+     *
+     * @generated from field: cutaway.v1.RelativeInputStability relative_input_stability = 11;
+     */
+    value: RelativeInputStability;
+    case: "relativeInputStability";
+  } | {
+    /**
+     * Agarwal et al. 2022, arXiv:2203.06877.
+     *
+     * @generated from field: cutaway.v1.RelativeOutputStability relative_output_stability = 12;
+     */
+    value: RelativeOutputStability;
+    case: "relativeOutputStability";
+  } | {
+    /**
+     * Agarwal et al. 2022, arXiv:2203.06877.
+     *
+     * @generated from field: cutaway.v1.RelativeRepresentationStability relative_representation_stability = 13;
+     */
+    value: RelativeRepresentationStability;
+    case: "relativeRepresentationStability";
+  } | {
+    /**
+     * Adebayo et al. 2018, arXiv:1810.03292.
+     *
+     * @generated from field: cutaway.v1.ParameterRandomisation parameter_randomisation = 14;
+     */
+    value: ParameterRandomisation;
+    case: "parameterRandomisation";
+  } | {
+    /**
+     * Hedström et al. 2023, arXiv:2401.06465.
+     *
+     * @generated from field: cutaway.v1.RandomisedComplexity randomised_complexity = 15;
+     */
+    value: RandomisedComplexity;
+    case: "randomisedComplexity";
+  } | {
+    /**
+     * Sixt et al. 2020, arXiv:1912.09818.
+     *
+     * @generated from field: cutaway.v1.RandomLogit random_logit = 16;
+     */
+    value: RandomLogit;
+    case: "randomLogit";
+  } | {
+    /**
+     * Chalasani et al. 2020, arXiv:1810.06583.
+     *
+     * @generated from field: cutaway.v1.Sparseness sparseness = 17;
+     */
+    value: Sparseness;
+    case: "sparseness";
+  } | {
+    /**
+     * Bhatt et al. 2020, arXiv:2005.00631.
+     *
+     * @generated from field: cutaway.v1.Complexity complexity = 18;
+     */
+    value: Complexity;
+    case: "complexity";
+  } | {
+    /**
+     * Nguyen and Martínez 2020, arXiv:2007.07584.
+     *
+     * @generated from field: cutaway.v1.EffectiveComplexity effective_complexity = 19;
+     */
+    value: EffectiveComplexity;
+    case: "effectiveComplexity";
+  } | {
+    /**
+     * Kindermans et al. 2017, arXiv:1711.00867.
+     *
+     * @generated from field: cutaway.v1.InputInvariance input_invariance = 20;
+     */
+    value: InputInvariance;
+    case: "inputInvariance";
+  } | {
+    /**
+     * Zhang et al. 2016, arXiv:1608.00507.
+     *
+     * @generated from field: cutaway.v1.PointingGame pointing_game = 21;
+     */
+    value: PointingGame;
+    case: "pointingGame";
+  } | {
+    /**
+     * Arras et al. 2022, arXiv:2003.07258.
+     *
+     * @generated from field: cutaway.v1.RelevanceMass relevance_mass = 22;
+     */
+    value: RelevanceMass;
+    case: "relevanceMass";
+  } | {
+    /**
+     * Arras et al. 2022, arXiv:2003.07258.
+     *
+     * @generated from field: cutaway.v1.RelevanceRank relevance_rank = 23;
+     */
+    value: RelevanceRank;
+    case: "relevanceRank";
   } | { case: undefined; value?: undefined };
 };
 
@@ -1803,6 +1978,27 @@ export type MetricRequest = Message<"cutaway.v1.MetricRequest"> & {
  */
 export const MetricRequestSchema: GenMessage<MetricRequest> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_attribution, 49);
+
+/**
+ * All quality metrics that apply to an explanation, with their default parameters.
+ *
+ * @generated from message cutaway.v1.Quality
+ */
+export type Quality = Message<"cutaway.v1.Quality"> & {
+  /**
+   * Explain the model with random weights too, which takes the most passes. Default: true.
+   *
+   * @generated from field: optional bool randomisation = 1;
+   */
+  randomisation?: boolean | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.Quality.
+ * Use `create(QualitySchema)` to create a new message.
+ */
+export const QualitySchema: GenMessage<Quality> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 50);
 
 /**
  * The error with which the explanation predicts the effect of a perturbation.
@@ -1830,7 +2026,7 @@ export type Infidelity = Message<"cutaway.v1.Infidelity"> & {
  * Use `create(InfidelitySchema)` to create a new message.
  */
 export const InfidelitySchema: GenMessage<Infidelity> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_attribution, 50);
+  messageDesc(file_cutaway_v1_attribution, 51);
 
 /**
  * The largest change of the explanation within a small ball around the input.
@@ -1858,7 +2054,605 @@ export type SensitivityMax = Message<"cutaway.v1.SensitivityMax"> & {
  * Use `create(SensitivityMaxSchema)` to create a new message.
  */
 export const SensitivityMaxSchema: GenMessage<SensitivityMax> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_attribution, 51);
+  messageDesc(file_cutaway_v1_attribution, 52);
+
+/**
+ * The mean of the target while features are removed, the most relevant first.
+ *
+ * @generated from message cutaway.v1.Deletion
+ */
+export type Deletion = Message<"cutaway.v1.Deletion"> & {
+  /**
+   * What replaces removed features. Default: the method's own baselines, else zeros.
+   *
+   * @generated from field: cutaway.v1.Baselines baselines = 1;
+   */
+  baselines?: Baselines | undefined;
+
+  /**
+   * The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+   * [batch, channels, height, width]; else each element.
+   *
+   * @generated from field: cutaway.v1.FeatureMasks masks = 2;
+   */
+  masks?: FeatureMasks | undefined;
+
+  /**
+   * What takes the place of removed features. Default: the baseline.
+   *
+   * @generated from field: cutaway.v1.Imputation imputation = 3;
+   */
+  imputation: Imputation;
+
+  /**
+   * Parts in which features are removed. Default: 10.
+   *
+   * @generated from field: uint32 n_steps = 4;
+   */
+  nSteps: number;
+};
+
+/**
+ * Describes the message cutaway.v1.Deletion.
+ * Use `create(DeletionSchema)` to create a new message.
+ */
+export const DeletionSchema: GenMessage<Deletion> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 53);
+
+/**
+ * The mean of the target while features come back, the most relevant first.
+ *
+ * @generated from message cutaway.v1.Insertion
+ */
+export type Insertion = Message<"cutaway.v1.Insertion"> & {
+  /**
+   * What replaces removed features. Default: the method's own baselines, else zeros.
+   *
+   * @generated from field: cutaway.v1.Baselines baselines = 1;
+   */
+  baselines?: Baselines | undefined;
+
+  /**
+   * The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+   * [batch, channels, height, width]; else each element.
+   *
+   * @generated from field: cutaway.v1.FeatureMasks masks = 2;
+   */
+  masks?: FeatureMasks | undefined;
+
+  /**
+   * What takes the place of removed features. Default: the baseline.
+   *
+   * @generated from field: cutaway.v1.Imputation imputation = 3;
+   */
+  imputation: Imputation;
+
+  /**
+   * Parts in which features come back. Default: 10.
+   *
+   * @generated from field: uint32 n_steps = 4;
+   */
+  nSteps: number;
+};
+
+/**
+ * Describes the message cutaway.v1.Insertion.
+ * Use `create(InsertionSchema)` to create a new message.
+ */
+export const InsertionSchema: GenMessage<Insertion> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 54);
+
+/**
+ * The mean of the target while the least relevant features are removed first, less that of `Deletion`.
+ *
+ * @generated from message cutaway.v1.SymmetricRelevanceGain
+ */
+export type SymmetricRelevanceGain = Message<"cutaway.v1.SymmetricRelevanceGain"> & {
+  /**
+   * What replaces removed features. Default: the method's own baselines, else zeros.
+   *
+   * @generated from field: cutaway.v1.Baselines baselines = 1;
+   */
+  baselines?: Baselines | undefined;
+
+  /**
+   * The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+   * [batch, channels, height, width]; else each element.
+   *
+   * @generated from field: cutaway.v1.FeatureMasks masks = 2;
+   */
+  masks?: FeatureMasks | undefined;
+
+  /**
+   * What takes the place of removed features. Default: the baseline.
+   *
+   * @generated from field: cutaway.v1.Imputation imputation = 3;
+   */
+  imputation: Imputation;
+
+  /**
+   * Parts in which features are removed. Default: 10.
+   *
+   * @generated from field: uint32 n_steps = 4;
+   */
+  nSteps: number;
+};
+
+/**
+ * Describes the message cutaway.v1.SymmetricRelevanceGain.
+ * Use `create(SymmetricRelevanceGainSchema)` to create a new message.
+ */
+export const SymmetricRelevanceGainSchema: GenMessage<SymmetricRelevanceGain> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 55);
+
+/**
+ * The correlation between the attribution of random sets of features and the target's fall without them.
+ *
+ * @generated from message cutaway.v1.FaithfulnessCorrelation
+ */
+export type FaithfulnessCorrelation = Message<"cutaway.v1.FaithfulnessCorrelation"> & {
+  /**
+   * What replaces removed features. Default: the method's own baselines, else zeros.
+   *
+   * @generated from field: cutaway.v1.Baselines baselines = 1;
+   */
+  baselines?: Baselines | undefined;
+
+  /**
+   * The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+   * [batch, channels, height, width]; else each element.
+   *
+   * @generated from field: cutaway.v1.FeatureMasks masks = 2;
+   */
+  masks?: FeatureMasks | undefined;
+
+  /**
+   * What takes the place of removed features. Default: the baseline.
+   *
+   * @generated from field: cutaway.v1.Imputation imputation = 3;
+   */
+  imputation: Imputation;
+
+  /**
+   * The part of the features in a set. Default: 0.2.
+   *
+   * @generated from field: optional double fraction = 4;
+   */
+  fraction?: number | undefined;
+
+  /**
+   * Sets an example. Default: 100.
+   *
+   * @generated from field: uint32 n_samples = 5;
+   */
+  nSamples: number;
+};
+
+/**
+ * Describes the message cutaway.v1.FaithfulnessCorrelation.
+ * Use `create(FaithfulnessCorrelationSchema)` to create a new message.
+ */
+export const FaithfulnessCorrelationSchema: GenMessage<FaithfulnessCorrelation> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 56);
+
+/**
+ * The target's fall if only the most relevant features are kept.
+ *
+ * @generated from message cutaway.v1.Sufficiency
+ */
+export type Sufficiency = Message<"cutaway.v1.Sufficiency"> & {
+  /**
+   * What replaces removed features. Default: the method's own baselines, else zeros.
+   *
+   * @generated from field: cutaway.v1.Baselines baselines = 1;
+   */
+  baselines?: Baselines | undefined;
+
+  /**
+   * The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+   * [batch, channels, height, width]; else each element.
+   *
+   * @generated from field: cutaway.v1.FeatureMasks masks = 2;
+   */
+  masks?: FeatureMasks | undefined;
+
+  /**
+   * What takes the place of removed features. Default: the baseline.
+   *
+   * @generated from field: cutaway.v1.Imputation imputation = 3;
+   */
+  imputation: Imputation;
+
+  /**
+   * The part of the features that is kept. Default: 0.2.
+   *
+   * @generated from field: optional double fraction = 4;
+   */
+  fraction?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.Sufficiency.
+ * Use `create(SufficiencySchema)` to create a new message.
+ */
+export const SufficiencySchema: GenMessage<Sufficiency> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 57);
+
+/**
+ * The target's fall without the most relevant features.
+ *
+ * @generated from message cutaway.v1.Comprehensiveness
+ */
+export type Comprehensiveness = Message<"cutaway.v1.Comprehensiveness"> & {
+  /**
+   * What replaces removed features. Default: the method's own baselines, else zeros.
+   *
+   * @generated from field: cutaway.v1.Baselines baselines = 1;
+   */
+  baselines?: Baselines | undefined;
+
+  /**
+   * The features, as groups of elements. Default: those of the method's own masks; tokens; the pixels of pictures
+   * [batch, channels, height, width]; else each element.
+   *
+   * @generated from field: cutaway.v1.FeatureMasks masks = 2;
+   */
+  masks?: FeatureMasks | undefined;
+
+  /**
+   * What takes the place of removed features. Default: the baseline.
+   *
+   * @generated from field: cutaway.v1.Imputation imputation = 3;
+   */
+  imputation: Imputation;
+
+  /**
+   * The part of the features that is removed. Default: 0.2.
+   *
+   * @generated from field: optional double fraction = 4;
+   */
+  fraction?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.Comprehensiveness.
+ * Use `create(ComprehensivenessSchema)` to create a new message.
+ */
+export const ComprehensivenessSchema: GenMessage<Comprehensiveness> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 58);
+
+/**
+ * The mean change of the explanation within a small ball around the input.
+ *
+ * @generated from message cutaway.v1.SensitivityMean
+ */
+export type SensitivityMean = Message<"cutaway.v1.SensitivityMean"> & {
+  /**
+   * Perturbations an example. Default: 10.
+   *
+   * @generated from field: uint32 n_samples = 1;
+   */
+  nSamples: number;
+
+  /**
+   * The ball's radius. Default: 0.02.
+   *
+   * @generated from field: optional double radius = 2;
+   */
+  radius?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.SensitivityMean.
+ * Use `create(SensitivityMeanSchema)` to create a new message.
+ */
+export const SensitivityMeanSchema: GenMessage<SensitivityMean> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 59);
+
+/**
+ * The largest distance between explanations, over that of their inputs.
+ *
+ * @generated from message cutaway.v1.LocalLipschitz
+ */
+export type LocalLipschitz = Message<"cutaway.v1.LocalLipschitz"> & {
+  /**
+   * Perturbations an example. Default: 10.
+   *
+   * @generated from field: uint32 n_samples = 1;
+   */
+  nSamples: number;
+
+  /**
+   * The ball's radius. Default: 0.02.
+   *
+   * @generated from field: optional double radius = 2;
+   */
+  radius?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.LocalLipschitz.
+ * Use `create(LocalLipschitzSchema)` to create a new message.
+ */
+export const LocalLipschitzSchema: GenMessage<LocalLipschitz> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 60);
+
+/**
+ * The largest relative change of the explanation, over that of the input.
+ *
+ * @generated from message cutaway.v1.RelativeInputStability
+ */
+export type RelativeInputStability = Message<"cutaway.v1.RelativeInputStability"> & {
+  /**
+   * Perturbations an example. Default: 10.
+   *
+   * @generated from field: uint32 n_samples = 1;
+   */
+  nSamples: number;
+
+  /**
+   * The ball's radius. Default: 0.02.
+   *
+   * @generated from field: optional double radius = 2;
+   */
+  radius?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.RelativeInputStability.
+ * Use `create(RelativeInputStabilitySchema)` to create a new message.
+ */
+export const RelativeInputStabilitySchema: GenMessage<RelativeInputStability> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 61);
+
+/**
+ * The largest relative change of the explanation, over the change of the output.
+ *
+ * @generated from message cutaway.v1.RelativeOutputStability
+ */
+export type RelativeOutputStability = Message<"cutaway.v1.RelativeOutputStability"> & {
+  /**
+   * Perturbations an example. Default: 10.
+   *
+   * @generated from field: uint32 n_samples = 1;
+   */
+  nSamples: number;
+
+  /**
+   * The ball's radius. Default: 0.02.
+   *
+   * @generated from field: optional double radius = 2;
+   */
+  radius?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.RelativeOutputStability.
+ * Use `create(RelativeOutputStabilitySchema)` to create a new message.
+ */
+export const RelativeOutputStabilitySchema: GenMessage<RelativeOutputStability> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 62);
+
+/**
+ * The largest relative change of the explanation, over that of what a module returns.
+ *
+ * @generated from message cutaway.v1.RelativeRepresentationStability
+ */
+export type RelativeRepresentationStability = Message<"cutaway.v1.RelativeRepresentationStability"> & {
+  /**
+   * Perturbations an example. Default: 10.
+   *
+   * @generated from field: uint32 n_samples = 1;
+   */
+  nSamples: number;
+
+  /**
+   * The ball's radius. Default: 0.02.
+   *
+   * @generated from field: optional double radius = 2;
+   */
+  radius?: number | undefined;
+
+  /**
+   * The module, whose first tensor counts.
+   *
+   * @generated from field: string module = 3;
+   */
+  module: string;
+};
+
+/**
+ * Describes the message cutaway.v1.RelativeRepresentationStability.
+ * Use `create(RelativeRepresentationStabilitySchema)` to create a new message.
+ */
+export const RelativeRepresentationStabilitySchema: GenMessage<RelativeRepresentationStability> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 63);
+
+/**
+ * The rank correlation with the explanation of the model with random weights.
+ *
+ * @generated from message cutaway.v1.ParameterRandomisation
+ */
+export type ParameterRandomisation = Message<"cutaway.v1.ParameterRandomisation"> & {
+  /**
+   * Parts in which layers get random weights, from the output to the input. Default: 4.
+   *
+   * @generated from field: uint32 n_steps = 1;
+   */
+  nSteps: number;
+};
+
+/**
+ * Describes the message cutaway.v1.ParameterRandomisation.
+ * Use `create(ParameterRandomisationSchema)` to create a new message.
+ */
+export const ParameterRandomisationSchema: GenMessage<ParameterRandomisation> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 64);
+
+/**
+ * The relative rise of the explanation's entropy if all weights are random.
+ *
+ * @generated from message cutaway.v1.RandomisedComplexity
+ */
+export type RandomisedComplexity = Message<"cutaway.v1.RandomisedComplexity"> & {
+};
+
+/**
+ * Describes the message cutaway.v1.RandomisedComplexity.
+ * Use `create(RandomisedComplexitySchema)` to create a new message.
+ */
+export const RandomisedComplexitySchema: GenMessage<RandomisedComplexity> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 65);
+
+/**
+ * The rank correlation with the explanation of another class.
+ *
+ * @generated from message cutaway.v1.RandomLogit
+ */
+export type RandomLogit = Message<"cutaway.v1.RandomLogit"> & {
+};
+
+/**
+ * Describes the message cutaway.v1.RandomLogit.
+ * Use `create(RandomLogitSchema)` to create a new message.
+ */
+export const RandomLogitSchema: GenMessage<RandomLogit> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 66);
+
+/**
+ * The Gini index of the features' magnitudes.
+ *
+ * @generated from message cutaway.v1.Sparseness
+ */
+export type Sparseness = Message<"cutaway.v1.Sparseness"> & {
+};
+
+/**
+ * Describes the message cutaway.v1.Sparseness.
+ * Use `create(SparsenessSchema)` to create a new message.
+ */
+export const SparsenessSchema: GenMessage<Sparseness> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 67);
+
+/**
+ * The entropy of the features' shares of the total magnitude.
+ *
+ * @generated from message cutaway.v1.Complexity
+ */
+export type Complexity = Message<"cutaway.v1.Complexity"> & {
+};
+
+/**
+ * Describes the message cutaway.v1.Complexity.
+ * Use `create(ComplexitySchema)` to create a new message.
+ */
+export const ComplexitySchema: GenMessage<Complexity> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 68);
+
+/**
+ * How many features have a magnitude above a threshold.
+ *
+ * @generated from message cutaway.v1.EffectiveComplexity
+ */
+export type EffectiveComplexity = Message<"cutaway.v1.EffectiveComplexity"> & {
+  /**
+   * A part of the largest magnitude. Default: 0.01.
+   *
+   * @generated from field: optional double threshold = 1;
+   */
+  threshold?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.EffectiveComplexity.
+ * Use `create(EffectiveComplexitySchema)` to create a new message.
+ */
+export const EffectiveComplexitySchema: GenMessage<EffectiveComplexity> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 69);
+
+/**
+ * The relative change of the explanation if a constant is added to the input, and taken off by the model.
+ *
+ * @generated from message cutaway.v1.InputInvariance
+ */
+export type InputInvariance = Message<"cutaway.v1.InputInvariance"> & {
+  /**
+   * The constant. Default: 1.
+   *
+   * @generated from field: optional double shift = 1;
+   */
+  shift?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.InputInvariance.
+ * Use `create(InputInvarianceSchema)` to create a new message.
+ */
+export const InputInvarianceSchema: GenMessage<InputInvariance> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 70);
+
+/**
+ * Whether the most relevant feature is inside a region.
+ *
+ * @generated from message cutaway.v1.PointingGame
+ */
+export type PointingGame = Message<"cutaway.v1.PointingGame"> & {
+  /**
+   * Input name to what is inside: not zero, of one row or a row an example.
+   *
+   * @generated from field: cutaway.v1.FeatureMasks regions = 1;
+   */
+  regions?: FeatureMasks | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.PointingGame.
+ * Use `create(PointingGameSchema)` to create a new message.
+ */
+export const PointingGameSchema: GenMessage<PointingGame> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 71);
+
+/**
+ * The part of the positive relevance that is inside a region.
+ *
+ * @generated from message cutaway.v1.RelevanceMass
+ */
+export type RelevanceMass = Message<"cutaway.v1.RelevanceMass"> & {
+  /**
+   * Input name to what is inside: not zero, of one row or a row an example.
+   *
+   * @generated from field: cutaway.v1.FeatureMasks regions = 1;
+   */
+  regions?: FeatureMasks | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.RelevanceMass.
+ * Use `create(RelevanceMassSchema)` to create a new message.
+ */
+export const RelevanceMassSchema: GenMessage<RelevanceMass> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 72);
+
+/**
+ * The part of a region that the most relevant features fill.
+ *
+ * @generated from message cutaway.v1.RelevanceRank
+ */
+export type RelevanceRank = Message<"cutaway.v1.RelevanceRank"> & {
+  /**
+   * Input name to what is inside: not zero, of one row or a row an example.
+   *
+   * @generated from field: cutaway.v1.FeatureMasks regions = 1;
+   */
+  regions?: FeatureMasks | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.RelevanceRank.
+ * Use `create(RelevanceRankSchema)` to create a new message.
+ */
+export const RelevanceRankSchema: GenMessage<RelevanceRank> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attribution, 73);
 
 /**
  * One explanation.
@@ -1990,7 +2784,7 @@ export type Attribution = Message<"cutaway.v1.Attribution"> & {
  * Use `create(AttributionSchema)` to create a new message.
  */
 export const AttributionSchema: GenMessage<Attribution> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_attribution, 52);
+  messageDesc(file_cutaway_v1_attribution, 74);
 
 /**
  * Why one attribution could not be computed.
@@ -2032,7 +2826,7 @@ export type AttributionError = Message<"cutaway.v1.AttributionError"> & {
  * Use `create(AttributionErrorSchema)` to create a new message.
  */
 export const AttributionErrorSchema: GenMessage<AttributionError> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_attribution, 53);
+  messageDesc(file_cutaway_v1_attribution, 75);
 
 /**
  * The contribution of each token of a text: an explanation at an embedding, summed over the embedding's width.
@@ -2074,7 +2868,7 @@ export type TokenAttribution = Message<"cutaway.v1.TokenAttribution"> & {
  * Use `create(TokenAttributionSchema)` to create a new message.
  */
 export const TokenAttributionSchema: GenMessage<TokenAttribution> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_attribution, 54);
+  messageDesc(file_cutaway_v1_attribution, 76);
 
 /**
  * The tokens of one row.
@@ -2095,7 +2889,7 @@ export type TokenTexts = Message<"cutaway.v1.TokenTexts"> & {
  * Use `create(TokenTextsSchema)` to create a new message.
  */
 export const TokenTextsSchema: GenMessage<TokenTexts> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_attribution, 55);
+  messageDesc(file_cutaway_v1_attribution, 77);
 
 /**
  * One metric's outcome.
@@ -2104,18 +2898,39 @@ export const TokenTextsSchema: GenMessage<TokenTexts> = /*@__PURE__*/
  */
 export type Metric = Message<"cutaway.v1.Metric"> & {
   /**
-   * `infidelity` or `sensitivity_max`.
+   * The field of the request: `infidelity`.
    *
    * @generated from field: string name = 1;
    */
   name: string;
 
   /**
-   * One an example.
+   * One an example; NaN where it is not defined.
    *
    * @generated from field: repeated double values = 2;
    */
   values: number[];
+
+  /**
+   * The same of an attribution of random numbers, one an example; empty for a metric that explains anew.
+   *
+   * @generated from field: repeated double random = 3;
+   */
+  random: number[];
+
+  /**
+   * Of a metric with steps, [batch, points]: float64.
+   *
+   * @generated from field: cutaway.v1.Tensor curve = 4;
+   */
+  curve?: Tensor | undefined;
+
+  /**
+   * Which values are better.
+   *
+   * @generated from field: cutaway.v1.Better better = 5;
+   */
+  better: Better;
 };
 
 /**
@@ -2123,7 +2938,7 @@ export type Metric = Message<"cutaway.v1.Metric"> & {
  * Use `create(MetricSchema)` to create a new message.
  */
 export const MetricSchema: GenMessage<Metric> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_attribution, 56);
+  messageDesc(file_cutaway_v1_attribution, 78);
 
 /**
  * The rule that approximates an integral.
@@ -2179,4 +2994,79 @@ export enum Quadrature {
  */
 export const QuadratureSchema: GenEnum<Quadrature> = /*@__PURE__*/
   enumDesc(file_cutaway_v1_attribution, 0);
+
+/**
+ * What takes the place of removed features.
+ *
+ * @generated from enum cutaway.v1.Imputation
+ */
+export enum Imputation {
+  /**
+   * Not set: BASELINE.
+   *
+   * @generated from enum value: IMPUTATION_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The baseline.
+   *
+   * @generated from enum value: IMPUTATION_BASELINE = 1;
+   */
+  BASELINE = 1,
+
+  /**
+   * Of pictures, the mean of the neighbours with some noise: ROAD, Rong et al. 2022, arXiv:2202.00449.
+   *
+   * @generated from enum value: IMPUTATION_NOISY_LINEAR = 2;
+   */
+  NOISY_LINEAR = 2,
+}
+
+/**
+ * Describes the enum cutaway.v1.Imputation.
+ */
+export const ImputationSchema: GenEnum<Imputation> = /*@__PURE__*/
+  enumDesc(file_cutaway_v1_attribution, 1);
+
+/**
+ * Which values of a metric are better.
+ *
+ * @generated from enum cutaway.v1.Better
+ */
+export enum Better {
+  /**
+   * Not set: neither.
+   *
+   * @generated from enum value: BETTER_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Higher ones.
+   *
+   * @generated from enum value: BETTER_HIGHER = 1;
+   */
+  HIGHER = 1,
+
+  /**
+   * Lower ones.
+   *
+   * @generated from enum value: BETTER_LOWER = 2;
+   */
+  LOWER = 2,
+
+  /**
+   * Those near 0.
+   *
+   * @generated from enum value: BETTER_ZERO = 3;
+   */
+  ZERO = 3,
+}
+
+/**
+ * Describes the enum cutaway.v1.Better.
+ */
+export const BetterSchema: GenEnum<Better> = /*@__PURE__*/
+  enumDesc(file_cutaway_v1_attribution, 2);
 
