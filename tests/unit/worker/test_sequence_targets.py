@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.session import Cancellation
 from cutaway.engine.planning.plan import plan_request
 from cutaway.jobs.spec import parse_request
-from tests.support.causal_lms import ARCHITECTURES, by_hand, logits, saved
+from tests.support.causal_lms import ARCHITECTURES, BLOCKS, by_hand, logits, saved
 
 PROMPTS = ("the hooks see layers of the layers", "hooks", "see the hooks")
 TEXTS = (" see", " the layers see", " layers")
@@ -379,6 +380,126 @@ def test_requests_with_other_padding_are_each_explained_at_their_own_token(gpt2:
         assert outcome.attributions[0].checks[0].verdict is Verdict.AGREES
 
 
+WORDS = "transformer.wte"
+GRADIENTS: list[tuple[Callable[[str], ca.Attribution], Any, dict[str, Any]]] = [
+    (lambda layer: ca.LayerGradientXActivation(layer=layer, llm_attribution=ca.LLMAttribution()),
+     captum.LayerGradientXActivation, {}),
+    (lambda layer: ca.LayerIntegratedGradients(layer=layer, n_steps=8, llm_attribution=ca.LLMAttribution()),
+     captum.LayerIntegratedGradients, {"n_steps": 8}),
+]  # fmt: skip
+
+
+def of_captum(
+    directory: Path, dtype: str, layer: str, method: ca.Attribution, text: str, prompt: str, *, by_token: bool = True
+) -> tuple[AttributionResult, ...]:
+    """What Captum's class says when it is asked for here."""
+    adapter, target = (
+        CausalLMAdapter({"dtype": dtype}, directory=directory),
+        ca.SequenceLogProbability((text,), by_token),
+    )
+    found = asked(adapter, prompts(adapter, prompt), target=target, attributions=(method,)).attributions
+    assert {one.values[layer].shape for one in found} == {(1, len(adapter.tokenizer.encode(prompt)))}
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "gemma2", "gemma3_text", "opt", "mamba"])
+@pytest.mark.parametrize(("ours", "theirs", "options"), GRADIENTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_captums_class_for_gradients_is_run_and_agrees(
+    architecture: str, dtype: str, ours: Callable[[str], ca.Attribution], theirs: Any, options: Any, tmp_path: Path
+) -> None:
+    """By sequence and by token, at the embedding and at a layer where tokens of the text have values too."""
+    directory, text = saved(tmp_path, architecture), " see the see"
+    plain = by_hand(directory)
+    words = next(name for name, module in plain.named_modules() if module is plain.get_input_embeddings())
+    for layer in (words, BLOCKS[architecture] + ".0"):
+        made = partial(lambda layer, plain: theirs(plain.to(getattr(torch, dtype)), plain.get_submodule(layer)), layer)
+        right, error = (
+            llm(directory, made, text, PROMPTS[2], **options),
+            {"float64": 1e-6, "float32": 1e-4}.get(dtype, 0.05),
+        )
+        assert len(right.token_attr) == 3
+        largest = right.token_attr.abs().max().item()
+        for by_token, expected in ((False, right.seq_attr[None]), (True, right.token_attr)):
+            found = of_captum(directory, dtype, layer, ours(layer), text, PROMPTS[2], by_token=by_token)
+            np.testing.assert_allclose(
+                np.concatenate([one.values[layer] for one in found]), expected.double(), rtol=0, atol=error * largest
+            )
+            tokens = [one.tokens.values for one in found if one.tokens is not None]
+            np.testing.assert_array_equal(tokens, [one.values[layer] for one in found])
+            verdicts = {(check.verdict, check.cause) for one in found for check in one.checks}
+            assert verdicts <= {(Verdict.AGREES, None), (Verdict.INCONCLUSIVE, ca.Cause.CANCELLATION)}
+            if layer == words and dtype != "bfloat16":
+                assert verdicts == {(Verdict.AGREES, None)}
+
+
+class _Faulty(captum.LLMGradientAttribution):
+    """Captum's class with a fault."""
+
+    fault = ""
+
+    def __init__(self, method: Any, tokenizer: Any) -> None:
+        if self.fault == "another layer":
+            method.layer = method.forward_func.transformer.wpe
+        super().__init__(method, tokenizer)
+
+    def attribute(self, inp: Any, target: Any = None, *args: Any, **options: Any) -> Any:
+        if self.fault == "another baseline":
+            inp.baselines = 7
+        if self.fault == "another text":
+            target = target.flip(0)
+        found = super().attribute(inp, target, *args, **options)
+        if self.fault == "shifted tokens":
+            found.token_attr, found.seq_attr = found.token_attr.roll(1, 1), found.seq_attr.roll(1)
+        if self.fault == "another token's values":
+            found.token_attr = found.token_attr.roll(1, 0)
+        if self.fault == "no sum":
+            found.seq_attr = found.token_attr.mean(0)
+        return found
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "fault",
+    ["another layer", "another baseline", "another text", "shifted tokens", "another token's values", "no sum"],
+)
+@pytest.mark.parametrize(("ours", "theirs", "options"), GRADIENTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_fault_of_captums_class_for_gradients_is_found(
+    gpt2: Path, ours: Any, theirs: Any, options: Any, fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fault == "another baseline" and not options:
+        return  # it has none
+    monkeypatch.setattr(captum, "LLMGradientAttribution", type(fault, (_Faulty,), {"fault": fault}))
+    by_token = fault != "no sum"
+    found = of_captum(gpt2, dtype, WORDS, ours(WORDS), " see the", PROMPTS[2], by_token=by_token)
+    unknown = {Verdict.INCONCLUSIVE} if dtype == "bfloat16" else set()  # where terms cancel
+    assert {one.checks[0].verdict for one in found} - unknown <= {Verdict.DISAGREES}
+
+
+@pytest.mark.parametrize("layer", ["lm_head", "transformer.h.0.attn", "transformer"])
+def test_captums_class_needs_a_layer_with_tokens(gpt2: Path, layer: str) -> None:
+    for method, *_ in GRADIENTS:
+        with pytest.raises(InvalidArgument, match=r"METHOD_INAPPLICABLE \[attributions\[0\]\.layer_\w+\.layer\]"):
+            of_captum(gpt2, "float32", layer, method(layer), " see", PROMPTS[2])
+
+
+def test_tokens_share_one_run_of_captums_class(gpt2: Path) -> None:
+    """It explains all tokens at once, in a pass for each."""
+    adapter, ran = CausalLMAdapter(directory=gpt2), list[int]()
+    model, target = load_model(adapter, "cpu"), ca.SequenceLogProbability((" see the see",), by_token=True)
+    request = ca.InspectRequest(
+        "m", target=target, attributions=(GRADIENTS[0][0](WORDS),), check=ca.CheckRequest(mode=ca.CheckMode.OFF)
+    )
+    plan = plan_request(model, request, prompts(adapter, PROMPTS[2]))
+    inspect_batch([plan])  # tests of the model
+    with model.module.register_forward_hook(lambda *_: ran.append(1)):
+        (outcome,) = inspect_batch([plan])
+    assert isinstance(outcome, InspectResult)
+    tokens = outcome.attributions
+    assert len(tokens) == 3
+    assert len(ran) - len(tokens) == 2  # the main pass, and one that shows what the layer returns
+
+
 @pytest.mark.parametrize("check", [*ca.CheckMode])
 def test_captums_class_has_the_values_of_each_token(gpt2: Path, check: ca.CheckMode) -> None:
     """It computes those of all tokens at once."""
@@ -427,7 +548,19 @@ def test_captums_class_ends_when_nobody_waits(gpt2: Path) -> None:
             "attributions": (ca.KernelShap(n_samples=60, llm_attribution=RIGHT),),
             "target": ca.SequenceLogProbability((TEXTS[1],), by_token=True),
         },
-        {"attributions": (ca.LayerGradientXActivation(layer="transformer.wte", llm_attribution=RIGHT),)},
+        {"attributions": (ca.LayerGradientXActivation(layer=WORDS, llm_attribution=RIGHT),)},
+        {"attributions": (ca.LayerGradCam(layer="transformer.h.0.ln_1", llm_attribution=ca.LLMAttribution()),)},
+        {
+            "attributions": (ca.LayerGradientXActivation(layer=WORDS, llm_attribution=ca.LLMAttribution()),),
+            "target": ca.ClassIndex((3,)),
+        },
+        {
+            "attributions": (
+                ca.LayerIntegratedGradients(
+                    layer=WORDS, further_layers=("transformer.wpe",), llm_attribution=ca.LLMAttribution()
+                ),
+            )
+        },
         {"attributions": (ca.FeatureAblation(inputs=("attention_mask",), llm_attribution=RIGHT),)},
         {"attributions": (ca.FeatureAblation(baselines={"input_ids": MIXED}, llm_attribution=RIGHT),)},
         {"edits": (ca.Zero("transformer.h.0"),)},
