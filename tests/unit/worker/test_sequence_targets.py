@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import captum.attr as captum
@@ -77,8 +78,7 @@ def llm(
     """What Captum's own attributions of language models say of a prompt and a text."""
     plain, adapter = by_hand(directory), CausalLMAdapter(directory=directory)
     made = method(plain)
-    forward_only = not isinstance(made, captum.LayerGradientXActivation | captum.LayerIntegratedGradients)
-    kind = captum.LLMAttribution if forward_only else captum.LLMGradientAttribution
+    kind = captum.LLMGradientAttribution if hasattr(made, "layer") else captum.LLMAttribution
     read = captum.TextTokenInput(prompt, adapter.tokenizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -433,7 +433,7 @@ def test_captums_class_for_gradients_is_run_and_agrees(
                 assert verdicts == {(Verdict.AGREES, None)}
 
 
-class _Faulty(captum.LLMGradientAttribution):
+class _Faulty(captum.LLMGradientAttribution):  # type: ignore[misc]
     """Captum's class with a fault."""
 
     fault = ""
@@ -476,11 +476,84 @@ def test_a_fault_of_captums_class_for_gradients_is_found(
     assert {one.checks[0].verdict for one in found} - unknown <= {Verdict.DISAGREES}
 
 
+def shap(tokens: int, token: int = 0, **more: Any) -> ca.Attribution:
+    """Expected gradients with three samples, all of one baseline."""
+    baselines = {"input_ids": np.full((2, tokens), token)}
+    given = {"layer": WORDS, "n_samples": 3, "llm_attribution": ca.LLMAttribution(), **more}
+    return ca.LayerGradientShap(baselines=baselines, **given)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_captums_class_is_wrong_about_expected_gradients_and_a_verdict_says_so(
+    gpt2: Path, dtype: str, by_token: bool
+) -> None:
+    """It takes them at the baseline. Where this fails, the pages need not warn any more."""
+    tokens = len(CausalLMAdapter(directory=gpt2).tokenizer.encode(PROMPTS[2]))
+    own = llm(
+        gpt2,
+        lambda plain: captum.LayerGradientShap(plain.to(getattr(torch, dtype)), plain.transformer.wte),
+        " see the see", PROMPTS[2], baselines=torch.zeros(2, tokens), n_samples=3,
+    )  # fmt: skip
+    found = of_captum(gpt2, dtype, WORDS, shap(tokens), " see the see", PROMPTS[2], by_token=by_token)
+    expected = own.token_attr if by_token else own.seq_attr[None]
+    np.testing.assert_allclose(np.concatenate([one.values[WORDS] for one in found]), expected, rtol=0, atol=1e-5)
+    for check in (check for one in found for check in one.checks):
+        assert (check.verdict, check.cause) == (Verdict.DISAGREES, ca.Cause.OTHER_PASSES)
+        assert "at the baseline" in check.reason
+
+
+class _Right(captum.LLMGradientAttribution):  # type: ignore[misc]
+    """Expected gradients between what the embedding returns, by hand; a fault shifts the points."""
+
+    shift = 0.0
+
+    def attribute(self, inp: Any, target: Any = None, **options: Any) -> Any:
+        plain, each, samples = self.attr_method.forward_func.model, [], options["n_samples"]
+        ids, read = inp.inp_tensor, inp.to_model_input(torch.zeros(1, inp.n_itp_features))
+        for step, token in enumerate(target):
+            np.random.choice(len(options["baselines"]), samples)
+            drawn = torch.tensor(np.random.uniform(0.0, 1.0, samples)).float() + self.shift
+            start, end = (plain.transformer.wte(torch.cat([x, target[None, :step]], 1)).detach() for x in (read, ids))
+            between = (start + drawn.reshape(-1, 1, 1) * (end - start)).requires_grad_()
+            scores = plain._model.module(inputs_embeds=between).logits[:, -1]
+            (gradient,) = torch.autograd.grad(scores.log_softmax(-1)[:, token].sum(), between)
+            each.append((gradient.mean(0) * (end - start)[0]).sum(-1)[: ids.shape[1]])
+        by_token = torch.stack(each)
+        return SimpleNamespace(token_attr=by_token, seq_attr=by_token.sum(0))
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(0.0, Verdict.INCONCLUSIVE), (0.1, Verdict.DISAGREES)])
+@pytest.mark.parametrize("by_token", [False, True])
+def test_expected_gradients_of_a_text_are_compared_with_those_between_embeddings(
+    gpt2: Path, by_token: bool, shift: float, expected: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were Captum right, its values would be those of raw passes."""
+    monkeypatch.setattr(captum, "LLMGradientAttribution", type("_", (_Right,), {"shift": shift}))
+    method = shap(len(CausalLMAdapter(directory=gpt2).tokenizer.encode(PROMPTS[2])), 7)
+    found = of_captum(gpt2, "float64", WORDS, method, " see the see", PROMPTS[2], by_token=by_token)
+    assert {one.checks[0].verdict for one in found} == {expected}
+    assert shift or max(one.checks[0].max_relative_error for one in found) < 1e-6
+
+
 @pytest.mark.parametrize("layer", ["lm_head", "transformer.h.0.attn", "transformer"])
 def test_captums_class_needs_a_layer_with_tokens(gpt2: Path, layer: str) -> None:
     for method, *_ in GRADIENTS:
         with pytest.raises(InvalidArgument, match=r"METHOD_INAPPLICABLE \[attributions\[0\]\.layer_\w+\.layer\]"):
             of_captum(gpt2, "float32", layer, method(layer), " see", PROMPTS[2])
+
+
+def test_gradient_shap_takes_no_ids_without_captums_class_and_no_noise_with_it(gpt2: Path) -> None:
+    adapter = CausalLMAdapter(directory=gpt2)
+    given = prompts(adapter, PROMPTS[2])
+    tokens = given["input_ids"].shape[1]
+    for more, expected in (
+        ({"llm_attribution": None}, r"INPUT_NOT_DIFFERENTIABLE .*attributions\[0\]\.inputs.*LayerIntegratedGradients"),
+        ({"stdev": 0.1}, r"INVALID_VALUE .*layer_gradient_shap\.stdev"),
+        ({"n_samples": 0}, r"INVALID_VALUE .*layer_gradient_shap\.n_samples"),
+    ):
+        with pytest.raises(InvalidArgument, match=expected):
+            asked(adapter, given, target=ONE, attributions=(shap(tokens, **more),))
 
 
 def test_tokens_share_one_run_of_captums_class(gpt2: Path) -> None:
@@ -563,6 +636,13 @@ def test_captums_class_ends_when_nobody_waits(gpt2: Path) -> None:
         },
         {"attributions": (ca.FeatureAblation(inputs=("attention_mask",), llm_attribution=RIGHT),)},
         {"attributions": (ca.FeatureAblation(baselines={"input_ids": MIXED}, llm_attribution=RIGHT),)},
+        {
+            "attributions": (
+                ca.LayerGradientShap(
+                    layer=WORDS, baselines={"input_ids": np.arange(26)[None]}, llm_attribution=ca.LLMAttribution()
+                ),
+            )
+        },
         {"edits": (ca.Zero("transformer.h.0"),)},
         {"texts": PROMPTS},
     ],

@@ -18,7 +18,7 @@ import torch
 from captum import attr
 from torch import Tensor
 
-from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import (
     Attribution,
     Combination,
@@ -26,6 +26,7 @@ from cutaway.contract.requests import (
     FeatureAblation,
     KernelShap,
     LayerAttribution,
+    LayerGradientShap,
     LayerGradientXActivation,
     LayerIntegratedGradients,
     Lime,
@@ -43,6 +44,7 @@ from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.folding import Fold, Folding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import MissingObservation, Reference
+from cutaway.engine.references.expected_gradients import token_expected_gradients, token_passes
 from cutaway.engine.runtime.numerics import EXACT, SUM
 
 
@@ -214,6 +216,9 @@ def with_llm_attribution(base: spec.Method) -> spec.Method:
         is_watched=False,
     )
     if base.runs_backward:
+        if base.uses_randomness:
+            base = replace(base, reference=token_expected_gradients)
+            method = replace(method, reference_passes=token_passes, refuse=_refuse_noise, limitation=lambda _: _AT_ENDS)
         return replace(
             method,
             reference=partial(_of_prompt, base),
@@ -300,6 +305,8 @@ def _attributed(problem: AttributionProblem, wrapper: LLMAttribution, **options:
     read = attr.TextTokenInput("", known, baselines=int(baseline[0, 0]))
     text = problem.inputs[CONTINUATION][0]
     if problem.layer:
+        if isinstance(problem.request, LayerGradientShap):  # Captum's is of tokens that are there, 1, or are not
+            options["baselines"] = torch.zeros(len(baseline), prompt.shape[1], device=prompt.device)
         explained = method(model, problem.model.tree[problem.layer])
         return attr.LLMGradientAttribution(explained, model.tokenizer).attribute(read, target=text, **options), False
     if masks := options.pop("feature_mask", ()):
@@ -359,9 +366,15 @@ _READ_AGAIN = Finding(
     "in the cache: set use_cached_outputs=False, or leave llm_attribution out",
 )
 
+_AT_ENDS = Finding(
+    Cause.OTHER_PASSES,
+    "between two tokens there is nothing, so Captum takes all gradients at the baseline; with several samples, later "
+    "tokens of the text are behind its first one, again and again: ask LayerIntegratedGradients",
+)
+
 _WRAPPED = (
     FeatureAblation, ShapleyValueSampling, ShapleyValues, Lime, KernelShap, LayerGradientXActivation,
-    LayerIntegratedGradients,
+    LayerIntegratedGradients, LayerGradientShap,
 )  # fmt: skip
 """The methods that Captum's LLMAttribution and LLMGradientAttribution take."""
 
@@ -399,6 +412,12 @@ def refuse_llm_attribution(
         raise _inapplicable(f"has a cache for perturbations alone, and {method} has a pass for each token: set nothing")
     if getattr(request, "further_layers", ()):
         raise _inapplicable("explains one layer: leave further_layers out")
+
+
+def _refuse_noise(_: InspectedModel, request: Any, __: Inputs, ___: Changes) -> None:
+    spec.refuse_samples(request.n_samples)
+    if request.stdev:
+        raise error(Reason.INVALID_VALUE, f"{request.stdev}: noise has no meaning for tokens; leave it out", "stdev")
 
 
 def _inapplicable(what: str) -> CutawayError:
