@@ -1,0 +1,242 @@
+"""Captum's class for gradients of language models, run here and by hand, with and without faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import captum.attr as captum
+import numpy as np
+import pytest
+import torch
+
+import cutaway as ca
+from cutaway.adapters import load_model
+from cutaway.adapters.causal_lm import CausalLMAdapter
+from cutaway.contract.errors import InvalidArgument
+from cutaway.contract.results import AttributionResult, InspectResult, Verdict
+from cutaway.engine.batching import inspect_batch
+from cutaway.engine.planning.plan import plan_request
+from tests.support.causal_lms import BLOCKS, by_hand, saved
+from tests.support.sequence_targets import PROMPTS, TEXTS, asked, llm, prompts
+
+ONE = ca.SequenceLogProbability((TEXTS[1],))
+WORDS = "transformer.wte"
+GRADIENTS: list[tuple[Callable[[str], ca.Attribution], Any, dict[str, Any]]] = [
+    (lambda layer: ca.LayerGradientXActivation(layer=layer, llm_attribution=ca.LLMAttribution()),
+     captum.LayerGradientXActivation, {}),
+    (lambda layer: ca.LayerIntegratedGradients(layer=layer, n_steps=8, llm_attribution=ca.LLMAttribution()),
+     captum.LayerIntegratedGradients, {"n_steps": 8}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("gpt2"))
+
+
+def of_captum(
+    directory: Path, dtype: str, layer: str, method: ca.Attribution, text: str, prompt: str, *, by_token: bool = True
+) -> tuple[AttributionResult, ...]:
+    """What Captum's class says when it is asked for here."""
+    adapter = CausalLMAdapter({"dtype": dtype}, directory=directory)
+    target = ca.SequenceLogProbability((text,), by_token)
+    found = asked(adapter, prompts(adapter, prompt), target=target, attributions=(method,)).attributions
+    assert {one.values[layer].shape for one in found} == {(1, len(adapter.tokenizer.encode(prompt)))}
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "gemma2", "gemma3_text", "opt", "mamba"])
+@pytest.mark.parametrize(("ours", "theirs", "options"), GRADIENTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_captums_class_for_gradients_is_run_and_agrees(
+    architecture: str, dtype: str, ours: Callable[[str], ca.Attribution], theirs: Any, options: Any, tmp_path: Path
+) -> None:
+    """By sequence and by token, at the embedding and at a layer where tokens of the text have values too."""
+    directory, text = saved(tmp_path, architecture), " see the see"
+    plain = by_hand(directory)
+    words = next(name for name, module in plain.named_modules() if module is plain.get_input_embeddings())
+    for layer in (words, BLOCKS[architecture] + ".0"):
+        made = partial(lambda layer, plain: theirs(plain.to(getattr(torch, dtype)), plain.get_submodule(layer)), layer)
+        right = llm(directory, made, text, PROMPTS[2], **options)
+        assert len(right.token_attr) == 3
+        error = {"float64": 1e-6, "float32": 1e-4}.get(dtype, 0.05) * right.token_attr.abs().max().item()
+        for by_token, expected in ((False, right.seq_attr[None]), (True, right.token_attr)):
+            found = of_captum(directory, dtype, layer, ours(layer), text, PROMPTS[2], by_token=by_token)
+            np.testing.assert_allclose(
+                np.concatenate([one.values[layer] for one in found]), expected.double(), rtol=0, atol=error
+            )
+            tokens = [one.tokens.values for one in found if one.tokens is not None]
+            np.testing.assert_array_equal(tokens, [one.values[layer] for one in found])
+            verdicts = {(check.verdict, check.cause) for one in found for check in one.checks}
+            assert verdicts <= {(Verdict.AGREES, None), (Verdict.INCONCLUSIVE, ca.Cause.CANCELLATION)}
+            if layer == words and dtype != "bfloat16":
+                assert verdicts == {(Verdict.AGREES, None)}
+
+
+class _Faulty(captum.LLMGradientAttribution):  # type: ignore[misc]
+    """Captum's class with a fault."""
+
+    fault = ""
+
+    def __init__(self, method: Any, tokenizer: Any) -> None:
+        if self.fault == "another layer":
+            method.layer = method.forward_func.transformer.wpe
+        super().__init__(method, tokenizer)
+
+    def attribute(self, inp: Any, target: Any = None, *args: Any, **options: Any) -> Any:
+        if self.fault == "another baseline":
+            inp.baselines = 7
+        if self.fault == "another text":
+            target = target.flip(0)
+        found = super().attribute(inp, target, *args, **options)
+        if self.fault == "shifted tokens":
+            found.token_attr, found.seq_attr = found.token_attr.roll(1, 1), found.seq_attr.roll(1)
+        if self.fault == "another token's values":
+            found.token_attr = found.token_attr.roll(1, 0)
+        if self.fault == "no sum":
+            found.seq_attr = found.token_attr.mean(0)
+        return found
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "fault",
+    ["another layer", "another baseline", "another text", "shifted tokens", "another token's values", "no sum"],
+)
+@pytest.mark.parametrize(("ours", "theirs", "options"), GRADIENTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_fault_of_captums_class_for_gradients_is_found(
+    gpt2: Path, ours: Any, theirs: Any, options: Any, fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fault == "another baseline" and not options:
+        pytest.skip("it has none")
+    monkeypatch.setattr(captum, "LLMGradientAttribution", type(fault, (_Faulty,), {"fault": fault}))
+    by_token = fault != "no sum"
+    found = of_captum(gpt2, dtype, WORDS, ours(WORDS), " see the", PROMPTS[2], by_token=by_token)
+    unknown = {Verdict.INCONCLUSIVE} if dtype == "bfloat16" else set()  # where terms cancel
+    assert {one.checks[0].verdict for one in found} - unknown <= {Verdict.DISAGREES}
+
+
+def shap(tokens: int, token: int = 0, **more: Any) -> ca.Attribution:
+    """Expected gradients with three samples, all of one baseline."""
+    baselines = {"input_ids": np.full((2, tokens), token)}
+    given = {"layer": WORDS, "n_samples": 3, "llm_attribution": ca.LLMAttribution(), **more}
+    return ca.LayerGradientShap(baselines=baselines, **given)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_captums_class_is_wrong_about_expected_gradients_and_a_verdict_says_so(
+    gpt2: Path, dtype: str, by_token: bool
+) -> None:
+    """It takes them at the baseline. Where this fails, the pages need not warn any more."""
+    tokens = len(CausalLMAdapter(directory=gpt2).tokenizer.encode(PROMPTS[2]))
+    own = llm(
+        gpt2,
+        lambda plain: captum.LayerGradientShap(plain.to(getattr(torch, dtype)), plain.transformer.wte),
+        " see the see", PROMPTS[2], baselines=torch.zeros(2, tokens), n_samples=3,
+    )  # fmt: skip
+    found = of_captum(gpt2, dtype, WORDS, shap(tokens), " see the see", PROMPTS[2], by_token=by_token)
+    expected = own.token_attr if by_token else own.seq_attr[None]
+    np.testing.assert_allclose(np.concatenate([one.values[WORDS] for one in found]), expected, rtol=0, atol=1e-5)
+    for check in (check for one in found for check in one.checks):
+        assert (check.verdict, check.cause) == (Verdict.DISAGREES, ca.Cause.OTHER_PASSES)
+        assert "at the baseline" in check.reason
+
+
+class _Right(captum.LLMGradientAttribution):  # type: ignore[misc]
+    """Expected gradients between what the embedding returns, by hand; a fault shifts the points."""
+
+    shift = 0.0
+
+    def attribute(self, inp: Any, target: Any = None, **options: Any) -> Any:
+        plain, each, samples = self.attr_method.forward_func.model, [], options["n_samples"]
+        ids, read = inp.inp_tensor, inp.to_model_input(torch.zeros(1, inp.n_itp_features))
+        for step, token in enumerate(target):
+            np.random.choice(len(options["baselines"]), samples)
+            drawn = torch.tensor(np.random.uniform(0.0, 1.0, samples)).float() + self.shift
+            start, end = (plain.transformer.wte(torch.cat([x, target[None, :step]], 1)).detach() for x in (read, ids))
+            between = (start + drawn.reshape(-1, 1, 1) * (end - start)).requires_grad_()
+            scores = plain._model.module(inputs_embeds=between).logits[:, -1]
+            (gradient,) = torch.autograd.grad(scores.log_softmax(-1)[:, token].sum(), between)
+            each.append((gradient.mean(0) * (end - start)[0]).sum(-1)[: ids.shape[1]])
+        by_token = torch.stack(each)
+        return SimpleNamespace(token_attr=by_token, seq_attr=by_token.sum(0))
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(0.0, Verdict.INCONCLUSIVE), (0.1, Verdict.DISAGREES)])
+@pytest.mark.parametrize("by_token", [False, True])
+def test_expected_gradients_of_a_text_are_compared_with_those_between_embeddings(
+    gpt2: Path, by_token: bool, shift: float, expected: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were Captum right, its values would be those of raw passes."""
+    monkeypatch.setattr(captum, "LLMGradientAttribution", type("_", (_Right,), {"shift": shift}))
+    method = shap(len(CausalLMAdapter(directory=gpt2).tokenizer.encode(PROMPTS[2])), 7)
+    found = of_captum(gpt2, "float64", WORDS, method, " see the see", PROMPTS[2], by_token=by_token)
+    assert {one.checks[0].verdict for one in found} == {expected}
+    assert shift or max(one.checks[0].max_relative_error for one in found) < 1e-6
+
+
+@pytest.mark.parametrize("layer", ["lm_head", "transformer.h.0.attn", "transformer"])
+def test_captums_class_needs_a_layer_with_tokens(gpt2: Path, layer: str) -> None:
+    for method, *_ in GRADIENTS:
+        with pytest.raises(InvalidArgument, match=r"METHOD_INAPPLICABLE \[attributions\[0\]\.layer_\w+\.layer\]"):
+            of_captum(gpt2, "float32", layer, method(layer), " see", PROMPTS[2])
+
+
+def test_gradient_shap_takes_no_ids_without_captums_class_and_no_noise_with_it(gpt2: Path) -> None:
+    adapter = CausalLMAdapter(directory=gpt2)
+    given = prompts(adapter, PROMPTS[2])
+    tokens = given["input_ids"].shape[1]
+    for more, expected in (
+        ({"llm_attribution": None}, r"INPUT_NOT_DIFFERENTIABLE .*attributions\[0\]\.inputs.*LayerIntegratedGradients"),
+        ({"stdev": 0.1}, r"INVALID_VALUE .*layer_gradient_shap\.stdev"),
+        ({"n_samples": 0}, r"INVALID_VALUE .*layer_gradient_shap\.n_samples"),
+    ):
+        with pytest.raises(InvalidArgument, match=expected):
+            asked(adapter, given, target=ONE, attributions=(shap(tokens, **more),))
+
+
+AS_IS = ca.LLMAttribution()
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        (ca.LayerGradCam(layer="transformer.h.0.ln_1", llm_attribution=AS_IS), ONE),
+        (ca.LayerGradientXActivation(layer=WORDS, llm_attribution=AS_IS), ca.ClassIndex((3,))),
+        (ca.LayerIntegratedGradients(layer=WORDS, further_layers=("transformer.wpe",), llm_attribution=AS_IS), ONE),
+        (ca.LayerGradientShap(layer=WORDS, baselines={"input_ids": [[1, *[0] * 7]]}, llm_attribution=AS_IS), ONE),
+        (
+            ca.LayerIntegratedGradients(layer=WORDS, baselines={"input_ids": [[1, *[0] * 7]]}, llm_attribution=AS_IS),
+            ONE,
+        ),
+        (ca.LayerIntegratedGradients(layer=WORDS, llm_attribution=ca.LLMAttribution(forward_in_tokens=False)), ONE),
+    ],
+)
+def test_what_captums_class_cannot_do_is_an_error(gpt2: Path, method: ca.Attribution, target: ca.Target) -> None:
+    adapter = CausalLMAdapter(directory=gpt2)
+    with pytest.raises(InvalidArgument) as refused:
+        asked(adapter, prompts(adapter, PROMPTS[2]), target=target, attributions=(method,))
+    found = refused.value.reason, refused.value.field
+    assert found == ("METHOD_INAPPLICABLE", "attributions[0].llm_attribution"), refused.value
+
+
+def test_tokens_share_one_run_of_captums_class(gpt2: Path) -> None:
+    """It explains all tokens at once, in a pass for each."""
+    adapter, ran = CausalLMAdapter(directory=gpt2), list[int]()
+    model, target = load_model(adapter, "cpu"), ca.SequenceLogProbability((" see the see",), by_token=True)
+    request = ca.InspectRequest(
+        "m", target=target, attributions=(GRADIENTS[0][0](WORDS),), check=ca.CheckRequest(mode=ca.CheckMode.OFF)
+    )
+    plan = plan_request(model, request, prompts(adapter, PROMPTS[2]))
+    inspect_batch([plan])  # tests of the model
+    with model.module.register_forward_hook(lambda *_: ran.append(1)):
+        (outcome,) = inspect_batch([plan])
+    assert isinstance(outcome, InspectResult)
+    tokens = outcome.attributions
+    assert len(tokens) == 3
+    assert len(ran) - len(tokens) == 2  # the main pass, and one that shows what the layer returns
