@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ import captum.attr as captum
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import cutaway as ca
 from cutaway.adapters import load_model
@@ -20,7 +23,7 @@ from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.results import AttributionResult, InspectResult, Verdict
 from cutaway.engine.batching import inspect_batch
 from cutaway.engine.planning.plan import plan_request
-from tests.support.causal_lms import BLOCKS, by_hand, saved
+from tests.support.causal_lms import BLOCKS, by_hand, saved, saved_for_chats
 from tests.support.sequence_targets import PROMPTS, TEXTS, asked, llm, prompts
 
 ONE = ca.SequenceLogProbability((TEXTS[1],))
@@ -200,6 +203,116 @@ def test_gradient_shap_takes_no_ids_without_captums_class_and_no_noise_with_it(g
             asked(adapter, given, target=ONE, attributions=(shap(tokens, **more),))
 
 
+# Conversations.
+
+MESSAGES = [{"role": "me", "content": "see the hooks"}, {"role": "you", "content": "the layers"}]
+
+
+def conversation(adapter: CausalLMAdapter) -> dict[str, Tensor]:
+    """The tokens of the messages, as they come from a caller."""
+    return dict(adapter.collate([adapter.preprocess(json.dumps(MESSAGES).encode(), "application/json")]))
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_for_chats(tmp_path_factory.mktemp("chat"))
+
+
+def test_a_conversation_begins_once(chat: Path) -> None:
+    """The template writes the special tokens, and the tokenizer adds none; it does to a text."""
+    adapter = CausalLMAdapter(directory=chat)
+    own = adapter.tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_tensors="pt")
+    assert torch.equal(conversation(adapter)["input_ids"], own["input_ids"])
+    assert prompts(adapter, "see")["input_ids"][0, 0] == own["input_ids"][0, 0] == adapter.tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "gemma2"])
+@torch.no_grad()
+def test_the_log_probability_of_an_answer_in_a_conversation(architecture: str, tmp_path: Path) -> None:
+    directory = saved_for_chats(tmp_path, architecture)
+    adapter, plain = CausalLMAdapter(directory=directory), by_hand(directory)
+    found = asked(adapter, conversation(adapter), target=ONE)
+    ids = adapter.tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    text = torch.tensor([adapter.tokenizer.encode(TEXTS[1], add_special_tokens=False)])
+    scores = plain(torch.cat([ids, text], 1)).logits[0, ids.shape[1] - 1 : -1].log_softmax(-1)
+    expected = scores.gather(1, text.T).squeeze(1)
+    np.testing.assert_allclose(found.predictions["continuation"][0], expected, rtol=0, atol=1e-5)
+    assert found.target_values == pytest.approx([expected.sum().item()], abs=1e-4)
+
+
+RIGHT = ca.LLMAttribution(use_cached_outputs=False)
+SKIPPING: list[tuple[Callable[..., ca.Attribution], Callable[[Any], Any], ca.LLMAttribution, dict[str, Any]]] = [
+    (ca.FeatureAblation, captum.FeatureAblation, RIGHT, {"use_cached_outputs": False}),
+    (partial(ca.LayerIntegratedGradients, layer=WORDS, n_steps=8),
+     lambda plain: captum.LayerIntegratedGradients(plain, plain.transformer.wte), ca.LLMAttribution(), {"n_steps": 8}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ours", "theirs", "wrapper", "options"), SKIPPING, ids=["ablation", "path"])
+def test_special_tokens_of_a_template_stay_as_they_are(
+    chat: Path, ours: Any, theirs: Any, wrapper: Any, options: Any
+) -> None:
+    """Captum's skip_tokens are those that are their own baseline: by our passes, and by Captum's class."""
+    adapter = CausalLMAdapter({"dtype": "float64"}, directory=chat)
+    given, plain = conversation(adapter), by_hand(chat).double()
+    (ids,) = given["input_ids"].tolist()
+    skipped = [adapter.tokenizer.bos_token_id, adapter.tokenizer.convert_tokens_to_ids("<turn>")]
+    kept = np.isin(ids, skipped)
+    assert kept.sum() == 3
+    known = SimpleNamespace(
+        encode=lambda *_, **__: given["input_ids"], convert_ids_to_tokens=adapter.tokenizer.convert_ids_to_tokens
+    )
+    read = captum.TextTokenInput("", known, baselines=7, skip_tokens=skipped)
+    text = torch.tensor(adapter.tokenizer.encode(TEXTS[1], add_special_tokens=False))
+    made = theirs(plain)
+    kind = captum.LLMGradientAttribution if hasattr(made, "layer") else captum.LLMAttribution
+    right = kind(made, adapter.tokenizer).attribute(read, target=text, **options)
+    for with_captums_class, by_token in itertools.product((False, True), repeat=2):
+        method = ours(
+            baselines={"input_ids": np.where(kept, ids, 7)[None]},
+            llm_attribution=wrapper if with_captums_class else None,
+        )
+        target = ca.SequenceLogProbability((TEXTS[1],), by_token)
+        found = asked(adapter, given, target=target, attributions=(method,)).attributions
+        values = np.array([one.values["input_ids"][0] if one.tokens is None else one.tokens.values[0] for one in found])
+        prompt = values[:, : len(ids)]
+        expected = right.token_attr if by_token else right.seq_attr[None]
+        np.testing.assert_allclose(prompt[:, ~kept], expected, rtol=0, atol=1e-5 * abs(expected).max().item())
+        assert not prompt[:, kept].any()
+        assert {one.checks[0].verdict for one in found} == {Verdict.AGREES}
+
+
+# Templates.
+
+TEMPLATE, PARTS, OTHERS = "a{}b{}c{}:", [" see", " the see", "hooks"], [" the", " see the", "books"]
+GROUPS = np.array([[0, 1, 0, 2, 2, 0, 3, 3, 3, 3, 3, 0]])
+"""The segment of each token, from 1 on; 0 for the template's own."""
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "gemma2"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_segments_of_a_template_are_groups_of_tokens_with_a_baseline_each(
+    architecture: str, exact: bool, tmp_path: Path
+) -> None:
+    """Captum's TextTemplateInput, by hand; the rest of the prompt is its own baseline."""
+    directory = saved(tmp_path, architecture)
+    adapter, plain = CausalLMAdapter({"dtype": "float64"}, directory=directory), by_hand(directory).double()
+    theirs, ours = (captum.ShapleyValues, ca.ShapleyValues) if exact else (captum.FeatureAblation, ca.FeatureAblation)
+    right = captum.LLMAttribution(theirs(plain), adapter.tokenizer).attribute(
+        captum.TextTemplateInput(TEMPLATE, PARTS, OTHERS), target=TEXTS[1], use_cached_outputs=False
+    )
+    baselines = {"input_ids": [adapter.tokenizer.encode(TEMPLATE.format(*OTHERS))]}
+    given = prompts(adapter, TEMPLATE.format(*PARTS))
+    for wrapper, by_token in itertools.product((None, RIGHT), (False, True)):
+        method = ours(baselines=baselines, masks={"input_ids": GROUPS}, llm_attribution=wrapper)
+        target = ca.SequenceLogProbability((TEXTS[1],), by_token)
+        found = asked(adapter, given, target=target, attributions=(method,)).attributions
+        expected = np.pad(right.token_attr if by_token else right.seq_attr[None], ((0, 0), (1, 0)))[:, GROUPS[0]]
+        values = np.concatenate([one.values["input_ids"] for one in found])
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5 * abs(expected).max())
+        assert {one.checks[0].verdict for one in found} == {Verdict.AGREES}
+
+
 AS_IS = ca.LLMAttribution()
 
 
@@ -209,11 +322,7 @@ AS_IS = ca.LLMAttribution()
         (ca.LayerGradCam(layer="transformer.h.0.ln_1", llm_attribution=AS_IS), ONE),
         (ca.LayerGradientXActivation(layer=WORDS, llm_attribution=AS_IS), ca.ClassIndex((3,))),
         (ca.LayerIntegratedGradients(layer=WORDS, further_layers=("transformer.wpe",), llm_attribution=AS_IS), ONE),
-        (ca.LayerGradientShap(layer=WORDS, baselines={"input_ids": [[1, *[0] * 7]]}, llm_attribution=AS_IS), ONE),
-        (
-            ca.LayerIntegratedGradients(layer=WORDS, baselines={"input_ids": [[1, *[0] * 7]]}, llm_attribution=AS_IS),
-            ONE,
-        ),
+        (ca.LayerGradientShap(layer=WORDS, baselines={"input_ids": [[1] * 8, [0] * 8]}, llm_attribution=AS_IS), ONE),
         (ca.LayerIntegratedGradients(layer=WORDS, llm_attribution=ca.LLMAttribution(forward_in_tokens=False)), ONE),
     ],
 )

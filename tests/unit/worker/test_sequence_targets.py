@@ -91,7 +91,6 @@ def test_an_ablation_is_that_of_captum_without_its_cache(architecture: str, tmp_
 
 
 RIGHT = ca.LLMAttribution(use_cached_outputs=False)
-MIXED = np.array([[1, *[0] * 25]])
 WRAPPED = [
     (ca.FeatureAblation(), captum.FeatureAblation),
     (ca.ShapleyValueSampling(n_samples=2), captum.ShapleyValueSampling),
@@ -405,7 +404,6 @@ def test_captums_class_ends_when_nobody_waits(gpt2: Path) -> None:
         },
         {"attributions": (ca.LayerGradientXActivation(layer="transformer.wte", llm_attribution=RIGHT),)},
         {"attributions": (ca.FeatureAblation(inputs=("attention_mask",), llm_attribution=RIGHT),)},
-        {"attributions": (ca.FeatureAblation(baselines={"input_ids": MIXED}, llm_attribution=RIGHT),)},
         {"edits": (ca.Zero("transformer.h.0"),)},
         {"texts": PROMPTS},
     ],

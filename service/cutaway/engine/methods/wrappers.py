@@ -299,11 +299,9 @@ def _read_again(problem: AttributionProblem) -> Finding | None:
 
 def _attributed(problem: AttributionProblem, wrapper: LLMAttribution, **options: Any) -> tuple[Any, bool]:
     """Returns Captum's result for one prompt, and whether a pass read again what the cache had."""
-    prompt, (baseline,) = problem.inputs["input_ids"], options.pop("baselines", (torch.zeros(1, 1),))
+    prompt, (baseline,) = problem.inputs["input_ids"], options.pop("baselines", (problem.inputs["input_ids"],))
     model, method = _Passes(problem.model), getattr(attr, type(problem.request).__name__)
-    known = SimpleNamespace(encode=lambda *_, **__: prompt, convert_ids_to_tokens=model.tokenizer.convert_ids_to_tokens)
-    read = attr.TextTokenInput("", known, baselines=int(baseline[0, 0]))
-    text = problem.inputs[CONTINUATION][0]
+    read, text = _Prompt(prompt, baseline[:1], model.tokenizer), problem.inputs[CONTINUATION][0]
     if problem.layer:
         if isinstance(problem.request, LayerGradientShap):  # Captum's is of tokens that are there, 1, or are not
             options["baselines"] = torch.zeros(len(baseline), prompt.shape[1], device=prompt.device)
@@ -319,6 +317,19 @@ def _attributed(problem: AttributionProblem, wrapper: LLMAttribution, **options:
         **options,
     )
     return result, model.reads_again
+
+
+class _Prompt(attr.TextTokenInput):  # type: ignore[misc]
+    """A prompt as Captum takes it, with a baseline [1, tokens] for each token, and not one for all."""
+
+    def __init__(self, ids: Tensor, baseline: Tensor, tokenizer: Any) -> None:
+        known = SimpleNamespace(encode=lambda *_, **__: ids, convert_ids_to_tokens=tokenizer.convert_ids_to_tokens)
+        super().__init__("", known)
+        self.ids, self.baselines = ids, baseline
+
+    def to_model_input(self, perturbed_tensor: Tensor | None = None) -> Tensor:
+        """Returns ids [copies, tokens], those of the baseline where ``perturbed_tensor`` is not 1."""
+        return self.ids if perturbed_tensor is None else torch.where(perturbed_tensor == 1, self.ids, self.baselines)
 
 
 class _Passes:
@@ -406,8 +417,8 @@ def refuse_llm_attribution(
     if len(prompts) != 1 or not (mask is None or bool(mask.all())):
         what = f"explains one prompt without padding, and there are {len(prompts)}: send each in its own request"
         raise _inapplicable(what)
-    if baselines and (tuple(explained) != ("input_ids",) or len(baselines["input_ids"].unique()) != 1):
-        raise _inapplicable("replaces tokens of input_ids, all by the same one")
+    if baselines and (tuple(explained) != ("input_ids",) or len(baselines["input_ids"].unique(dim=0)) != 1):
+        raise _inapplicable("replaces tokens of input_ids alone, in all samples by the same ones")
     if isinstance(request, LayerAttribution) and request.llm_attribution != LLMAttribution():
         raise _inapplicable(f"has a cache for perturbations alone, and {method} has a pass for each token: set nothing")
     if getattr(request, "further_layers", ()):
