@@ -27,6 +27,7 @@ from tests.support.causal_lms import BLOCKS, by_hand, saved, saved_for_chats
 from tests.support.sequence_targets import PROMPTS, TEXTS, asked, llm, prompts
 
 ONE = ca.SequenceLogProbability((TEXTS[1],))
+RIGHT = ca.LLMAttribution(use_cached_outputs=False)
 WORDS = "transformer.wte"
 GRADIENTS: list[tuple[Callable[[str], ca.Attribution], Any, dict[str, Any]]] = [
     (lambda layer: ca.LayerGradientXActivation(layer=layer, llm_attribution=ca.LLMAttribution()),
@@ -203,6 +204,29 @@ def test_gradient_shap_takes_no_ids_without_captums_class_and_no_noise_with_it(g
             asked(adapter, given, target=ONE, attributions=(shap(tokens, **more),))
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_lime_weighs_by_the_presence_of_tokens_in_captums_class(
+    architecture: str, grouped: bool, tmp_path: Path
+) -> None:
+    """And not by their ids, as it does without that class."""
+    directory = saved(tmp_path, architecture)
+    adapter = CausalLMAdapter({"dtype": "float64"}, directory=directory)
+    given = prompts(adapter, PROMPTS[2])
+    mask = np.arange(given["input_ids"].numel()) // 3
+    torch.manual_seed(3)
+    right = llm(
+        directory, lambda plain: captum.Lime(plain.double()), " see the", PROMPTS[2], use_cached_outputs=False,
+        n_samples=60, **({"feature_mask": torch.tensor(mask[None])} if grouped else {}),
+    )  # fmt: skip
+    method = ca.Lime(n_samples=60, masks={"input_ids": mask[None]} if grouped else {}, llm_attribution=RIGHT)
+    target = ca.SequenceLogProbability((" see the",))
+    (found,) = asked(adapter, given, target=target, attributions=(method,), seed=3).attributions
+    assert right.seq_attr.abs().max() > 0.1
+    np.testing.assert_allclose(found.values["input_ids"][0], right.seq_attr, rtol=0, atol=1e-4)
+    assert found.checks[0].verdict is Verdict.AGREES
+
+
 # Conversations.
 
 MESSAGES = [{"role": "me", "content": "see the hooks"}, {"role": "you", "content": "the layers"}]
@@ -240,7 +264,6 @@ def test_the_log_probability_of_an_answer_in_a_conversation(architecture: str, t
     assert found.target_values == pytest.approx([expected.sum().item()], abs=1e-4)
 
 
-RIGHT = ca.LLMAttribution(use_cached_outputs=False)
 SKIPPING: list[tuple[Callable[..., ca.Attribution], Callable[[Any], Any], ca.LLMAttribution, dict[str, Any]]] = [
     (ca.FeatureAblation, captum.FeatureAblation, RIGHT, {"use_cached_outputs": False}),
     (partial(ca.LayerIntegratedGradients, layer=WORDS, n_steps=8),
