@@ -154,7 +154,7 @@ def token_paths(problem: AttributionProblem) -> Iterator[AttributionProblem]:
     generator = np.random.RandomState(numpy_seed(problem.seed or 0))
     for step in range(tokens):
         generator.choice(len(samples), request.n_samples)
-        drawn = torch.from_numpy(generator.uniform(0.0, 1.0, request.n_samples)).float().tolist()
+        drawn = generator.uniform(0.0, 1.0, request.n_samples).tolist()
         if has_token[step]:
             yield replace(
                 problem,
