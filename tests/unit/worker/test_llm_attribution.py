@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,6 +203,27 @@ def test_gradient_shap_takes_no_ids_without_captums_class_and_no_noise_with_it(g
     ):
         with pytest.raises(InvalidArgument, match=expected):
             asked(adapter, given, target=ONE, attributions=(shap(tokens, **more),))
+
+
+class _Earlier(captum.LLMAttribution):  # type: ignore[misc]
+    """Captum's class of release 0.8."""
+
+    def attribute(self, inp: Any, target: Any = None, **options: Any) -> Any:
+        assert "forward_in_tokens" not in options
+        return super().attribute(inp, target, **options)
+
+
+def test_an_earlier_class_of_captum_has_a_pass_for_each_token(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captum, "LLMAttribution", _Earlier)
+    adapter = CausalLMAdapter(directory=gpt2)
+    given, wrapper = prompts(adapter, PROMPTS[2]), ca.LLMAttribution(use_cached_outputs=False)
+    (found,) = asked(
+        adapter, given, target=ONE, attributions=(ca.FeatureAblation(llm_attribution=wrapper),)
+    ).attributions
+    assert found.checks[0].verdict is Verdict.AGREES
+    other = ca.FeatureAblation(llm_attribution=replace(wrapper, forward_in_tokens=False))
+    with pytest.raises(InvalidArgument, match=r"METHOD_INAPPLICABLE .*llm_attribution.*before release 0\.9"):
+        asked(adapter, given, target=ONE, attributions=(other,))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -309,12 +310,12 @@ def _attributed(problem: AttributionProblem, wrapper: LLMAttribution, **options:
         return attr.LLMGradientAttribution(explained, model.tokenizer).attribute(read, target=text, **options), False
     if masks := options.pop("feature_mask", ()):
         options["feature_mask"] = masks[0]
+    if "forward_in_tokens" in signature(attr.LLMAttribution.attribute).parameters:
+        options["forward_in_tokens"] = wrapper.forward_in_tokens
+    elif not wrapper.forward_in_tokens:
+        raise _inapplicable("has a pass for each token before release 0.9: leave forward_in_tokens out")
     result = attr.LLMAttribution(with_rows_apart(method(model)), model.tokenizer).attribute(
-        read,
-        target=text,
-        use_cached_outputs=wrapper.use_cached_outputs,
-        forward_in_tokens=wrapper.forward_in_tokens,
-        **options,
+        read, target=text, use_cached_outputs=wrapper.use_cached_outputs, **options
     )
     return result, model.reads_again
 
@@ -348,18 +349,18 @@ class _Passes:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model.module, name)
 
-    def __call__(self, ids: Tensor) -> Any:
+    def __call__(self, input_ids: Tensor) -> Any:
         """Returns what the model does."""
-        return self.forward(input_ids=ids)
+        return self.forward(input_ids)
 
-    def forward(self, **given: Any) -> Any:
+    def forward(self, input_ids: Tensor, **given: Any) -> Any:
         """Returns what the model does."""
-        ids, cache = given["input_ids"], given.get("past_key_values")
+        ids, cache = input_ids, given.get("past_key_values")
         self.reads_again |= cache is not None and cache.get_seq_length() > 0 and ids.shape[1] > 1
         returned: list[Any] = []
 
         def call(_: dict[str, Any]) -> Any:
-            returned.append(self._model.module(**given))
+            returned.append(self._model.module(input_ids=ids, **given))
             return returned[0].logits
 
         try:
