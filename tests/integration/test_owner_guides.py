@@ -77,11 +77,15 @@ def test_a_language_model_is_packaged_by_one_command_and_answers(tmp_path: Path)
         for asked in re.findall(r"```python\n# ask: gpt\n(.*?)```", page, re.DOTALL):
             found.append({})
             exec(asked.replace("localhost:7001", server.address), found[-1])
-    result, written, why, wrapped, seen, swept, patched, ablated = (each["result"] for each in found)
+    result, written, why, parts, wrapped, paths, seen, swept, patched, ablated = (each["result"] for each in found)
     assert {name: grid.shape for name, grid in swept.sweep.items()} == {
         f"transformer.h.{layer}": swept.sweep_estimates["transformer.h.0"].shape for layer in range(2)
     }
     assert {each.checks[0].verdict for each in why.attributions} == {ca.Verdict.AGREES}
+    assert {each.checks[0].verdict for each in (*parts.attributions, *paths.attributions)} == {ca.Verdict.AGREES}
+    single, grouped = (each.values["input_ids"] for each in parts.attributions)
+    assert not single[found[3]["kept"]].any()
+    assert len({*grouped[~found[3]["kept"]]}) < len({*single[~found[3]["kept"]]})
     assert [each.checks[0].verdict for each in wrapped.attributions] == [ca.Verdict.AGREES, ca.Verdict.DISAGREES]
     assert written.replay.verdict is ca.Verdict.AGREES
     assert written.receipts[0].steps == tuple(range(1, len(written.generated)))

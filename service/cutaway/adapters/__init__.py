@@ -235,7 +235,10 @@ class TextAdapter(Adapter):
             text = data.decode("utf-8")
         except UnicodeDecodeError as failure:
             raise error(Reason.RAW_UNDECODABLE, f"the text is not UTF-8: {failure}", "data") from None
-        encoded = self.tokenizer(text, return_tensors="pt", truncation=False, verbose=False)
+        return self._encoded(text)
+
+    def _encoded(self, text: str, **options: Any) -> Mapping[str, Tensor]:
+        encoded = self.tokenizer(text, return_tensors="pt", truncation=False, verbose=False, **options)
         tokens = encoded["input_ids"].shape[1]
         if tokens > self.max_tokens:
             raise error(Reason.TEXT_TOO_LONG, f"{tokens} tokens; the model reads at most {self.max_tokens}", "data")

@@ -141,16 +141,19 @@ class CausalLMAdapter(TextAdapter):
     def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
         """Decodes one UTF-8 text, or the messages of a conversation, to ``input_ids`` and ``attention_mask``, int64
         [1, tokens]."""
-        return super().preprocess(self._prompt(data) if media_type == _CHAT else data, media_type)
+        if media_type != _CHAT:
+            return super().preprocess(data, media_type)
+        return self._encoded(self._prompt(data), add_special_tokens=False)  # the template has them
 
-    def _prompt(self, data: bytes) -> bytes:
+    def _prompt(self, data: bytes) -> str:
         try:
-            messages = json.loads(data)
-            prompt: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            prompt = self.tokenizer.apply_chat_template(json.loads(data), tokenize=False, add_generation_prompt=True)
+            if not isinstance(prompt, str):
+                raise TypeError("there are several: send each as an example of its own")
         except Exception as failure:  # the template is a program of the model's author
             what = f"no conversation that the chat template takes: {type(failure).__name__}: {failure}"
             raise error(Reason.RAW_UNDECODABLE, what, "data") from failure
-        return prompt.encode()
+        return prompt
 
     def collate(self, examples: Sequence[Mapping[str, Tensor]]) -> Inputs:
         """Returns texts as one batch, padded on the tokenizer's side; without an attention mask if none is padded."""

@@ -340,8 +340,9 @@ class AttributionRequest(_message.Message):
 
     @_builtins.property
     def llm_attribution(self) -> Global___LlmAttribution:
-        """The method run by Captum's own class for language models; the target is the log-probability of a text. Default: the
-        method itself, of which several tokens share the passes.
+        """The method run by Captum's own class for language models: LLMAttribution, or for a layer's gradients
+        LLMGradientAttribution. The target is the log-probability of a text. Default: the method itself, of which several
+        tokens share the passes.
         """
 
     @_builtins.property
@@ -1882,7 +1883,9 @@ Global___NoiseTunnel: _TypeAlias = NoiseTunnel  # noqa: Y015
 
 @_typing.final
 class LlmAttribution(_message.Message):
-    """Runs a method of perturbations as Captum's LLMAttribution does: one text, token by token."""
+    """Runs a method of perturbations as Captum's LLMAttribution does: one text, token by token. A method of a layer runs as
+    its LLMGradientAttribution does, which has no fields: values are [1, tokens of the prompt], sums over the layer's size.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

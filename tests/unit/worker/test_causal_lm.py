@@ -160,7 +160,8 @@ def test_a_conversation_goes_through_the_chat_template(gpt2: Path) -> None:
     messages = [{"role": "me", "content": "see the hooks"}]
     found = adapter.preprocess(json.dumps(messages).encode(), "application/json")["input_ids"]
     assert adapter.tokenizer.decode(found[0]) == "me: see the hooks\nyou:"
-    for wrong in (b"{", b"7", b'"see"', b'[{"role": {}}, 3]'):
+    several = json.dumps([messages, messages]).encode()
+    for wrong in (b"{", b"7", b'"see"', b'[{"role": {}}, 3]', several):
         with pytest.raises(InvalidArgument, match="no conversation"):
             adapter.preprocess(wrong, "application/json")
 

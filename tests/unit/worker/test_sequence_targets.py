@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,10 @@ from cutaway.engine.model.session import Cancellation
 from cutaway.engine.planning.plan import plan_request
 from cutaway.jobs.spec import parse_request
 from tests.support.causal_lms import ARCHITECTURES, by_hand, logits, saved
+from tests.support.sequence_targets import PROMPTS, TEXTS, asked, llm, prompts
 
-PROMPTS = ("the hooks see layers of the layers", "hooks", "see the hooks")
-TEXTS = (" see", " the layers see", " layers")
 OWN = ca.SequenceLogProbability(TEXTS)
 ONE = ca.SequenceLogProbability((TEXTS[1],))
-
-
-def asked(adapter: CausalLMAdapter, inputs: Mapping[str, Tensor], **request: Any) -> InspectResult:
-    return inspect(load_model(adapter, "cpu"), ca.InspectRequest("m", **request), dict(inputs))
-
-
-def prompts(adapter: CausalLMAdapter, *texts: str) -> dict[str, Tensor]:
-    return dict(adapter.collate([adapter.preprocess(text.encode(), "text/plain") for text in texts]))
 
 
 def token_by_token(plain: Any, adapter: CausalLMAdapter, prompt: str, text: str) -> list[float]:
@@ -68,20 +58,6 @@ def test_each_row_has_the_log_probabilities_of_its_own_text(architecture: str, t
         np.testing.assert_allclose(found[: len(expected)], expected, rtol=0, atol=1e-5)
         assert not found[len(expected) :].any()
         assert result.target_values[row] == pytest.approx(sum(expected), abs=1e-4)
-
-
-def llm(
-    directory: Path, method: Callable[[Any], Any], text: str = TEXTS[1], prompt: str = PROMPTS[0], **options: Any
-) -> Any:
-    """What Captum's own attributions of language models say of a prompt and a text."""
-    plain, adapter = by_hand(directory), CausalLMAdapter(directory=directory)
-    made = method(plain)
-    forward_only = not isinstance(made, captum.LayerGradientXActivation | captum.LayerIntegratedGradients)
-    kind = captum.LLMAttribution if forward_only else captum.LLMGradientAttribution
-    read = captum.TextTokenInput(prompt, adapter.tokenizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return kind(made, adapter.tokenizer).attribute(read, target=text, **options)
 
 
 def by_token(adapter: CausalLMAdapter, method: ca.Attribution) -> tuple[AttributionResult, ...]:
@@ -115,7 +91,6 @@ def test_an_ablation_is_that_of_captum_without_its_cache(architecture: str, tmp_
 
 
 RIGHT = ca.LLMAttribution(use_cached_outputs=False)
-MIXED = np.array([[1, *[0] * 25]])
 WRAPPED = [
     (ca.FeatureAblation(), captum.FeatureAblation),
     (ca.ShapleyValueSampling(n_samples=2), captum.ShapleyValueSampling),
@@ -429,7 +404,6 @@ def test_captums_class_ends_when_nobody_waits(gpt2: Path) -> None:
         },
         {"attributions": (ca.LayerGradientXActivation(layer="transformer.wte", llm_attribution=RIGHT),)},
         {"attributions": (ca.FeatureAblation(inputs=("attention_mask",), llm_attribution=RIGHT),)},
-        {"attributions": (ca.FeatureAblation(baselines={"input_ids": MIXED}, llm_attribution=RIGHT),)},
         {"edits": (ca.Zero("transformer.h.0"),)},
         {"texts": PROMPTS},
     ],

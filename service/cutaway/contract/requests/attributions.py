@@ -95,7 +95,9 @@ class NoiseTunnel:
 class LLMAttribution:
     """The method run by Captum's class of that name, whose defaults are wrong with transformers 5.
 
-    The target is the log-probability of a text behind one prompt. A verdict compares it with raw passes.
+    The target is the log-probability of a text behind one prompt. A verdict compares it with raw passes. A method of a
+    layer is run by Captum's ``LLMGradientAttribution``, to which the arguments do not apply. Its values are [1, tokens
+    of the prompt], summed over the size of what the layer returns.
 
     Args:
         use_cached_outputs: whether passes keep keys and values of earlier tokens.

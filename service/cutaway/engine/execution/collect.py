@@ -254,6 +254,9 @@ def token_attribution(
         call: the embedding's first call; by default from a forward pass.
     """
     module = problem.model.tree.modules[problem.layer] if problem.layer else None
+    if module is not None and problem.request.llm_attribution is not None:
+        ids, sums = problem.inputs["input_ids"], next(iter(values.values()))
+        return results.TokenAttribution("input_ids", to_numpy(ids), to_numpy(sums))
     if problem.further_layers or not isinstance(module, nn.Embedding):
         return None
     value, call = values.get(problem.layer), call or _first_call(problem)

@@ -49,8 +49,10 @@ def method_of(request: requests.Attribution) -> spec.Method:
 
 
 def shares_passes(attribution: ResolvedAttribution) -> bool:
-    """Returns whether several targets of ``attribution`` share Captum's passes: none has a gradient, or a hook."""
-    return method_of(attribution.request).forward_only and not attribution.modules
+    """Returns whether several targets of ``attribution`` share Captum's passes: none has a gradient, or a hook. Captum
+    explains all tokens of a text at once."""
+    is_plain = method_of(attribution.request).forward_only and not attribution.modules
+    return is_plain or attribution.request.llm_attribution is not None
 
 
 def with_shared_passes(attribution: ResolvedAttribution, targets: int) -> ResolvedAttribution:

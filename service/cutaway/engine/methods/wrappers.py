@@ -1,15 +1,17 @@
 """Captum's classes that wrap another method.
 
 - `NoiseTunnel`: any method on noisy copies of the inputs, combined: SmoothGrad, its square, VarGrad.
-- `LLMAttribution`: a method of perturbations of a language model, which explains a text behind a prompt.
+- `LLMAttribution`, `LLMGradientAttribution`: a method of perturbations, or of the gradient at a layer, of a language
+  model, which explains a text behind a prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,13 +19,17 @@ import torch
 from captum import attr
 from torch import Tensor
 
-from cutaway.contract.errors import CutawayError, Reason
+from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import (
     Attribution,
     Combination,
     Expectation,
     FeatureAblation,
     KernelShap,
+    LayerAttribution,
+    LayerGradientShap,
+    LayerGradientXActivation,
+    LayerIntegratedGradients,
     Lime,
     LLMAttribution,
     NoiseTunnel,
@@ -39,6 +45,7 @@ from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.folding import Fold, Folding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import MissingObservation, Reference
+from cutaway.engine.references.expected_gradients import token_expected_gradients, token_passes
 from cutaway.engine.runtime.numerics import EXACT, SUM
 
 
@@ -201,22 +208,58 @@ def refuse_noise(base: spec.Method, request: Attribution, inputs: Inputs, explai
 
 
 def with_llm_attribution(base: spec.Method) -> spec.Method:
-    """Returns the row of the table for ``base`` inside Captum's `LLMAttribution`."""
-    return replace(
+    """Returns the row of the table for ``base`` inside Captum's `LLMAttribution`, or `LLMGradientAttribution`."""
+    method = replace(
         base,
         formula=f"{base.formula} of one pass over prompt and text",
         tolerances=EXACT,  # Captum's passes have other lengths, and round in other ways
         batchable=False,
         is_watched=False,
-        reference_passes=base.reference_passes or partial(_passes, base),
-        limitation=_read_again,
     )
+    if base.runs_backward:
+        if base.uses_randomness:
+            base = replace(base, reference=token_expected_gradients)
+            method = replace(method, reference_passes=token_passes, refuse=_refuse_noise, limitation=lambda _: _AT_ENDS)
+        return replace(
+            method,
+            reference=partial(_of_prompt, base),
+            formula=f"{method.formula}, summed over the features of each token of the prompt",
+            satisfies_completeness=lambda _: False,  # at other layers than embeddings, tokens of the text have values
+            model_context=_tokens_at_layer,
+        )
+    return replace(method, reference_passes=base.reference_passes or partial(_passes, base), limitation=_read_again)
 
 
 def _passes(base: spec.Method, problem: AttributionProblem) -> Iterable[Pass]:
     """Runs separate passes, which the tokens of a text share."""
     with problem.shared.used() if problem.shared else nullcontext():
         yield from run_passes(problem, base.points(problem), differentiate=False)
+
+
+def _of_prompt(base: spec.Method, problem: AttributionProblem, call: int) -> Fold[Reference]:
+    """Returns the base's reference, [1, tokens, size], summed to [1, tokens of the prompt]."""
+    found = yield from base.reference(problem, call)
+    tokens = problem.inputs["input_ids"].shape[1]
+    values, terms = (
+        {name: tensor.sum(dim=-1)[:, :tokens] for name, tensor in side.items()} for side in (found.values, found.terms)
+    )
+    return found._replace(values=values, terms=terms)
+
+
+def _tokens_at_layer(problem: AttributionProblem) -> AbstractContextManager[None]:
+    """Returns a context that requires a layer whose output has an axis of tokens, where a text is explained."""
+    if LLMAttribution in _known(problem):
+        return nullcontext()
+    tokens = sum(problem.inputs[name].shape[1] for name in ("input_ids", CONTINUATION) if name in problem.inputs) - 1
+
+    def refuse(calls: Sequence[Sequence[Tensor]]) -> None:
+        for tensors in calls if CONTINUATION in problem.inputs else ():
+            shapes = [list(tensor.shape) for tensor in tensors]
+            if len(shapes) > 1 or len(shapes[0]) != 3 or shapes[0][1] != tokens:
+                text = f"explains tokens, and {problem.layer!r} returns {', '.join(map(str, shapes))}"
+                raise _inapplicable(f"{text}: name a layer that returns [1, {tokens}, size], such as the embedding")
+
+    return spec.readable_output(problem, refuse)
 
 
 def llm_values(problem: AttributionProblem, wrapper: LLMAttribution, **options: Any) -> Tensor:
@@ -257,19 +300,37 @@ def _read_again(problem: AttributionProblem) -> Finding | None:
 
 def _attributed(problem: AttributionProblem, wrapper: LLMAttribution, **options: Any) -> tuple[Any, bool]:
     """Returns Captum's result for one prompt, and whether a pass read again what the cache had."""
-    (prompt,), (baseline,) = problem.arguments, options.pop("baselines")
+    prompt, (baseline,) = problem.inputs["input_ids"], options.pop("baselines", (problem.inputs["input_ids"],))
     model, method = _Passes(problem.model), getattr(attr, type(problem.request).__name__)
-    known = SimpleNamespace(encode=lambda *_, **__: prompt, convert_ids_to_tokens=model.tokenizer.convert_ids_to_tokens)
+    read, text = _Prompt(prompt, baseline[:1], model.tokenizer), problem.inputs[CONTINUATION][0]
+    if problem.layer:
+        if isinstance(problem.request, LayerGradientShap):  # Captum's is of tokens that are there, 1, or are not
+            options["baselines"] = torch.zeros(len(baseline), prompt.shape[1], device=prompt.device)
+        explained = method(model, problem.model.tree[problem.layer])
+        return attr.LLMGradientAttribution(explained, model.tokenizer).attribute(read, target=text, **options), False
     if masks := options.pop("feature_mask", ()):
         options["feature_mask"] = masks[0]
+    if "forward_in_tokens" in signature(attr.LLMAttribution.attribute).parameters:
+        options["forward_in_tokens"] = wrapper.forward_in_tokens
+    elif not wrapper.forward_in_tokens:
+        raise _inapplicable("has a pass for each token before release 0.9: leave forward_in_tokens out")
     result = attr.LLMAttribution(with_rows_apart(method(model)), model.tokenizer).attribute(
-        attr.TextTokenInput("", known, baselines=int(baseline[0, 0])),
-        target=problem.inputs[CONTINUATION][0],
-        use_cached_outputs=wrapper.use_cached_outputs,
-        forward_in_tokens=wrapper.forward_in_tokens,
-        **options,
+        read, target=text, use_cached_outputs=wrapper.use_cached_outputs, **options
     )
     return result, model.reads_again
+
+
+class _Prompt(attr.TextTokenInput):  # type: ignore[misc]
+    """A prompt as Captum takes it, with a baseline [1, tokens] for each token, and not one for all."""
+
+    def __init__(self, ids: Tensor, baseline: Tensor, tokenizer: Any) -> None:
+        known = SimpleNamespace(encode=lambda *_, **__: ids, convert_ids_to_tokens=tokenizer.convert_ids_to_tokens)
+        super().__init__("", known)
+        self.ids, self.baselines = ids, baseline
+
+    def to_model_input(self, perturbed_tensor: Tensor | None = None) -> Tensor:
+        """Returns ids [copies, tokens], those of the baseline where ``perturbed_tensor`` is not 1."""
+        return self.ids if perturbed_tensor is None else torch.where(perturbed_tensor == 1, self.ids, self.baselines)
 
 
 class _Passes:
@@ -288,14 +349,18 @@ class _Passes:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model.module, name)
 
-    def forward(self, **given: Any) -> Any:
+    def __call__(self, input_ids: Tensor) -> Any:
         """Returns what the model does."""
-        ids, cache = given["input_ids"], given.get("past_key_values")
+        return self.forward(input_ids)
+
+    def forward(self, input_ids: Tensor, **given: Any) -> Any:
+        """Returns what the model does."""
+        ids, cache = input_ids, given.get("past_key_values")
         self.reads_again |= cache is not None and cache.get_seq_length() > 0 and ids.shape[1] > 1
         returned: list[Any] = []
 
         def call(_: dict[str, Any]) -> Any:
-            returned.append(self._model.module(**given))
+            returned.append(self._model.module(input_ids=ids, **given))
             return returned[0].logits
 
         try:
@@ -313,8 +378,17 @@ _READ_AGAIN = Finding(
     "in the cache: set use_cached_outputs=False, or leave llm_attribution out",
 )
 
-_WRAPPED = (FeatureAblation, ShapleyValueSampling, ShapleyValues, Lime, KernelShap)
-"""The methods that Captum's LLMAttribution takes."""
+_AT_ENDS = Finding(
+    Cause.OTHER_PASSES,
+    "between two tokens there is nothing, so Captum takes all gradients at the baseline; with several samples, later "
+    "tokens of the text are behind its first one, again and again: ask LayerIntegratedGradients",
+)
+
+_WRAPPED = (
+    FeatureAblation, ShapleyValueSampling, ShapleyValues, Lime, KernelShap, LayerGradientXActivation,
+    LayerIntegratedGradients, LayerGradientShap,
+)  # fmt: skip
+"""The methods that Captum's LLMAttribution and LLMGradientAttribution take."""
 
 
 def refuse_llm_attribution(
@@ -344,8 +418,18 @@ def refuse_llm_attribution(
     if len(prompts) != 1 or not (mask is None or bool(mask.all())):
         what = f"explains one prompt without padding, and there are {len(prompts)}: send each in its own request"
         raise _inapplicable(what)
-    if tuple(explained) != ("input_ids",) or len(baselines["input_ids"].unique()) != 1:
-        raise _inapplicable("replaces tokens of input_ids, all by the same one")
+    if baselines and (tuple(explained) != ("input_ids",) or len(baselines["input_ids"].unique(dim=0)) != 1):
+        raise _inapplicable("replaces tokens of input_ids alone, in all samples by the same ones")
+    if isinstance(request, LayerAttribution) and request.llm_attribution != LLMAttribution():
+        raise _inapplicable(f"has a cache for perturbations alone, and {method} has a pass for each token: set nothing")
+    if getattr(request, "further_layers", ()):
+        raise _inapplicable("explains one layer: leave further_layers out")
+
+
+def _refuse_noise(_: InspectedModel, request: Any, __: Inputs, ___: Changes) -> None:
+    spec.refuse_samples(request.n_samples)
+    if request.stdev:
+        raise error(Reason.INVALID_VALUE, f"{request.stdev}: noise has no meaning for tokens; leave it out", "stdev")
 
 
 def _inapplicable(what: str) -> CutawayError:

@@ -126,6 +126,8 @@ def _baselines(request: requests.Attribution, inputs: Inputs, explained: tuple[s
 
 def moves_integers(request: requests.Attribution) -> bool:
     """Returns whether the method replaces values by a baseline, integers too, and takes none between the two."""
+    if isinstance(request, requests.LayerGradientShap):
+        return request.llm_attribution is not None
     at_both_ends = (requests.Perturbation, requests.LayerIntegratedGradients, requests.LayerDeepLift)
     return isinstance(request, at_both_ends)
 
@@ -151,9 +153,12 @@ def _explained_inputs(
         return request.inputs or default
     if _explains_layer_only(request) or isinstance(request, requests.LayerIntegratedGradients):
         return request.inputs or default or tuple(inputs)
-    if isinstance(request, requests.LayerDeepLift) and (request.inputs or movable):
+    if moves_integers(request) and (request.inputs or movable):
         return request.inputs or default
-    return differentiable(model, inputs, request.inputs)
+    remedy = "; LayerIntegratedGradients goes between what the layer returns for ids"
+    return differentiable(
+        model, inputs, request.inputs, remedy if isinstance(request, requests.LayerAttribution) else ""
+    )
 
 
 def left_out(attribution: ResolvedAttribution) -> tuple[str, ...]:
@@ -169,8 +174,8 @@ def _refuse_unknown(inputs: Inputs, names: tuple[str, ...]) -> None:
             raise error(Reason.INPUT_UNKNOWN, f"no input {name!r} was sent; there are {', '.join(inputs)}", "inputs")
 
 
-def differentiable(model: InspectedModel, inputs: Inputs, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns ``names``, or without names every floating input.
+def differentiable(model: InspectedModel, inputs: Inputs, names: tuple[str, ...], remedy: str = "") -> tuple[str, ...]:
+    """Returns ``names``, or without names every floating input; ``remedy`` ends the error's message.
 
     Raises:
         InvalidArgument: ``INPUT_UNKNOWN``, or ``INPUT_NOT_DIFFERENTIABLE`` for an input that is not floating.
@@ -179,7 +184,8 @@ def differentiable(model: InspectedModel, inputs: Inputs, names: tuple[str, ...]
     floating = tuple(name for name, tensor in inputs.items() if tensor.is_floating_point())
     for name in names or floating or inputs:
         if not inputs[name].is_floating_point():
-            text = f"the input {name!r} is {dtype_text(inputs[name])} and has no gradient" + embedding_hint(model.tree)
+            text = f"the input {name!r} is {dtype_text(inputs[name])} and has no gradient"
+            text += remedy or embedding_hint(model.tree)
             raise error(Reason.INPUT_NOT_DIFFERENTIABLE, text, "inputs")
     return names or floating
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 
-from cutaway.contract.requests import ExpectedGradient, Point
+from cutaway.contract.requests import ExpectedGradient, LayerGradientShap, Point
+from cutaway.engine.model.inspected_model import CONTINUATION
+from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host
 from cutaway.engine.references.observation import expand_rows
+from cutaway.engine.references.paths import DrawnPath, layer_integrated_gradients, layer_path_passes
 from cutaway.engine.runtime.rng import numpy_seed
 
 # Samples.
@@ -133,4 +138,47 @@ def layer_expected_gradients(evidence: Evidence) -> Reference:
         values[name] = (gradients * (ends[name] - starts[name])).mean(dim=0)
         # The rounding error of a difference is that of its operands.
         terms[name] = (gradients.abs() * (ends[name].abs() + starts[name].abs())).mean(dim=0)
+    return Reference(values, terms)
+
+
+# Texts. Captum's class for language models draws anew for each token of a text, and has no points between two prompts:
+# these are between what the layer returns for them.
+
+
+def token_paths(problem: AttributionProblem) -> Iterator[AttributionProblem]:
+    """Yields, for each token of the text that the target has, the path from the baseline with the points drawn for
+    it."""
+    request, samples = cast(LayerGradientShap, problem.request), problem.baselines["input_ids"]
+    tokens = problem.inputs[CONTINUATION].shape[1]
+    has_token = problem.target.scalars(torch.eye(tokens, device=problem.model.device)).tolist()
+    generator = np.random.RandomState(numpy_seed(problem.seed or 0))
+    for step in range(tokens):
+        generator.choice(len(samples), request.n_samples)
+        drawn = generator.uniform(0.0, 1.0, request.n_samples).tolist()
+        if has_token[step]:
+            yield replace(
+                problem,
+                request=DrawnPath(layer=request.layer, drawn=tuple(drawn), n_steps=len(drawn)),
+                baselines={"input_ids": samples[:1]},
+                target=replace(problem.target, function=partial(torch.select, dim=1, index=step)),
+            )
+
+
+def token_passes(problem: AttributionProblem) -> Iterator[Pass]:
+    """Runs `layer_path_passes` for each of the `token_paths`."""
+    for path in token_paths(problem):
+        yield from layer_path_passes(path)
+
+
+def token_expected_gradients(problem: AttributionProblem, call: int) -> Fold[Reference]:
+    """Returns the sum over tokens of the mean over samples of ``(a(x) - a(x0)) * df/da`` between the two.
+
+    ``a`` is the layer's output, and ``x0`` the baseline, which is the same in all samples.
+    """
+    values: Values = {}
+    terms: Values = {}
+    for path in token_paths(problem):
+        found = yield from layer_integrated_gradients(path, call)
+        for sums, of_token in ((values, found.values), (terms, found.terms)):
+            sums |= {name: tensor + sums.get(name, 0) for name, tensor in of_token.items()}
     return Reference(values, terms)

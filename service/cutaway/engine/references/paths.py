@@ -7,15 +7,16 @@ and ``w_k`` are the points and weights of the quadrature.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from cutaway.contract.requests import NeuronAttribution, PathAttribution, Point, Replace
+from cutaway.contract.requests import LayerIntegratedGradients, NeuronAttribution, PathAttribution, Point, Replace
 from cutaway.engine.hooks.edits import NumberedEdit
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.folding import Fold
@@ -25,6 +26,7 @@ from cutaway.engine.passes.reference_inputs import (
     Evidence,
     MissingObservation,
     Points,
+    QuadratureRule,
     Reference,
     host,
     input_point,
@@ -51,9 +53,22 @@ _ELEMENTS_PER_ID = 256
 """The count of an integer input element, because an embedding follows it."""
 
 
-def _alphas(problem: AttributionProblem, further_points: int = 0) -> list[float]:
+@dataclass(frozen=True, kw_only=True)
+class DrawnPath(LayerIntegratedGradients):
+    """The path of a layer's integrated gradients, whose mean is taken at points that were ``drawn``."""
+
+    drawn: tuple[float, ...] = ()
+
+
+def _rule(problem: AttributionProblem, further_points: int = 0) -> QuadratureRule:
     request = cast(PathAttribution, problem.request)
-    alphas: list[float] = rule(request.quadrature, request.n_steps + further_points).alphas.tolist()
+    if isinstance(request, DrawnPath):
+        return QuadratureRule(np.array(request.drawn), np.full(len(request.drawn), 1 / len(request.drawn)))
+    return rule(request.quadrature, request.n_steps + further_points)
+
+
+def _alphas(problem: AttributionProblem, further_points: int = 0) -> list[float]:
+    alphas: list[float] = _rule(problem, further_points).alphas.tolist()
     return alphas
 
 
@@ -264,8 +279,7 @@ Steps: TypeAlias = Callable[[Pass], Values]
 def _integrals(problem: AttributionProblem, read: Steps) -> Fold[tuple[Values, Values]]:
     """Returns ``sum over k of w_k * steps[k]`` and the same sum of magnitudes, by name, of as many passes as have the
     steps of the path."""
-    request = cast(PathAttribution, problem.request)
-    weights = torch.from_numpy(rule(request.quadrature, request.n_steps).weights)
+    weights = torch.from_numpy(_rule(problem).weights)
     sums: Values = {}
     sizes: Values = {}
     seen = 0

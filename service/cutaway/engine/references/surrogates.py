@@ -159,10 +159,14 @@ def _evaluated(problem: AttributionProblem) -> Sequence[_Evaluated]:
         inputs = {name: tensor[row : row + 1] for name, tensor in problem.inputs.items()}
         example, outputs, cosines = replace(problem, inputs=inputs), [], []
         (original,) = input_point(example)
-        for recorded in run_passes(example, _masked(problem, row, masks), differentiate=False):
+        for mask, recorded in zip(masks, run_passes(example, _masked(problem, row, masks), differentiate=False)):
             output = recorded.output
             outputs.append(output.reshape(1, *output.shape[output.ndim > 0 :]))
-            cosines.append(_cosine(_flat(original), _flat(recorded.points)))
+            cosines.append(
+                _cosine(_flat(original), _flat(recorded.points))
+                if problem.request.llm_attribution is None
+                else _cosine_of_presence(problem, mask)
+            )
         by_row.append(_Evaluated(outputs, np.array(cosines)))
     return by_row
 
@@ -173,6 +177,13 @@ def _flat(point: Values) -> Tensor:
 
 def _cosine(one: Tensor, other: Tensor) -> float:
     return float(one @ other / max(1e-8, float(one.norm())) / max(1e-8, float(other.norm())))
+
+
+def _cosine_of_presence(problem: AttributionProblem, mask: Tensor) -> float:
+    """Returns the cosine between all tokens and those under ``mask``, of which each is 1, or 0: what Captum's class for
+    language models masks are not ids."""
+    (numbers,) = problem.features.numbers.values()
+    return float(mask[numbers.cpu()].double().mean().sqrt())
 
 
 def surrogate_passes(problem: AttributionProblem) -> Iterator[Pass]:

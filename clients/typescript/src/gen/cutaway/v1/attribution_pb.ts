@@ -373,8 +373,9 @@ export type AttributionRequest = Message<"cutaway.v1.AttributionRequest"> & {
   layerPath: string;
 
   /**
-   * The method run by Captum's own class for language models; the target is the log-probability of a text. Default: the
-   * method itself, of which several tokens share the passes.
+   * The method run by Captum's own class for language models: LLMAttribution, or for a layer's gradients
+   * LLMGradientAttribution. The target is the log-probability of a text. Default: the method itself, of which several
+   * tokens share the passes.
    *
    * @generated from field: cutaway.v1.LlmAttribution llm_attribution = 44;
    */
@@ -1747,7 +1748,8 @@ export const NoiseTunnel_CombinationSchema: GenEnum<NoiseTunnel_Combination> = /
   enumDesc(file_cutaway_v1_attribution, 47, 0);
 
 /**
- * Runs a method of perturbations as Captum's LLMAttribution does: one text, token by token.
+ * Runs a method of perturbations as Captum's LLMAttribution does: one text, token by token. A method of a layer runs as
+ * its LLMGradientAttribution does, which has no fields: values are [1, tokens of the prompt], sums over the layer's size.
  *
  * @generated from message cutaway.v1.LlmAttribution
  */
