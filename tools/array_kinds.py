@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cutaway.contract.results import AttributionResult, InspectResult, TokenAttribution
+from cutaway.contract.results import AttackResult, AttributionResult, InspectResult, MetricResult, TokenAttribution
 from cutaway.contract.results.arrays import CAPTURE, POSITIONS, array_fields
 
 FILE = Path(__file__).parent.parent / "clients/typescript/src/kinds.ts"
 
-_MESSAGES = {InspectResult: "InspectResponse", AttributionResult: "Attribution", TokenAttribution: "TokenAttribution"}
+_MESSAGES = {
+    InspectResult: "InspectResponse",
+    AttributionResult: "Attribution",
+    TokenAttribution: "TokenAttribution",
+    MetricResult: "Metric",
+    AttackResult: "Attack",
+}
 _RENAMED = {"unedited": "unedited_predictions"}
 
 

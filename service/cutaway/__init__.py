@@ -24,6 +24,7 @@ from cutaway.contract.errors import ResourceExhausted as ResourceExhausted
 from cutaway.contract.errors import Unauthenticated as Unauthenticated
 from cutaway.contract.errors import Unavailable as Unavailable
 from cutaway.contract.errors import Unimplemented as Unimplemented
+from cutaway.contract.requests.attacks import *
 from cutaway.contract.requests.attributions import *
 from cutaway.contract.requests.backpropagation import *
 from cutaway.contract.requests.captures import *
@@ -32,6 +33,8 @@ from cutaway.contract.requests.inspect_request import *
 from cutaway.contract.requests.perturbations import *
 from cutaway.contract.requests.quality import *
 from cutaway.contract.requests.targets import *
+from cutaway.contract.results import AttackedAttribution as AttackedAttribution
+from cutaway.contract.results import AttackResult as AttackResult
 from cutaway.contract.results import AttributionResult as AttributionResult
 from cutaway.contract.results import Better as Better
 from cutaway.contract.results import CapturedCall as CapturedCall

@@ -75,6 +75,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "SequenceLogProbability": {"texts": " a text"},
     "Generate": {"max_new_tokens": 3},
     "Sweep": {"module": "module"},
+    "AttackRequest": {"fgsm": None},
+    "MinParamPerturbation": {"parameter": "epsilon", "upper": 1.0, "step": 0.1},
     "Project": {"module": "module"},
     "AddVector": {"vector": None},
     "ClampDirection": {"vector": None, "maximum": 1.0},

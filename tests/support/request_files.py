@@ -122,6 +122,18 @@ REQUESTS: dict[str, InspectRequest] = {
         "", sweep=ca.Sweep("conv*", source=1, places=(0, -1), estimate=True)),
     "{sweep: {module: o_proj, heads: true}}": InspectRequest("", sweep=ca.Sweep("o_proj", heads=True)),
     "{sweep: {module: fc1, zeros: true, axis: 2}}": InspectRequest("", sweep=ca.Sweep("fc1", zeros=True, axis=2)),
+    "{attacks: [fgsm, {attack: pgd, radius: 0.1, norm: l2, search: {parameter: radius, upper: 1, step: 0.1}}]}": (
+        InspectRequest(
+            "",
+            attacks=(
+                ca.FGSM(),
+                ca.PGD(0.1, norm=ca.AttackNorm.L2, search=ca.MinParamPerturbation("radius", 1.0, 0.1)),
+            ),
+        )
+    ),
+    "{attacks: {attack: fgsm, epsilon: 0.2, inputs: x, lower_bound: 0, targeted: true}}": InspectRequest(
+        "", attacks=(ca.FGSM(0.2, inputs=("x",), lower_bound=0.0, targeted=True),)
+    ),
     "{}": InspectRequest(""),
     "{seed: null, target: null}": InspectRequest(""),
     "{predictions: false}": InspectRequest("", omit_predictions=True),

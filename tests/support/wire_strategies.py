@@ -20,7 +20,7 @@ from cutaway.contract.requests import Capture, Edit, InspectRequest, Point
 from cutaway.contract.results import CapturedCall, InspectResult, ModelDetail, ModuleCapture
 from cutaway.contract.tensors import COMPRESSIONS, DTYPES, FLOATING, Array, dtype_name, to_bytes
 from cutaway.contract.wire import scalars
-from cutaway.contract.wire.methods import METHODS, METRICS
+from cutaway.contract.wire.methods import ATTACKS, METHODS, METRICS
 from cutaway.contract.wire.oneofs import REDUCTIONS, TARGETS
 from cutaway.v1 import tensor_pb2
 
@@ -115,6 +115,7 @@ def vectors(elements: st.SearchStrategy[Any], dtype: type) -> st.SearchStrategy[
 points = st.sampled_from(Point)
 spelled_points = points | st.sampled_from([point.value for point in Point])
 positive = st.floats(min_value=0, exclude_min=True)
+positive_finite = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 finite = st.floats(min_value=0, allow_infinity=False)
 probabilities = st.floats(0, 1)
 shares = st.floats(0, 1, exclude_min=True)
@@ -205,6 +206,22 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "Project.then": st.none(),
     "Outline.data_type": st.sampled_from(list(DTYPES)),
     "Outline.shape": tuples_of(st.integers(0, 2**40)),
+    **dict.fromkeys(["MinParamPerturbation.upper", "MinParamPerturbation.step"], positive_finite),
+    **dict.fromkeys(["MinParamPerturbation.lower", "epsilon", "step_size", "zero_threshold", "PGD.radius"], finite),
+    "MinParamPerturbation.parameter": names,
+    "MinParamPerturbation.mode": st.sampled_from(requests.SearchMode),
+    "PGD.norm": st.sampled_from(requests.AttackNorm),
+    **dict.fromkeys(["lower_bound", "upper_bound"], st.none() | quantities),
+    "AttackResult.classes": vectors(SIGNED_64, np.int64),
+    "AttackResult.succeeded": vectors(st.booleans(), np.bool_),
+    **{
+        f"AttackResult.{name}": vectors(numbers, np.float64)
+        for name in ("probabilities", "target_values", "losses_before", "losses", "linf", "l2", "parameters")
+    },
+    **dict.fromkeys(
+        ["AttackedAttribution.cosine", "AttackedAttribution.rank_correlation"],
+        st.lists(numbers, max_size=3).map(lambda row: np.array(row, np.float64)),
+    ),
     "Sweep.places": st.lists(SIGNED_64, max_size=3, unique=True).map(tuple),
     "Sweep.heads": st.booleans(),
     "Sweep.axis": UNSIGNED_32,
@@ -259,6 +276,7 @@ targets |= made(requests.Contrast, target=targets, other=targets) | made(request
 TYPES[requests.Reduction] = st.one_of([made(kind) for kind in REDUCTIONS.kinds.values()])
 TYPES[requests.Target] = targets
 TYPES[requests.LrpRule] = st.one_of([made(kind) for kind in requests.LrpRule.__subclasses__()])
+TYPES[requests.Attack] = st.one_of([made(kind) for kind in ATTACKS.kinds.values()])
 TYPES[requests.Metric] = st.one_of([made(kind) for kind in METRICS.kinds.values()])
 FIELDS["neuron"] = made(requests.Neuron, output=st.just(""), position=st.none())
 

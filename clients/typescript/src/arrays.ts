@@ -2,7 +2,8 @@
 
 import type { DescField, Message } from "@bufbuild/protobuf";
 import { reflect, type ReflectMessage } from "@bufbuild/protobuf/reflect";
-import type { Attribution, TokenAttribution } from "./gen/cutaway/v1/attribution_pb.js";
+import type { Attack, AttackedAttribution } from "./gen/cutaway/v1/attack_pb.js";
+import type { Attribution, Metric, TokenAttribution } from "./gen/cutaway/v1/attribution_pb.js";
 import { type Capture, type CapturedLeaf, HookPoint } from "./gen/cutaway/v1/capture_pb.js";
 import { EstimateSchema, type InspectResponse, InspectResponseSchema } from "./gen/cutaway/v1/inspection_pb.js";
 import { type NamedTensor, type Tensor as TensorMessage, TensorSchema } from "./gen/cutaway/v1/tensor_pb.js";
@@ -27,6 +28,8 @@ interface Where {
   readonly kind: string;
   /** The name that the arrays of an attribution share. */
   readonly attribution?: string;
+  /** The attack that it is of. */
+  readonly attack?: string;
   /** The output, input, layer or parameter that it is of. */
   readonly key?: string;
   readonly place?: Place;
@@ -68,7 +71,7 @@ function* entriesIn(message: ReflectMessage, where: Where): Generator<Entry> {
     yield { ...where, name: parts.join(":"), message: message.message as Message as TensorMessage };
     return;
   }
-  const seen = new Map<string, number>(); // attributions by their methods
+  const seen = new Map<string, number>(); // attributions and attacks by their methods
   for (const field of [...message.desc.fields].sort((one, other) => one.number - other.number)) {
     const kind = KINDS[`${message.desc.name}.${field.name}`] ?? where.kind;
     for (const [number, inner] of messagesIn(message, field).entries()) {
@@ -80,18 +83,25 @@ function* entriesIn(message: ReflectMessage, where: Where): Generator<Entry> {
 /** Returns what a message, one of several in a field, adds to what is known of its tensors. */
 function inside({ desc, message }: ReflectMessage, where: Where, number: number, seen: Map<string, number>): Where {
   switch (desc.name) {
-    case "Attribution": {
-      const method = fieldOf((message as Attribution).method);
-      const before = seen.get(method) ?? 0;
-      seen.set(method, before + 1);
-      return { ...where, attribution: before ? `${method}#${before}` : method };
+    case "Attribution":
+      if (where.attack) return where;
+      return { ...where, attribution: numbered(fieldOf((message as Attribution).method), seen) };
+    case "Attack":
+      return { ...where, attack: numbered(fieldOf((message as Attack).method), seen) };
+    case "AttackedAttribution": {
+      const method = (message as AttackedAttribution).attribution?.method ?? "";
+      return { ...where, attribution: numbered(`${where.attack ?? ""}:${fieldOf(method)}`, seen) };
     }
+    case "Metric":
+      return { ...where, key: (message as Metric).name };
     case "TokenAttribution": {
       const { input } = message as TokenAttribution;
       return input ? { ...where, key: input } : where;
     }
-    case "NamedTensor":
-      return { ...where, key: (message as NamedTensor).name };
+    case "NamedTensor": {
+      const { name } = message as NamedTensor;
+      return { ...where, key: where.attack && !where.attribution ? `${where.attack}:${name}` : name };
+    }
     case "Capture": {
       const { module, point, calls } = message as Capture;
       return { ...where, place: { module, point, call: 0, calls: calls.length, path: "" } };
@@ -103,6 +113,13 @@ function inside({ desc, message }: ReflectMessage, where: Where, number: number,
     default:
       return where;
   }
+}
+
+/** Returns the name; behind the second one `#1`, behind the third `#2`. */
+function numbered(name: string, seen: Map<string, number>): string {
+  const before = seen.get(name) ?? 0;
+  seen.set(name, before + 1);
+  return before ? `${name}#${before}` : name;
 }
 
 function messagesIn(message: ReflectMessage, field: DescField): ReflectMessage[] {

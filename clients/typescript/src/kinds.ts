@@ -10,6 +10,9 @@ export const KINDS: Readonly<Partial<Record<string, string>>> = {
   "Attribution.standard_errors": "standard_error",
   "TokenAttribution.ids": "token_ids",
   "TokenAttribution.values": "token_attribution",
+  "Metric.curve": "metric_curve",
+  "Attack.inputs": "attacked_input",
+  "Attack.predictions": "attacked_output",
   "CapturedLeaf.tensor": "capture",
   "CapturedLeaf.positions": "positions",
 };

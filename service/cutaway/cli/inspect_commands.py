@@ -21,7 +21,17 @@ from cutaway.cli.short_forms import RequestFile
 from cutaway.client.client import Client
 from cutaway.client.trust import Tls
 from cutaway.contract.errors import DeadlineExceeded, Reason, Unavailable, error
-from cutaway.contract.requests import Attribution, Capture, CheckMode, Edit, ExplainIf, Generate, InspectRequest, Sweep
+from cutaway.contract.requests import (
+    Attack,
+    Attribution,
+    Capture,
+    CheckMode,
+    Edit,
+    ExplainIf,
+    Generate,
+    InspectRequest,
+    Sweep,
+)
 from cutaway.contract.results import InspectResult, ModelDetail
 from cutaway.contract.results.comparison import Comparison, compare
 from cutaway.contract.results.document import MAX_VALUES
@@ -232,6 +242,15 @@ def inspect(
             parser=short_forms.sweep,
         ),
     ] = None,
+    attack: Annotated[
+        list[Attack] | None,
+        option(
+            "ATTACK[,KEY=VALUE...]",
+            "A change of the inputs that raises the loss of the target, such as fgsm,epsilon=0.03 or "
+            "pgd,radius=0.1,lower_bound=0; repeatable.",
+            parser=short_forms.attack,
+        ),
+    ] = None,
     seed: Annotated[int | None, option("NUMBER", "The seed of what draws random numbers.", min=0)] = None,
     reply_dtype: Annotated[
         str | None,
@@ -280,6 +299,7 @@ def inspect(
         omit_predictions=no_predictions or base.omit_predictions,
         generate=generate or base.generate,
         sweep=sweep or base.sweep,
+        attacks=(*base.attacks, *(attack or ())),
         seed=base.seed if seed is None else seed,
         reply_data_type=reply_dtype or base.reply_data_type,
         compression="zstd" if compress else base.compression,

@@ -19,7 +19,17 @@ import yaml
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.request_reader.files import load_arrays, parse_yaml, read_text, read_yaml
 from cutaway.contract.request_reader.reader import data_type, place, read, read_request
-from cutaway.contract.requests import Attribution, Capture, Edit, ExplainIf, Generate, InspectRequest, Sweep, Target
+from cutaway.contract.requests import (
+    Attack,
+    Attribution,
+    Capture,
+    Edit,
+    ExplainIf,
+    Generate,
+    InspectRequest,
+    Sweep,
+    Target,
+)
 from cutaway.contract.requests.fields import plain
 
 # The file of ``cutaway inspect --request``: errors name the lines of its fields.
@@ -150,6 +160,12 @@ def sweep(text: str) -> Sweep:
     """Reads ``MODULE[,KEY=VALUE...]``."""
     head, *pairs = _split(text)
     return _read(Sweep, {"module": head, **_fields(pairs)})
+
+
+def attack(text: str) -> Attack:
+    """Reads ``ATTACK[,KEY=VALUE...]``."""
+    head, *pairs = _split(text)
+    return _read(Attack, {"attack": head, **_fields(pairs)})
 
 
 def floating_type(name: str) -> str:

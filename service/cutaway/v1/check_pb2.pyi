@@ -136,6 +136,10 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     """The tokens of a generation are those of the model without its edits, in all steps or behind the prompt."""
     CAUSE_INSENSITIVE_TO_WEIGHTS: _Cause.ValueType  # 23
     """The model with random weights has nearly the same explanation."""
+    CAUSE_OUT_OF_BOUNDS: _Cause.ValueType  # 24
+    """An attack left its ball, its bounds or its mask."""
+    CAUSE_NOT_LEAST: _Cause.ValueType  # 25
+    """A search reports a value as the least, and the one below it does as well."""
 
 class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
     """The likely cause of a verdict other than AGREES: programs branch on it, people read the reason."""
@@ -188,6 +192,10 @@ CAUSE_EDIT_NOT_APPLIED: Cause.ValueType  # 22
 """The tokens of a generation are those of the model without its edits, in all steps or behind the prompt."""
 CAUSE_INSENSITIVE_TO_WEIGHTS: Cause.ValueType  # 23
 """The model with random weights has nearly the same explanation."""
+CAUSE_OUT_OF_BOUNDS: Cause.ValueType  # 24
+"""An attack left its ball, its bounds or its mask."""
+CAUSE_NOT_LEAST: Cause.ValueType  # 25
+"""A search reports a value as the least, and the one below it does as well."""
 Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final

@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from cutaway.v1 import attack_pb2 as cutaway_dot_v1_dot_attack__pb2
 from cutaway.v1 import attribution_pb2 as cutaway_dot_v1_dot_attribution__pb2
 from cutaway.v1 import capture_pb2 as cutaway_dot_v1_dot_capture__pb2
 from cutaway.v1 import check_pb2 as cutaway_dot_v1_dot_check__pb2
@@ -32,7 +33,7 @@ from cutaway.v1 import target_pb2 as cutaway_dot_v1_dot_target__pb2
 from cutaway.v1 import tensor_pb2 as cutaway_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63utaway/v1/inspection.proto\x12\ncutaway.v1\x1a\x1c\x63utaway/v1/attribution.proto\x1a\x18\x63utaway/v1/capture.proto\x1a\x16\x63utaway/v1/check.proto\x1a\x15\x63utaway/v1/edit.proto\x1a\x16\x63utaway/v1/input.proto\x1a\x16\x63utaway/v1/model.proto\x1a\x17\x63utaway/v1/target.proto\x1a\x17\x63utaway/v1/tensor.proto\"\xe6\x05\n\x0eInspectRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x07tensors\x18\x02 \x01(\x0b\x32\x18.cutaway.v1.TensorInputsH\x00\x12$\n\x03raw\x18\x03 \x01(\x0b\x32\x15.cutaway.v1.RawInputsH\x00\x12\"\n\x06target\x18\x04 \x01(\x0b\x32\x12.cutaway.v1.Target\x12,\n\x08\x63\x61ptures\x18\x05 \x03(\x0b\x32\x1a.cutaway.v1.CaptureRequest\x12\x39\n\x0finput_gradients\x18\x06 \x01(\x0b\x32 .cutaway.v1.InputGradientRequest\x12\x1f\n\x05\x65\x64its\x18\x07 \x03(\x0b\x32\x10.cutaway.v1.Edit\x12\x0f\n\x07\x63ompare\x18\x08 \x01(\x08\x12\x34\n\x0c\x61ttributions\x18\t \x03(\x0b\x32\x1e.cutaway.v1.AttributionRequest\x12\'\n\x05\x63heck\x18\n \x01(\x0b\x32\x18.cutaway.v1.CheckRequest\x12\x30\n\nexplain_if\x18\x0b \x01(\x0b\x32\x1c.cutaway.v1.ExplainCondition\x12$\n\x07options\x18\x0c \x01(\x0b\x32\x13.cutaway.v1.Options\x12<\n\targuments\x18\r \x03(\x0b\x32).cutaway.v1.InspectRequest.ArgumentsEntry\x12#\n\x1b\x61ttribution_errors_in_place\x18\x0e \x01(\x08\x12&\n\x08generate\x18\x0f \x01(\x0b\x32\x14.cutaway.v1.Generate\x12 \n\x05sweep\x18\x10 \x01(\x0b\x32\x11.cutaway.v1.Sweep\x1a\x46\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.cutaway.v1.Argument:\x02\x38\x01\x42\x07\n\x05input\"\x91\x01\n\x05Sweep\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x11\n\x04\x61xis\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06source\x18\x03 \x01(\r\x12\r\n\x05zeros\x18\x04 \x01(\x08\x12\x0e\n\x06places\x18\x05 \x03(\x03\x12\x0c\n\x04path\x18\x06 \x01(\t\x12\x10\n\x08\x65stimate\x18\x07 \x01(\x08\x12\r\n\x05heads\x18\x08 \x01(\x08\x42\x07\n\x05_axis\"\xf3\x01\n\x08Generate\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x13\n\x0bstop_tokens\x18\x08 \x03(\x03\x12\x14\n\x0c\x61lternatives\x18\t \x01(\rB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"&\n\x14InputGradientRequest\x12\x0e\n\x06inputs\x18\x01 \x03(\t\"\x99\x01\n\x10\x45xplainCondition\x12!\n\x14probability_at_least\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13probability_at_most\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x63lasses\x18\x03 \x03(\x03\x42\x17\n\x15_probability_at_leastB\x16\n\x14_probability_at_most\"\xc6\x01\n\x07Options\x12-\n\x0freply_data_type\x18\x01 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12,\n\x0b\x63ompression\x18\x02 \x01(\x0e\x32\x17.cutaway.v1.Compression\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0fmax_reply_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\x18\n\x10omit_predictions\x18\x06 \x01(\x08\x42\x07\n\x05_seed\"\x86\x07\n\x0fInspectResponse\x12,\n\x0bpredictions\x18\x01 \x01(\x0b\x32\x17.cutaway.v1.Predictions\x12%\n\x08\x63\x61ptures\x18\x02 \x03(\x0b\x32\x13.cutaway.v1.Capture\x12\x30\n\x0finput_gradients\x18\x03 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x34\n\x13parameter_gradients\x18\x04 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12-\n\x0c\x61ttributions\x18\x05 \x03(\x0b\x32\x17.cutaway.v1.Attribution\x12\x35\n\x14unedited_predictions\x18\x06 \x01(\x0b\x32\x17.cutaway.v1.Predictions\x12%\n\x08warnings\x18\x07 \x03(\x0b\x32\x13.cutaway.v1.Warning\x12*\n\nprovenance\x18\x08 \x01(\x0b\x32\x16.cutaway.v1.Provenance\x12$\n\x07timings\x18\t \x01(\x0b\x32\x13.cutaway.v1.Timings\x12&\n\x08\x65stimate\x18\n \x01(\x0b\x32\x14.cutaway.v1.Estimate\x12\x16\n\x0e\x65xplained_rows\x18\x0b \x03(\x08\x12/\n\rfeature_names\x18\x0c \x03(\x0b\x32\x18.cutaway.v1.FeatureNames\x12-\n\x0c\x65xample_axes\x18\r \x03(\x0b\x32\x17.cutaway.v1.ExampleAxis\x12,\n\tgenerated\x18\x0e \x03(\x0b\x32\x19.cutaway.v1.GeneratedStep\x12\x30\n\x0e\x66inish_reasons\x18\x0f \x03(\x0e\x32\x18.cutaway.v1.FinishReason\x12\x16\n\x0eunedited_texts\x18\x10 \x03(\t\x12!\n\x06replay\x18\x11 \x01(\x0b\x32\x11.cutaway.v1.Check\x12)\n\x08receipts\x18\x12 \x03(\x0b\x32\x17.cutaway.v1.EditReceipt\x12&\n\x05sweep\x18\x13 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x30\n\x0fsweep_estimates\x18\x14 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x17\n\x0fsweep_agreement\x18\x15 \x03(\x01\"\x86\x01\n\rGeneratedStep\x12\x0e\n\x06tokens\x18\x01 \x03(\x03\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x19\n\x11log_probabilities\x18\x03 \x03(\x01\x12\x14\n\x0c\x61lternatives\x18\x04 \x03(\x03\x12%\n\x1d\x61lternative_log_probabilities\x18\x05 \x03(\x01\"L\n\x0b\x45\x64itReceipt\x12\x0f\n\x07tensors\x18\x01 \x01(\r\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\x12\x0c\n\x04norm\x18\x03 \x01(\x01\x12\r\n\x05steps\x18\x04 \x03(\r\"9\n\x0b\x45xampleAxis\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\x11\n\x04\x61xis\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_axis\",\n\x0c\x46\x65\x61tureNames\x12\r\n\x05input\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\"\xaa\x01\n\x0bPredictions\x12(\n\x07outputs\x18\x01 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12,\n\x07\x63lasses\x18\x02 \x03(\x0b\x32\x1b.cutaway.v1.ClassPrediction\x12\x0f\n\x07targets\x18\x03 \x03(\x03\x12\x15\n\rtarget_values\x18\x04 \x03(\x01\x12\x1b\n\x13targets_per_example\x18\x05 \x01(\r\"D\n\x0f\x43lassPrediction\x12\r\n\x05index\x18\x01 \x01(\x03\x12\r\n\x05label\x18\x02 \x01(\t\x12\x13\n\x0bprobability\x18\x03 \x01(\x01\"R\n\x07Warning\x12%\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x17.cutaway.v1.WarningCode\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xa6\x01\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x11\n\tdecode_ms\x18\x02 \x01(\x01\x12\x12\n\nforward_ms\x18\x03 \x01(\x01\x12\x13\n\x0b\x62\x61\x63kward_ms\x18\x04 \x01(\x01\x12\x16\n\x0e\x61ttribution_ms\x18\x05 \x01(\x01\x12\x10\n\x08\x63heck_ms\x18\x06 \x01(\x01\x12\x11\n\tencode_ms\x18\x07 \x01(\x01\x12\x10\n\x08proof_ms\x18\x08 \x01(\x01\"Y\n\x08\x45stimate\x12\x13\n\x0breply_bytes\x18\x01 \x01(\x04\x12(\n\x07tensors\x18\x02 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x0e\n\x06passes\x18\x03 \x01(\x04*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x15\n\x11\x46INISH_REASON_END\x10\x02\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x03*\xe3\x02\n\x0bWarningCode\x12\x1c\n\x18WARNING_CODE_UNSPECIFIED\x10\x00\x12\"\n\x1eWARNING_CODE_MODULE_NOT_CALLED\x10\x01\x12\x1c\n\x18WARNING_CODE_NO_GRADIENT\x10\x02\x12$\n WARNING_CODE_EDIT_WITHOUT_EFFECT\x10\x03\x12\x1d\n\x19WARNING_CODE_NOT_A_TENSOR\x10\x04\x12%\n!WARNING_CODE_ROWS_NOT_INDEPENDENT\x10\x05\x12\x1e\n\x1aWARNING_CODE_NOT_EXPLAINED\x10\x06\x12\x1f\n\x1bWARNING_CODE_INPUT_NOT_READ\x10\x07\x12$\n WARNING_CODE_INPUT_NOT_EXPLAINED\x10\x08\x12!\n\x1dWARNING_CODE_STEP_NOT_REACHED\x10\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63utaway/v1/inspection.proto\x12\ncutaway.v1\x1a\x17\x63utaway/v1/attack.proto\x1a\x1c\x63utaway/v1/attribution.proto\x1a\x18\x63utaway/v1/capture.proto\x1a\x16\x63utaway/v1/check.proto\x1a\x15\x63utaway/v1/edit.proto\x1a\x16\x63utaway/v1/input.proto\x1a\x16\x63utaway/v1/model.proto\x1a\x17\x63utaway/v1/target.proto\x1a\x17\x63utaway/v1/tensor.proto\"\x92\x06\n\x0eInspectRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x07tensors\x18\x02 \x01(\x0b\x32\x18.cutaway.v1.TensorInputsH\x00\x12$\n\x03raw\x18\x03 \x01(\x0b\x32\x15.cutaway.v1.RawInputsH\x00\x12\"\n\x06target\x18\x04 \x01(\x0b\x32\x12.cutaway.v1.Target\x12,\n\x08\x63\x61ptures\x18\x05 \x03(\x0b\x32\x1a.cutaway.v1.CaptureRequest\x12\x39\n\x0finput_gradients\x18\x06 \x01(\x0b\x32 .cutaway.v1.InputGradientRequest\x12\x1f\n\x05\x65\x64its\x18\x07 \x03(\x0b\x32\x10.cutaway.v1.Edit\x12\x0f\n\x07\x63ompare\x18\x08 \x01(\x08\x12\x34\n\x0c\x61ttributions\x18\t \x03(\x0b\x32\x1e.cutaway.v1.AttributionRequest\x12\'\n\x05\x63heck\x18\n \x01(\x0b\x32\x18.cutaway.v1.CheckRequest\x12\x30\n\nexplain_if\x18\x0b \x01(\x0b\x32\x1c.cutaway.v1.ExplainCondition\x12$\n\x07options\x18\x0c \x01(\x0b\x32\x13.cutaway.v1.Options\x12<\n\targuments\x18\r \x03(\x0b\x32).cutaway.v1.InspectRequest.ArgumentsEntry\x12#\n\x1b\x61ttribution_errors_in_place\x18\x0e \x01(\x08\x12&\n\x08generate\x18\x0f \x01(\x0b\x32\x14.cutaway.v1.Generate\x12 \n\x05sweep\x18\x10 \x01(\x0b\x32\x11.cutaway.v1.Sweep\x12*\n\x07\x61ttacks\x18\x11 \x03(\x0b\x32\x19.cutaway.v1.AttackRequest\x1a\x46\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.cutaway.v1.Argument:\x02\x38\x01\x42\x07\n\x05input\"\x91\x01\n\x05Sweep\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\x11\n\x04\x61xis\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06source\x18\x03 \x01(\r\x12\r\n\x05zeros\x18\x04 \x01(\x08\x12\x0e\n\x06places\x18\x05 \x03(\x03\x12\x0c\n\x04path\x18\x06 \x01(\t\x12\x10\n\x08\x65stimate\x18\x07 \x01(\x08\x12\r\n\x05heads\x18\x08 \x01(\x08\x42\x07\n\x05_axis\"\xf3\x01\n\x08Generate\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x13\n\x0bstop_tokens\x18\x08 \x03(\x03\x12\x14\n\x0c\x61lternatives\x18\t \x01(\rB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penalty\"&\n\x14InputGradientRequest\x12\x0e\n\x06inputs\x18\x01 \x03(\t\"\x99\x01\n\x10\x45xplainCondition\x12!\n\x14probability_at_least\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13probability_at_most\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x63lasses\x18\x03 \x03(\x03\x42\x17\n\x15_probability_at_leastB\x16\n\x14_probability_at_most\"\xc6\x01\n\x07Options\x12-\n\x0freply_data_type\x18\x01 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12,\n\x0b\x63ompression\x18\x02 \x01(\x0e\x32\x17.cutaway.v1.Compression\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0fmax_reply_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\x18\n\x10omit_predictions\x18\x06 \x01(\x08\x42\x07\n\x05_seed\"\xab\x07\n\x0fInspectResponse\x12,\n\x0bpredictions\x18\x01 \x01(\x0b\x32\x17.cutaway.v1.Predictions\x12%\n\x08\x63\x61ptures\x18\x02 \x03(\x0b\x32\x13.cutaway.v1.Capture\x12\x30\n\x0finput_gradients\x18\x03 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x34\n\x13parameter_gradients\x18\x04 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12-\n\x0c\x61ttributions\x18\x05 \x03(\x0b\x32\x17.cutaway.v1.Attribution\x12\x35\n\x14unedited_predictions\x18\x06 \x01(\x0b\x32\x17.cutaway.v1.Predictions\x12%\n\x08warnings\x18\x07 \x03(\x0b\x32\x13.cutaway.v1.Warning\x12*\n\nprovenance\x18\x08 \x01(\x0b\x32\x16.cutaway.v1.Provenance\x12$\n\x07timings\x18\t \x01(\x0b\x32\x13.cutaway.v1.Timings\x12&\n\x08\x65stimate\x18\n \x01(\x0b\x32\x14.cutaway.v1.Estimate\x12\x16\n\x0e\x65xplained_rows\x18\x0b \x03(\x08\x12/\n\rfeature_names\x18\x0c \x03(\x0b\x32\x18.cutaway.v1.FeatureNames\x12-\n\x0c\x65xample_axes\x18\r \x03(\x0b\x32\x17.cutaway.v1.ExampleAxis\x12,\n\tgenerated\x18\x0e \x03(\x0b\x32\x19.cutaway.v1.GeneratedStep\x12\x30\n\x0e\x66inish_reasons\x18\x0f \x03(\x0e\x32\x18.cutaway.v1.FinishReason\x12\x16\n\x0eunedited_texts\x18\x10 \x03(\t\x12!\n\x06replay\x18\x11 \x01(\x0b\x32\x11.cutaway.v1.Check\x12)\n\x08receipts\x18\x12 \x03(\x0b\x32\x17.cutaway.v1.EditReceipt\x12&\n\x05sweep\x18\x13 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x30\n\x0fsweep_estimates\x18\x14 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x17\n\x0fsweep_agreement\x18\x15 \x03(\x01\x12#\n\x07\x61ttacks\x18\x16 \x03(\x0b\x32\x12.cutaway.v1.Attack\"\x86\x01\n\rGeneratedStep\x12\x0e\n\x06tokens\x18\x01 \x03(\x03\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x19\n\x11log_probabilities\x18\x03 \x03(\x01\x12\x14\n\x0c\x61lternatives\x18\x04 \x03(\x03\x12%\n\x1d\x61lternative_log_probabilities\x18\x05 \x03(\x01\"L\n\x0b\x45\x64itReceipt\x12\x0f\n\x07tensors\x18\x01 \x01(\r\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\x12\x0c\n\x04norm\x18\x03 \x01(\x01\x12\r\n\x05steps\x18\x04 \x03(\r\"9\n\x0b\x45xampleAxis\x12\x0e\n\x06tensor\x18\x01 \x01(\t\x12\x11\n\x04\x61xis\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_axis\",\n\x0c\x46\x65\x61tureNames\x12\r\n\x05input\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\"\xaa\x01\n\x0bPredictions\x12(\n\x07outputs\x18\x01 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12,\n\x07\x63lasses\x18\x02 \x03(\x0b\x32\x1b.cutaway.v1.ClassPrediction\x12\x0f\n\x07targets\x18\x03 \x03(\x03\x12\x15\n\rtarget_values\x18\x04 \x03(\x01\x12\x1b\n\x13targets_per_example\x18\x05 \x01(\r\"D\n\x0f\x43lassPrediction\x12\r\n\x05index\x18\x01 \x01(\x03\x12\r\n\x05label\x18\x02 \x01(\t\x12\x13\n\x0bprobability\x18\x03 \x01(\x01\"R\n\x07Warning\x12%\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x17.cutaway.v1.WarningCode\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xa6\x01\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x11\n\tdecode_ms\x18\x02 \x01(\x01\x12\x12\n\nforward_ms\x18\x03 \x01(\x01\x12\x13\n\x0b\x62\x61\x63kward_ms\x18\x04 \x01(\x01\x12\x16\n\x0e\x61ttribution_ms\x18\x05 \x01(\x01\x12\x10\n\x08\x63heck_ms\x18\x06 \x01(\x01\x12\x11\n\tencode_ms\x18\x07 \x01(\x01\x12\x10\n\x08proof_ms\x18\x08 \x01(\x01\"Y\n\x08\x45stimate\x12\x13\n\x0breply_bytes\x18\x01 \x01(\x04\x12(\n\x07tensors\x18\x02 \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12\x0e\n\x06passes\x18\x03 \x01(\x04*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x15\n\x11\x46INISH_REASON_END\x10\x02\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x03*\xe3\x02\n\x0bWarningCode\x12\x1c\n\x18WARNING_CODE_UNSPECIFIED\x10\x00\x12\"\n\x1eWARNING_CODE_MODULE_NOT_CALLED\x10\x01\x12\x1c\n\x18WARNING_CODE_NO_GRADIENT\x10\x02\x12$\n WARNING_CODE_EDIT_WITHOUT_EFFECT\x10\x03\x12\x1d\n\x19WARNING_CODE_NOT_A_TENSOR\x10\x04\x12%\n!WARNING_CODE_ROWS_NOT_INDEPENDENT\x10\x05\x12\x1e\n\x1aWARNING_CODE_NOT_EXPLAINED\x10\x06\x12\x1f\n\x1bWARNING_CODE_INPUT_NOT_READ\x10\x07\x12$\n WARNING_CODE_INPUT_NOT_EXPLAINED\x10\x08\x12!\n\x1dWARNING_CODE_STEP_NOT_REACHED\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,42 +42,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_INSPECTREQUEST_ARGUMENTSENTRY']._loaded_options = None
   _globals['_INSPECTREQUEST_ARGUMENTSENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=3592
-  _globals['_FINISHREASON']._serialized_end=3710
-  _globals['_WARNINGCODE']._serialized_start=3713
-  _globals['_WARNINGCODE']._serialized_end=4068
-  _globals['_INSPECTREQUEST']._serialized_start=245
-  _globals['_INSPECTREQUEST']._serialized_end=987
-  _globals['_INSPECTREQUEST_ARGUMENTSENTRY']._serialized_start=908
-  _globals['_INSPECTREQUEST_ARGUMENTSENTRY']._serialized_end=978
-  _globals['_SWEEP']._serialized_start=990
-  _globals['_SWEEP']._serialized_end=1135
-  _globals['_GENERATE']._serialized_start=1138
-  _globals['_GENERATE']._serialized_end=1381
-  _globals['_INPUTGRADIENTREQUEST']._serialized_start=1383
-  _globals['_INPUTGRADIENTREQUEST']._serialized_end=1421
-  _globals['_EXPLAINCONDITION']._serialized_start=1424
-  _globals['_EXPLAINCONDITION']._serialized_end=1577
-  _globals['_OPTIONS']._serialized_start=1580
-  _globals['_OPTIONS']._serialized_end=1778
-  _globals['_INSPECTRESPONSE']._serialized_start=1781
-  _globals['_INSPECTRESPONSE']._serialized_end=2683
-  _globals['_GENERATEDSTEP']._serialized_start=2686
-  _globals['_GENERATEDSTEP']._serialized_end=2820
-  _globals['_EDITRECEIPT']._serialized_start=2822
-  _globals['_EDITRECEIPT']._serialized_end=2898
-  _globals['_EXAMPLEAXIS']._serialized_start=2900
-  _globals['_EXAMPLEAXIS']._serialized_end=2957
-  _globals['_FEATURENAMES']._serialized_start=2959
-  _globals['_FEATURENAMES']._serialized_end=3003
-  _globals['_PREDICTIONS']._serialized_start=3006
-  _globals['_PREDICTIONS']._serialized_end=3176
-  _globals['_CLASSPREDICTION']._serialized_start=3178
-  _globals['_CLASSPREDICTION']._serialized_end=3246
-  _globals['_WARNING']._serialized_start=3248
-  _globals['_WARNING']._serialized_end=3330
-  _globals['_TIMINGS']._serialized_start=3333
-  _globals['_TIMINGS']._serialized_end=3499
-  _globals['_ESTIMATE']._serialized_start=3501
-  _globals['_ESTIMATE']._serialized_end=3590
+  _globals['_FINISHREASON']._serialized_start=3698
+  _globals['_FINISHREASON']._serialized_end=3816
+  _globals['_WARNINGCODE']._serialized_start=3819
+  _globals['_WARNINGCODE']._serialized_end=4174
+  _globals['_INSPECTREQUEST']._serialized_start=270
+  _globals['_INSPECTREQUEST']._serialized_end=1056
+  _globals['_INSPECTREQUEST_ARGUMENTSENTRY']._serialized_start=977
+  _globals['_INSPECTREQUEST_ARGUMENTSENTRY']._serialized_end=1047
+  _globals['_SWEEP']._serialized_start=1059
+  _globals['_SWEEP']._serialized_end=1204
+  _globals['_GENERATE']._serialized_start=1207
+  _globals['_GENERATE']._serialized_end=1450
+  _globals['_INPUTGRADIENTREQUEST']._serialized_start=1452
+  _globals['_INPUTGRADIENTREQUEST']._serialized_end=1490
+  _globals['_EXPLAINCONDITION']._serialized_start=1493
+  _globals['_EXPLAINCONDITION']._serialized_end=1646
+  _globals['_OPTIONS']._serialized_start=1649
+  _globals['_OPTIONS']._serialized_end=1847
+  _globals['_INSPECTRESPONSE']._serialized_start=1850
+  _globals['_INSPECTRESPONSE']._serialized_end=2789
+  _globals['_GENERATEDSTEP']._serialized_start=2792
+  _globals['_GENERATEDSTEP']._serialized_end=2926
+  _globals['_EDITRECEIPT']._serialized_start=2928
+  _globals['_EDITRECEIPT']._serialized_end=3004
+  _globals['_EXAMPLEAXIS']._serialized_start=3006
+  _globals['_EXAMPLEAXIS']._serialized_end=3063
+  _globals['_FEATURENAMES']._serialized_start=3065
+  _globals['_FEATURENAMES']._serialized_end=3109
+  _globals['_PREDICTIONS']._serialized_start=3112
+  _globals['_PREDICTIONS']._serialized_end=3282
+  _globals['_CLASSPREDICTION']._serialized_start=3284
+  _globals['_CLASSPREDICTION']._serialized_end=3352
+  _globals['_WARNING']._serialized_start=3354
+  _globals['_WARNING']._serialized_end=3436
+  _globals['_TIMINGS']._serialized_start=3439
+  _globals['_TIMINGS']._serialized_end=3605
+  _globals['_ESTIMATE']._serialized_start=3607
+  _globals['_ESTIMATE']._serialized_end=3696
 # @@protoc_insertion_point(module_scope)

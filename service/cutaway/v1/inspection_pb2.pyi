@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from cutaway.v1 import attack_pb2 as _attack_pb2
 from cutaway.v1 import attribution_pb2 as _attribution_pb2
 from cutaway.v1 import capture_pb2 as _capture_pb2
 from cutaway.v1 import check_pb2 as _check_pb2
@@ -154,6 +155,7 @@ class InspectRequest(_message.Message):
     ATTRIBUTION_ERRORS_IN_PLACE_FIELD_NUMBER: _builtins.int
     GENERATE_FIELD_NUMBER: _builtins.int
     SWEEP_FIELD_NUMBER: _builtins.int
+    ATTACKS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required. Default version: the highest that is served."""
     compare: _builtins.bool
@@ -214,6 +216,10 @@ class InspectRequest(_message.Message):
     def sweep(self) -> Global___Sweep:
         """Compute the target for each of a grid of patches. Default: none."""
 
+    @_builtins.property
+    def attacks(self) -> _containers.RepeatedCompositeFieldContainer[_attack_pb2.AttackRequest]:
+        """Attacks on the inputs, and what they change. Default: none."""
+
     def __init__(
         self,
         *,
@@ -233,10 +239,11 @@ class InspectRequest(_message.Message):
         attribution_errors_in_place: _builtins.bool = ...,
         generate: Global___Generate | None = ...,
         sweep: Global___Sweep | None = ...,
+        attacks: _abc.Iterable[_attack_pb2.AttackRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attacks", b"attacks", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["tensors", "raw"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -515,6 +522,7 @@ class InspectResponse(_message.Message):
     SWEEP_FIELD_NUMBER: _builtins.int
     SWEEP_ESTIMATES_FIELD_NUMBER: _builtins.int
     SWEEP_AGREEMENT_FIELD_NUMBER: _builtins.int
+    ATTACKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """The predictions."""
@@ -605,6 +613,10 @@ class InspectResponse(_message.Message):
     def sweep_agreement(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The cosine, by row, between the changes of the target in `sweep` and their estimates."""
 
+    @_builtins.property
+    def attacks(self) -> _containers.RepeatedCompositeFieldContainer[_attack_pb2.Attack]:
+        """What attacks changed, in the order of the request."""
+
     def __init__(
         self,
         *,
@@ -629,10 +641,11 @@ class InspectResponse(_message.Message):
         sweep: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
         sweep_estimates: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
         sweep_agreement: _abc.Iterable[_builtins.float] | None = ...,
+        attacks: _abc.Iterable[_attack_pb2.Attack] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -127,6 +127,7 @@ QUESTIONS: dict[str, Asked] = {
     "edit": Asked({"edits": [ZERO]}, EDIT),
     "edit and compare": Asked({"edits": [ZERO], "compare": True}, EDIT),
     "edit and capture": Asked({"edits": [ZERO], "captures": ["open1"]}, BOTH),
+    "attack": Asked({"attacks": ["fgsm"]}, INSPECT),
     "sweep": Asked({"sweep": "open1", "target": 1}, EDIT),
     "edit and neuron": Asked({"edits": [ZERO], "target": ca.Neuron("open1", (0,))}, BOTH),
 }

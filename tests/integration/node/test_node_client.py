@@ -67,6 +67,11 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     ),
     "top-k target": ("net", IMAGE, {"target": ca.TopK(3), "attributions": [ca.Saliency()]}),
     "grid": ("net", IMAGE, {"target": 3, "sweep": ca.Sweep("conv1", zeros=True, estimate=True)}),
+    "attack": (
+        "net",
+        IMAGE,
+        {"attacks": [ca.FGSM(search=ca.MinParamPerturbation("epsilon", 0.5, 0.1))], "attributions": [ca.Saliency()]},
+    ),
     "tokens": ("words", IDS, {"attributions": [ca.LayerIntegratedGradients(layer="words", n_steps=8)], "target": 0}),
     "estimate": ("net", IMAGE, {"captures": ["**"], "dry_run": True}),
 }

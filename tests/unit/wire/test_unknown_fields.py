@@ -123,6 +123,8 @@ def test_enum_member_of_a_newer_client_is_refused() -> None:
             assert failure.message.endswith(", ".join(names))
         tried[kind.name] = place
     assert set(tried) == {
+        "AttackNorm",
+        "SearchMode",
         "HookPoint",
         "CheckMode",
         "VectorNorm",

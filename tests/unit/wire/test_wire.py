@@ -59,7 +59,8 @@ def _unordered(question: InspectRequest) -> Any:
     """Inputs, baselines, masks and windows go by name: their order is lost, and says nothing."""
     asked = [dataclasses.replace(each, **_sorted_fields(each)) for each in question.attributions]
     inputs: Any = {"tensors": _sorted(question.tensors), "feature_names": _sorted(question.feature_names)}
-    return canonical(dataclasses.replace(question, **inputs, attributions=tuple(asked)))
+    attacks = [dataclasses.replace(each, **_sorted_fields(each)) for each in question.attacks]
+    return canonical(dataclasses.replace(question, **inputs, attributions=tuple(asked), attacks=tuple(attacks)))
 
 
 def _sorted_fields(value: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import (
     INPUT_FIELDS,
     Argument,
+    Attack,
     Attribution,
     Baselines,
     Capture,
@@ -43,7 +44,7 @@ from cutaway.contract.requests.fields import field_advice, plain, suggestion
 from cutaway.contract.tensors import COMPRESSIONS, FLOATING, ArrayLike, holds_texts
 from cutaway.contract.values import brief, changed, near_names
 from cutaway.contract.wire.codec import OneOf, convert_each, type_hints
-from cutaway.contract.wire.methods import METHODS, METRICS, RULES
+from cutaway.contract.wire.methods import ATTACKS, METHODS, METRICS, RULES
 from cutaway.contract.wire.oneofs import EDIT_KINDS, REDUCTIONS, TARGETS
 
 # Readers of single values: numbers, texts, choices and arrays.
@@ -246,6 +247,7 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
 
 _TABLES: dict[Any, tuple[str, OneOf[Any]]] = {
     Attribution: ("method", METHODS),
+    Attack: ("attack", ATTACKS),
     Edit: ("edit", EDIT_KINDS),
     Target: ("target", TARGETS),
     Reduction: ("reduction", REDUCTIONS),
@@ -323,7 +325,7 @@ def _read_part(kind: Any, value: Any) -> Any:
         return changed(value, **_read_fields(type(value), vars(value)))
     if isinstance(value, type):
         raise error(Reason.INVALID_VALUE, f"{value.__name__} is a class; send {value.__name__}(...)")
-    if kind in (Attribution, Edit):
+    if kind in (Attack, Attribution, Edit):
         return _read_tagged(kind, value)
     if kind in CLASSES:
         return _read_named(kind, value)

@@ -8,6 +8,8 @@ tables that only this project needs are listed here.
 
 from dataclasses import is_dataclass
 
+from cutaway.contract.requests.attacks import *
+from cutaway.contract.requests.attacks import Attack as Attack
 from cutaway.contract.requests.attributions import *
 from cutaway.contract.requests.attributions import AtLayer as AtLayer
 from cutaway.contract.requests.attributions import Baselines as Baselines

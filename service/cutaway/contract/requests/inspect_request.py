@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests.attacks import Attack
 from cutaway.contract.requests.attributions import Attribution
 from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
@@ -211,6 +212,7 @@ class InspectRequest:
         dry_run: run only one forward pass, and return an estimate of the reply.
         generate: write tokens behind the input, for causal language models; ``None`` is one pass.
         sweep: compute the target for each of a grid of patches; ``None`` is none.
+        attacks: change the inputs so that the loss of the target rises, and return what that changes.
     """
 
     model: str
@@ -235,6 +237,7 @@ class InspectRequest:
     dry_run: bool = field(default=False, metadata=_ONE_REPLY)
     generate: Generate | None = field(default=None, metadata=_ONE_REPLY)
     sweep: Sweep | None = field(default=None, metadata=_ONE_REPLY)
+    attacks: tuple[Attack, ...] = field(default=(), metadata=_ONE_REPLY)
 
     def with_input(
         self,

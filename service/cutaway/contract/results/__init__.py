@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cutaway.contract.requests import Point
-from cutaway.contract.results.arrays import ATTRIBUTIONS, CAPTURES, named, numbers
+from cutaway.contract.results.arrays import ATTACKS, ATTRIBUTIONS, CAPTURES, named, numbers
 from cutaway.contract.results.explanations import (
+    AttackedAttribution,
+    AttackResult,
     AttributionError,
     AttributionResult,
     Better,
@@ -27,6 +29,8 @@ from cutaway.contract.values import StrEnum
 
 __all__ = [
     "ArchiveState",
+    "AttackResult",
+    "AttackedAttribution",
     "AttributionError",
     "AttributionResult",
     "Better",
@@ -316,6 +320,7 @@ class InspectResult:
         sweep: with ``sweep``, by module, [batch, places]: the target of each row with that patch.
         sweep_estimates: the first-order estimates of these.
         sweep_agreement: [batch], the cosine between the changes of the target in ``sweep`` and their estimates.
+        attacks: what each attack of the request changed, in their order.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
     """
@@ -347,6 +352,7 @@ class InspectResult:
     sweep: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep", "module"))
     sweep_estimates: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep_estimate", "module"))
     sweep_agreement: Array | None = field(default=None, metadata=numbers("sweep_agreement", np.float64))
+    attacks: tuple[AttackResult, ...] = field(default=(), metadata=ATTACKS)
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -24,7 +24,14 @@ from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 
 if TYPE_CHECKING:
-    from cutaway.contract.results import AttributionResult, CapturedCall, InspectResult, ModuleCapture
+    from cutaway.contract.results import (
+        AttackedAttribution,
+        AttackResult,
+        AttributionResult,
+        CapturedCall,
+        InspectResult,
+        ModuleCapture,
+    )
 
 _METADATA = "arrays"
 T = TypeVar("T")
@@ -245,10 +252,11 @@ def numbers(kind: str, number: type[np.generic], of: str = "") -> dict[str, Arra
 
 
 def parts(key: str) -> dict[str, _Rebuild]:
-    """Describes a field that has a dataclass or a tuple of them, whose attribute ``key`` is the key of its arrays."""
+    """Describes a field that has a dataclass or a tuple of them. Its attribute ``key`` is the key of its arrays; ``""``
+    is none."""
 
     def one(part: T, function: ArrayFunction, where: Where) -> T:
-        return _rebuilt(part, function, where._replace(key=getattr(part, key) or None))
+        return _rebuilt(part, function, where._replace(key=(key and getattr(part, key)) or None))
 
     def rebuild(value: Any, function: ArrayFunction, where: Where) -> Any:
         if isinstance(value, tuple):
@@ -267,6 +275,32 @@ def _attributions(
 
 ATTRIBUTIONS: dict[str, _Rebuild] = {_METADATA: _attributions}
 """Describes the field that has the attributions."""
+
+
+def _attacked(
+    values: Sequence[AttackedAttribution], function: ArrayFunction, where: Where
+) -> tuple[AttackedAttribution, ...]:
+    names = numbered([f"{where.key}:{method_field(value.attribution.method)}" for value in values])
+    owners = map(NamedAttribution, [value.attribution for value in values], count(), names)
+    return tuple(_rebuilt(value, function, Where(owner)) for value, owner in zip(values, owners))
+
+
+ATTACKED: dict[str, _Rebuild] = {_METADATA: _attacked}
+"""Describes the field that has the attributions at the changed inputs of an attack."""
+
+
+def _attacks(values: Sequence[AttackResult], function: ArrayFunction, _: Where) -> tuple[AttackResult, ...]:
+    def named_by(attack: str) -> ArrayFunction:
+        return lambda array, field, key, owner: function(
+            array, field, f"{attack}:{key}" if field.named and owner is None else key, owner
+        )
+
+    names = numbered([method_field(value.method) for value in values])
+    return tuple(_rebuilt(value, named_by(name), Where(key=name)) for value, name in zip(values, names))
+
+
+ATTACKS: dict[str, _Rebuild] = {_METADATA: _attacks}
+"""Describes the field that has the results of attacks, whose names precede the keys of their arrays."""
 
 _CAPTURE, _POSITIONS = ArrayField(CAPTURE), ArrayField(POSITIONS)
 _Leaves: TypeAlias = dict[Point, dict[str, Array]]

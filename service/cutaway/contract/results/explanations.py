@@ -9,7 +9,7 @@ import numpy as np
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import CheckMode
-from cutaway.contract.results.arrays import array, named, numbers, parts
+from cutaway.contract.results.arrays import ATTACKED, array, named, numbers, parts
 from cutaway.contract.results.summary import describe_attribution
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum
@@ -76,6 +76,10 @@ class Cause(StrEnum):
     """The tokens of a generation are those of the model without its edits, in all steps or behind the prompt."""
     INSENSITIVE_TO_WEIGHTS = "INSENSITIVE_TO_WEIGHTS"
     """The model with random weights has nearly the same explanation."""
+    OUT_OF_BOUNDS = "OUT_OF_BOUNDS"
+    """An attack left its ball, its bounds or its mask."""
+    NOT_LEAST = "NOT_LEAST"
+    """A search reports a value as the least, and the one below it does as well."""
     DISCONTINUOUS = "DISCONTINUOUS"
     """The target jumps on the path, or rises steeply: more steps leave the attributions as far from its change."""
 
@@ -269,3 +273,62 @@ class AttributionResult:
             return 0
         order = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, None, Verdict.AGREES, Verdict.NOT_APPLICABLE)
         return 1 + order.index(self.verdict)
+
+
+@dataclass(frozen=True)
+class AttackedAttribution:
+    """An attribution of the request at the changed inputs of an attack, for the same scalar of each row.
+
+    Attributes:
+        attribution: the attribution.
+        cosine: [batch], with the attribution at the request's own inputs; NaN where it is not defined.
+        rank_correlation: [batch], Spearman's, with the same; NaN where it is not defined.
+    """
+
+    attribution: AttributionResult = field(metadata=parts(""))
+    cosine: Array = field(metadata=numbers("attribution_cosine", np.float64))
+    rank_correlation: Array = field(metadata=numbers("attribution_rank_correlation", np.float64))
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """What an attack changed.
+
+    Attributes:
+        method: Captum's class name.
+        inputs: the changed inputs, by name.
+        predictions: what the model returns for them, by name; empty where predictions are left out.
+        classes: [batch], the class of each row then; None for a model without classes.
+        probabilities: [batch], the softmax of the output, of that class.
+        target_values: [batch], the target then; of the same class as before.
+        losses_before: [batch], the loss at the request's own inputs.
+        losses: [batch], the loss at the changed inputs.
+        succeeded: [batch] of bool, whether another class is predicted, or with ``targeted`` that class; None where the
+            target is no class.
+        linf: [batch], the largest change of an element.
+        l2: [batch], the Euclidean norm of the changes, over all inputs.
+        parameters: [batch], with a search, the least value that reaches the aim; NaN where none does, and the inputs
+            are the request's own.
+        checks: comparisons with raw gradients.
+        attributions: the attributions of the request at the changed inputs.
+    """
+
+    method: str
+    inputs: Mapping[str, Array] = field(metadata=named("attacked_input", "attacked"))
+    predictions: Mapping[str, Array] = field(default_factory=dict, metadata=named("attacked_output", "output"))
+    classes: Array | None = field(default=None, metadata=numbers("attacked_prediction", np.int64))
+    probabilities: Array | None = field(default=None, metadata=numbers("attacked_probability", np.float64))
+    target_values: Array | None = field(default=None, metadata=numbers("attacked_target_values", np.float64))
+    losses_before: Array | None = field(default=None, metadata=numbers("attack_loss_before", np.float64))
+    losses: Array | None = field(default=None, metadata=numbers("attack_loss", np.float64))
+    succeeded: Array | None = field(default=None, metadata=numbers("attack_succeeded", np.bool_))
+    linf: Array | None = field(default=None, metadata=numbers("attack_linf", np.float64))
+    l2: Array | None = field(default=None, metadata=numbers("attack_l2", np.float64))
+    parameters: Array | None = field(default=None, metadata=numbers("attack_parameter", np.float64))
+    checks: tuple[Check, ...] = ()
+    attributions: tuple[AttackedAttribution, ...] = field(default=(), metadata=ATTACKED)
+
+    @property
+    def worst_check(self) -> Check | None:
+        """The check with the worst verdict, or None if nothing was checked."""
+        return min(self.checks, key=lambda check: WORST_FIRST.index(check.verdict), default=None)

@@ -16,6 +16,7 @@ from cutaway.contract.values import printable
 
 if TYPE_CHECKING:
     from cutaway.contract.results import (
+        AttackResult,
         AttributionResult,
         CapturedCall,
         Check,
@@ -83,6 +84,7 @@ def summarise(result: InspectResult) -> str:
         _block("gradients", _arrays(gradients), 2, len(gradients)),
         _block("parameters", _arrays(parameters), 2, len(parameters)),
         _block("sweep", _arrays(result.sweep), 2, len(result.sweep)),
+        _block("attacks", map(_attack_line, result.attacks), 4, len(result.attacks)),
         _block("attributions", map(_attribution_line, worst_first(result.attributions, _ATTRIBUTIONS)), _ATTRIBUTIONS,
                len(result.attributions)),
         _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,
@@ -213,6 +215,20 @@ def _attribution_line(attribution: AttributionResult) -> str:
     values = ", ".join(first(_arrays(attribution.values), _NAMED, len(attribution.values)))
     values = values.removeprefix(f"{harmless(attribution.layer)}  ")  # a layer has the only value
     return f"{verdict}  {name}  {values}{_why(check)}"
+
+
+def _attack_line(attack: AttackResult) -> str:
+    """Returns the verdict of an attack, and how often it reached its aim."""
+    check, succeeded = attack.worst_check, attack.succeeded
+    verdict = "NOT CHECKED" if check is None else check.verdict.value
+    facts = [f"{verdict}  {harmless(attack.method)}"]
+    if succeeded is not None:
+        facts.append(f"{np.count_nonzero(succeeded):,} of {len(succeeded):,} reached the aim")
+    if attack.linf is not None:
+        facts.append(f"changes of at most {max(attack.linf, default=0.0):.3g}")
+    if attack.parameters is not None:
+        facts.append(f"least {', '.join(f'{value:.3g}' for value in attack.parameters[:_NAMED])}")
+    return "  ".join(facts) + _why(check)
 
 
 def _why(check: Check | None) -> str:

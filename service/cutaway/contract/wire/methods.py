@@ -6,6 +6,7 @@ from typing import Any
 
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import (
+    Attack,
     Attribution,
     Expectation,
     LLMAttribution,
@@ -20,6 +21,7 @@ from cutaway.contract.requests import (
 from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, OneOf, by_name, only, record, several, spread
 from cutaway.contract.wire.oneofs import NEURON, TARGETS
 from cutaway.contract.wire.scalars import COUNT, INT64, REAL
+from cutaway.v1 import attack_pb2
 from cutaway.v1 import attribution_pb2 as pb
 
 RULES: OneOf[LrpRule] = OneOf(
@@ -122,4 +124,13 @@ METHODS: OneOf[Attribution] = OneOf(
         "rules": FieldRule(codec=by_name(RULES.codec)),
     },
     special={Expectation: {"baselines": _DISTRIBUTIONS}},
+)
+
+
+ATTACKS: OneOf[Attack] = OneOf(
+    Attack,
+    attack_pb2.AttackRequest,
+    "attack",
+    "say which attack: fgsm or pgd",
+    rules={"n_steps": FieldRule(codec=COUNT)},
 )

@@ -21,7 +21,7 @@ from cutaway.contract.wire.message_walk import (
     unpacked_bytes,
     without_fields,
 )
-from cutaway.contract.wire.methods import METHODS
+from cutaway.contract.wire.methods import ATTACKS, METHODS
 from cutaway.contract.wire.oneofs import CAPTURES, EDITS, TARGETS
 from cutaway.contract.wire.scalars import COMPRESSION, DATA_TYPES, FLOATING_TYPE, INT64, Scalar
 from cutaway.v1 import input_pb2, inspection_pb2, tensor_pb2
@@ -90,6 +90,7 @@ _FIELDS = spread(
         "captures": FieldRule(codec=CAPTURES),
         "edits": FieldRule(codec=EDITS),
         "attributions": FieldRule(codec=several(METHODS.codec)),
+        "attacks": FieldRule(codec=several(ATTACKS.codec)),
         "options": FieldRule(codec=_OPTIONS),
     },
 )

@@ -20,6 +20,7 @@ from cutaway.contract.wire import scalars
 from cutaway.contract.wire.codec import Codec, FieldRule, Rules, Spread, record, several, spread
 from cutaway.contract.wire.scalars import DATA_TYPES, POINTS, VERDICTS
 from cutaway.v1 import (
+    attack_pb2,
     attribution_pb2,
     capture_pb2,
     check_pb2,
@@ -200,6 +201,20 @@ def _codec(form: str) -> Codec:
             "error": FieldRule(codec=_ERROR),
         },
     )
+    attacked = record(
+        plain.AttackedAttribution,
+        attack_pb2.AttackedAttribution,
+        {**_arrays(plain.AttackedAttribution, tensor), "attribution": FieldRule(codec=attribution)},
+    )
+    attack = record(
+        plain.AttackResult,
+        attack_pb2.Attack,
+        {
+            **_arrays(plain.AttackResult, tensor),
+            "checks": FieldRule(codec=_CHECKS),
+            "attributions": FieldRule(codec=several(attacked)),
+        },
+    )
     return record(
         plain.InspectResult,
         inspection_pb2.InspectResponse,
@@ -208,6 +223,7 @@ def _codec(form: str) -> Codec:
             "predictions": FieldRule(codec=_predictions(of_result)),
             "captures": FieldRule(codec=_captures(tensor)),
             "attributions": FieldRule(codec=several(attribution)),
+            "attacks": FieldRule(codec=several(attack)),
             "unedited_predictions": FieldRule(codec=_unedited(of_result)),
             "warnings": FieldRule(codec=_WARNINGS),
             "provenance": FieldRule(codec=PROVENANCE),

@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import CheckMode, Combination, Imputation, LossReduction, Point, Quadrature, VectorNorm
+from cutaway.contract.requests import (
+    AttackNorm,
+    CheckMode,
+    Combination,
+    Imputation,
+    LossReduction,
+    Point,
+    Quadrature,
+    SearchMode,
+    VectorNorm,
+)
 from cutaway.contract.requests.fields import at_least_one
 from cutaway.contract.results import ArchiveState, Better, Cause, FinishReason, Verdict, WarningCode
 from cutaway.contract.tensors import COMPRESSIONS as COMPRESSION_NAMES
@@ -28,6 +38,7 @@ from cutaway.contract.tensors import (
 )
 from cutaway.contract.values import brief
 from cutaway.v1 import (
+    attack_pb2,
     attribution_pb2,
     capture_pb2,
     check_pb2,
@@ -252,6 +263,8 @@ ENUMS: dict[str, Scalar] = {
     "FinishReason": _enum(inspection_pb2.FinishReason, "FINISH_REASON", FinishReason),
     "VectorNorm": _enum(edit_pb2.VectorNorm, "VECTOR_NORM", VectorNorm, VectorNorm.OWN),
     "Cause": _or_none(_enum(check_pb2.Cause, "CAUSE", Cause)),
+    "AttackNorm": _enum(attack_pb2.AttackNorm, "ATTACK_NORM", AttackNorm, AttackNorm.LINF),
+    "SearchMode": _enum(attack_pb2.SearchMode, "SEARCH_MODE", SearchMode, SearchMode.LINEAR),
     "Better": _or_none(_enum(attribution_pb2.Better, "BETTER", Better)),
     "Imputation": _enum(attribution_pb2.Imputation, "IMPUTATION", Imputation, Imputation.BASELINE),
     "Quadrature": _enum(attribution_pb2.Quadrature, "QUADRATURE", Quadrature, Quadrature.GAUSS_LEGENDRE),

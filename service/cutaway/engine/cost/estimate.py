@@ -11,16 +11,28 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, at
-from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, Timings, Verdict
+from cutaway.contract.results import (
+    AttackedAttribution,
+    AttackResult,
+    AttributionResult,
+    Check,
+    Estimate,
+    InspectResult,
+    Timings,
+    Verdict,
+)
+from cutaway.contract.results.arrays import array_fields
 from cutaway.contract.tensors import Array, cast
 from cutaway.engine.checks.completeness import compared_sums
 from cutaway.engine.cost import pass_count
 from cutaway.engine.cost.pass_count import costs
+from cutaway.engine.execution.attacks import attack_checks, loss_of
 from cutaway.engine.execution.collect import (
     arrays,
     axes_in_front,
@@ -202,7 +214,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
                 parameter_gradients=_parameter_gradients(plan),
             )
         attributions = estimate_attributions(main, at_attributions)
-        sweep = _sweep(plan)
+        sweep, attacks = _sweep(plan), _attacks(main, attributions)
         _fill(main, at_gradients)
     result = whole_result(with_attributions(collect_main_pass(main, {}), attributions, main), main)
     return replace(
@@ -211,6 +223,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
         unedited=_typed(arrays(outputs), plan, "unedited:") if plan.request.compare else {},
         unedited_classes=main.predictions if plan.request.compare else (),
         **sweep,
+        attacks=attacks,
         estimate=Estimate(0, {}, passes),
     )
 
@@ -228,6 +241,29 @@ def _sweep(plan: RequestPlan) -> dict[str, Any]:
     if not asked.estimate:
         return {"sweep": grid}
     return {"sweep": grid, "sweep_estimates": grid, "sweep_agreement": to_numpy(zeros.expand(plan.rows))}
+
+
+def _attacks(main: MainPass, explained: Sequence[AttributionResult]) -> tuple[AttackResult, ...]:
+    """Returns the results of attacks, with zeros, and with ``explained``, the attributions.
+
+    Raises:
+        CutawayError: with the attack at fault.
+    """
+    plan, found = main.plan, []
+    numbers = {name: field.number for name, field in array_fields(AttackResult).items() if field.number}
+    rows = {name: np.zeros(plan.rows, number) for name, number in numbers.items()}
+    beside = tuple(AttackedAttribution(each, *[np.zeros(plan.rows)] * 2) for each in explained)
+    for number, attack in enumerate(plan.request.attacks):
+        with at(f"attacks[{number}]"):
+            loss = loss_of(attack, main)
+        left = {*(["parameters"] * (attack.search is None)), *(["succeeded"] * (not loss.classifies))}
+        left |= {*(["classes", "probabilities"] * (not (loss.classifies or main.predictions)))}
+        inputs = arrays({name: plan.inputs[name] for name in plan.attacks[number].explained})
+        outputs = {} if plan.request.omit_predictions else arrays(main.outputs)
+        checks = attack_checks(attack, plan.request.check.mode)
+        shown = {name: zeros for name, zeros in rows.items() if name not in left}
+        found.append(AttackResult(type(attack).__name__, inputs, outputs, checks=checks, attributions=beside, **shown))
+    return tuple(found)
 
 
 def _value_sites(sites: CaptureSites) -> CaptureSites:

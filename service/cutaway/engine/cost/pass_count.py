@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -92,14 +93,32 @@ def costs(plan: RequestPlan) -> Iterator[tuple[str, int]]:
     then, are not. Attributions that run each unit, or each call, of a layer take one forward pass to count. One whose
     pass fails costs nothing here: it is refused for that.
     """
+    explanations = 0
     for number, attribution in zip(plan.numbers, plan.attributions):
         try:
             passes = _passes_of_batch(plan, attribution)
         except CutawayError:
             passes = 0
+        explanations += passes * plan.rows
         yield f"attributions[{number}].{requests.field_name(type(attribution.request))}", passes * plan.rows
     if plan.request.sweep is not None:
         yield "sweep", sweep_passes(plan)
+    for number, attack in enumerate(plan.request.attacks):
+        yield f"attacks[{number}]", _attack_passes(plan, attack, explanations)
+
+
+def _attack_passes(plan: RequestPlan, attack: requests.Attack, explanations: int) -> int:
+    """Returns how many passes of one example ``attack`` takes at most; ``explanations``: those of all attributions."""
+    is_checked = plan.request.check.mode is not requests.CheckMode.OFF
+    again = 2 if plan.request.check.mode is requests.CheckMode.INDEPENDENT else 1
+    steps = attack.n_steps if isinstance(attack, requests.PGD) else 1
+    if attack.search is None:
+        return plan.rows * (steps * again + 1) + explanations
+    search = attack.search
+    if search.parameter == "n_steps":
+        steps = ceil(search.upper)
+    tried = ceil((search.upper - search.lower) / search.step)
+    return plan.rows * (tried * (steps + 1) + is_checked * (steps * again + steps + 2) + 1) + explanations
 
 
 def _passes_of_batch(plan: RequestPlan, attribution: ResolvedAttribution) -> int:

@@ -155,7 +155,10 @@ def with_attributions(
     result: results.InspectResult, attributions: Sequence[results.AttributionResult], main: MainPass
 ) -> results.InspectResult:
     """Returns ``result``, that of the ``main`` pass, with the first or all of the request's attributions."""
-    axes = {**result.example_axes, **_attribution_axes(main, attributions)}
+    axes = {
+        **result.example_axes,
+        **attribution_axes(main, results.InspectResult({}, attributions=tuple(attributions))),
+    }
     return changed(result, attributions=tuple(attributions), example_axes=axes)
 
 
@@ -199,14 +202,13 @@ def captured_call(call: RecordedCall, specs: Mapping[Point, CaptureSpec]) -> res
     return results.CapturedCall(values, positions)
 
 
-def _attribution_axes(main: MainPass, attributions: Sequence[results.AttributionResult]) -> dict[str, int | None]:
-    """Returns the axes of the rows by the names of the attributions' arrays, where they are not 0."""
+def attribution_axes(main: MainPass, part: results.InspectResult) -> dict[str, int | None]:
+    """Returns the axes of the rows by the names of the arrays of attributions in ``part``, where they are not 0."""
     layers = {name for attribution in main.plan.attributions for name in attribution.layers}
     by_value = {f"{name}{path}": axis for name in layers for path, axis in main.batch.axes.at_output(name).items()}
     if not any(axis != 0 for axis in by_value.values()):
         return {}
-    explained = entries(results.InspectResult({}, attributions=tuple(attributions)))
-    return {entry.name: axis for entry in explained if (axis := by_value.get(str(entry.key), 0)) != 0}
+    return {entry.name: axis for entry in entries(part) if (axis := by_value.get(str(entry.key), 0)) != 0}
 
 
 def _example_axes(main: MainPass, unedited: Outputs) -> dict[str, int | None]:

@@ -14,9 +14,8 @@ import torch
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import ExpectedGradient, PathAttribution, field_name
-from cutaway.contract.results import AttributionResult
 from cutaway.engine.execution.main_pass import MainPass
-from cutaway.engine.execution.row_parts import in_parts, joined_attributions, of_rows, rows_divide
+from cutaway.engine.execution.row_parts import Checked, in_parts, joined_parts, of_rows, rows_divide
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import ran_out_of_memory
@@ -32,11 +31,11 @@ and what hooks recorded needs some."""
 _MORE = "or let the operator raise CUTAWAY_MEMORY_BYTES or CUTAWAY_REQUEST_MEMORY_BYTES"
 
 
-Compute: TypeAlias = Callable[[AttributionProblem, MainPass], AttributionResult]
-"""Explains a problem, whose rows ran in a main pass."""
+Compute: TypeAlias = Callable[[AttributionProblem, MainPass], Checked]
+"""Explains a problem, whose rows ran in a main pass, or attacks its inputs."""
 
 
-def in_passes_that_fit(problem: AttributionProblem, main: MainPass, compute: Compute) -> AttributionResult:
+def in_passes_that_fit(problem: AttributionProblem, main: MainPass, compute: Compute[Checked]) -> Checked:
     """Returns ``compute`` of ``problem`` with the largest passes that memory allows, in parts of its rows if all do not
     fit at one point; raises where the smallest do not fit."""
     try:
@@ -45,13 +44,13 @@ def in_passes_that_fit(problem: AttributionProblem, main: MainPass, compute: Com
         if not ran_out_of_memory(failure) or main.plan.parts or not rows_divide(problem):
             raise
 
-    def explained(rows: range) -> tuple[int, AttributionResult]:
+    def explained(rows: range) -> tuple[int, Checked]:
         return len(rows), _in_smaller_passes(*of_rows(problem, main, rows), compute)
 
-    return joined_attributions(in_parts(problem.rows, explained))
+    return joined_parts(in_parts(problem.rows, explained))
 
 
-def _in_smaller_passes(problem: AttributionProblem, main: MainPass, compute: Compute) -> AttributionResult:
+def _in_smaller_passes(problem: AttributionProblem, main: MainPass, compute: Compute[Checked]) -> Checked:
     """Runs ``compute`` with passes that should fit by the memory of one row, and with smaller ones while memory runs
     out."""
     smaller: AttributionProblem | None = _fitted(problem)

@@ -23,6 +23,7 @@ from cutaway.contract.requests import (
 )
 from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.checks.pass_summary import PassSummary, summarized
+from cutaway.engine.execution.attacks import with_attacks
 from cutaway.engine.execution.collect import (
     arrays,
     axes_in_front,
@@ -68,11 +69,12 @@ ReadNeuron: TypeAlias = Callable[[str], Tensor]
 """Returns, by a module's name, the first tensor that its first call returned."""
 
 
-def run_attributions(main: MainPass) -> Iterator[tuple[results.AttributionResult, ...]]:
+def run_attributions(main: MainPass, moved: MainPass | None = None) -> Iterator[tuple[results.AttributionResult, ...]]:
     """Computes and checks the attributions of one request, or of several that were joined, on the edited model.
 
     Args:
         main: the main pass; whether edits changed something only now is added to its receipts.
+        moved: one at other inputs, at which the same targets are explained.
 
     Yields:
         As `each_attribution`; with the checks of each joined request, one behind the other.
@@ -86,7 +88,8 @@ def run_attributions(main: MainPass) -> Iterator[tuple[results.AttributionResult
     def compute(index: int) -> Iterator[results.AttributionResult]:
         for problem in problems(main, index):
             before = replace(main.timings)
-            result = in_own_axes(_attribute_rows(rows, problem, main), problem, main.batch)
+            there = problem if moved is None else replace(problem, inputs=moved.plan.inputs)
+            result = in_own_axes(_attribute_rows(rows, there, moved or main), problem, main.batch)
             yield replace(
                 result,
                 attribution_ms=main.timings.attribution_ms - before.attribution_ms,
@@ -254,10 +257,6 @@ def _attribute_any_batch(problem: AttributionProblem, main: MainPass) -> results
 
 def _attribute(problem: AttributionProblem, main: MainPass) -> results.AttributionResult:
     """Runs Captum, with as many steps as the request's bound on the convergence delta needs, and checks its values.
-
-    Args:
-        problem: the attribution and its target.
-        main: the main pass of the same rows.
 
     Returns:
         The result, with the rows of every array on axis 0.
@@ -465,7 +464,8 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
         attributions += several
         if tell is not None:
             tell(with_attributions(result, attributions, main))
-    return whole_result(with_sweep(with_attributions(result, attributions, main), main), main)
+    result = with_attacks(with_attributions(result, attributions, main), main, run_attributions)
+    return whole_result(with_sweep(result, main), main)
 
 
 # The description of a model: its modules, its outputs, and the operators of its forward pass.

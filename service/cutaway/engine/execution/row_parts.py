@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -115,21 +115,24 @@ def of_rows(problem: AttributionProblem, main: MainPass, rows: Sequence[int]) ->
     return problem.of_rows(rows), main._replace(outputs=outputs, batch=batch._replace(rows=len(rows)))
 
 
-def joined_attributions(parts: Sequence[tuple[int, results.AttributionResult]]) -> results.AttributionResult:
+Checked = TypeVar("Checked", results.AttributionResult, results.AttackResult)
+
+
+def joined_parts(parts: Sequence[tuple[int, Checked]]) -> Checked:
     """Returns the result of all rows from the numbers of rows, and the results, of their parts."""
     sizes, (first, *others) = zip(*parts)
-    further = [iter(_arrays(part)) for part in others]
+    further: list[Iterator[Array]] = [iter(_arrays(part)) for part in others]
 
     def joined(array: Array, field: ArrayField, *_: object) -> Array:
         arrays = [array, *(next(each) for each in further)]
         return np.concatenate(arrays) if field.by_row else array
 
     checks = tuple(_joined_check(several, sizes) for several in zip(*(part.checks for _, part in parts)))
-    result: results.AttributionResult = with_arrays(replace(first, checks=checks), joined)
+    result: Checked = with_arrays(changed(first, checks=checks), joined)
     return result
 
 
-def _arrays(result: results.AttributionResult) -> list[Array]:
+def _arrays(result: Any) -> list[Array]:
     arrays: list[Array] = []
 
     def collect(array: Array, *_: object) -> Array:

@@ -1,15 +1,18 @@
-"""The table of attribution methods, and the calls of Captum's attributions."""
+"""The table of attribution methods, and the calls of Captum's attributions and attacks."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from captum import attr
+import torch
+from captum import attr, robust
 from torch import Tensor, nn
 
 from cutaway.contract import requests
@@ -268,3 +271,106 @@ def _explained(problem: AttributionProblem) -> str:
     index = problem.request.neuron.index
     neuron = f"the neuron {list(index) if index else 'block'} of {problem.module!r}"
     return neuron if method_of(problem.request).explains_neuron else f"the target, by way of {neuron},"
+
+
+# Captum's attacks.
+
+_CAPTUM_NAMES = {"n_steps": "step_num"}
+"""Captum's names of parameters of attacks, where they differ."""
+
+
+class _FGSM(robust.FGSM):  # type: ignore[misc]
+    """Captum's, with leaves of its own in each pass."""
+
+    def perturb(self, inputs: tuple[Tensor, ...], *values: Any, **named: Any) -> tuple[Tensor, ...]:
+        leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in inputs)
+        return tuple(tensor.detach() for tensor in super().perturb(leaves, *values, **named))
+
+
+class _PGD(robust.PGD):  # type: ignore[misc]
+    """Captum's, whose start inside an L2 ball fails for several rows, on a GPU, and in half precision."""
+
+    def _random_point(self, center: Tensor, radius: float, norm: str, mask: Any) -> Tensor:
+        rows = [slice(row, row + 1) for row in range(len(center))]
+        drawn = [super(_PGD, self)._random_point(center[row].cpu(), radius, norm, mask[row].cpu()) for row in rows]
+        return torch.cat(drawn).to(center)
+
+
+def _captum_attack(
+    attack: requests.Attack, problem: AttributionProblem, forward: Callable[..., Tensor]
+) -> Callable[..., Any]:
+    lower = -math.inf if attack.lower_bound is None else attack.lower_bound
+    upper = math.inf if attack.upper_bound is None else attack.upper_bound
+
+    def loss(output: Tensor, _: object) -> Tensor:
+        return problem.target.scalars(output)
+
+    captum: Any = (_PGD if isinstance(attack, requests.PGD) else _FGSM)(forward, loss, lower, upper)
+    if isinstance(attack, requests.PGD):
+        captum.fgsm = _FGSM(forward, loss)
+    getattr(captum, "fgsm", captum).zero_thresh = attack.zero_threshold
+    masks = tuple(attack_mask(problem, name) for name in problem.explained)
+    additional = problem.additional_inputs or None
+    return partial(
+        captum.perturb, target=None, targeted=attack.targeted, additional_forward_args=additional, mask=masks
+    )
+
+
+def attack_mask(problem: AttributionProblem, name: str) -> Tensor:
+    """Returns 1 for the elements of an input that an attack may change, and 0 for others, of the input's shape."""
+    like = problem.inputs[name]
+    return problem.features.numbers.get(name, torch.ones_like(like)).to(like).expand_as(like)
+
+
+def _parameters(attack: requests.Attack) -> dict[str, Any]:
+    """Returns the attack's own parameters by Captum's names."""
+    own = [name for name in vars(attack) if name not in vars(requests.Attack())]
+    named = {_CAPTUM_NAMES.get(name, name): getattr(attack, name) for name in own}
+    return {name: str(value) if name == "norm" else value for name, value in named.items()}
+
+
+def perturb(attack: requests.Attack, problem: AttributionProblem, forward: Callable[..., Tensor]) -> Values:
+    """Returns the inputs that Captum's attack changed; the target of ``problem`` is the loss, ``forward`` as in
+    `explain`."""
+    inputs = tuple(tensor.detach().clone() for tensor in problem.arguments)
+    with attack_errors(attack):
+        found = _captum_attack(attack, problem, forward)(inputs, **_parameters(attack))
+    return dict(zip(problem.explained, found))
+
+
+def least_parameter(
+    attack: requests.Attack,
+    search: requests.MinParamPerturbation,
+    problem: AttributionProblem,
+    fails: Callable[..., bool],
+) -> tuple[Values, float | None]:
+    """Returns the inputs that Captum's search changed, and the parameter; where it finds none, the inputs themselves.
+
+    ``fails``: whether the attack does not reach its aim, from the changed inputs and the others.
+    """
+    values = [search.number(value) for value in (search.lower, search.upper, search.step)]
+    name = _CAPTUM_NAMES.get(search.parameter, search.parameter)
+    others = {key: value for key, value in _parameters(attack).items() if key != name}
+    inputs, additional = tuple(tensor.detach().clone() for tensor in problem.arguments), problem.additional_inputs
+    with attack_errors(attack):
+        captum = robust.MinParamPerturbation(
+            fails, _captum_attack(attack, problem, problem.forward), name, *values, str(search.mode), correct_fn=bool
+        )
+        found, value = captum.evaluate(inputs, additional_forward_args=additional or None, attack_kwargs=others)
+    return dict(zip(problem.explained, problem.arguments if found is None else found)), value
+
+
+@contextmanager
+def attack_errors(attack: requests.Attack) -> Iterator[None]:
+    """Translates the errors of an attack by Captum."""
+    try:
+        yield
+    except (RuntimeError, AssertionError, ValueError, TypeError) as failure:
+        if is_out_of_memory(failure) or isinstance(failure, CutawayError):
+            raise
+        text = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:300]
+        if "does not require grad" in text or "appears to not have been used in the graph" in text:
+            what = "the loss does not depend on all inputs that change through differentiable operations: name in "
+            raise error(Reason.NOT_DIFFERENTIABLE, f"{what}inputs only those that it depends on") from failure
+        what = f"Captum's {type(attack).__name__} cannot be applied: {text}"
+        raise error(Reason.METHOD_INAPPLICABLE, what) from failure

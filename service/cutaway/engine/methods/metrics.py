@@ -354,7 +354,7 @@ def _steps(metric: requests.ParameterRandomisation, problem: AttributionProblem)
 def _randomisation(metric: requests.ParameterRandomisation, judged: Judged) -> Measured:
     steps = _steps(metric, judged.problem)
     parts = [step / steps for step in range(1, steps + 1)] or [1.0]
-    curve = torch.stack([_spearman(judged.flat, _randomised(judged, part)) for part in parts], dim=1)
+    curve = torch.stack([spearman(judged.flat, _randomised(judged, part)) for part in parts], dim=1)
     return curve[:, -1], curve
 
 
@@ -373,10 +373,10 @@ def _random_logit(_: requests.RandomLogit, judged: Judged) -> Measured:
     other[:, -1] = (other[:, -1] + torch.randint(1, classes, (len(other),)).to(other)) % classes
     with drawing(problem):
         numbers = judged.again(replace(problem, target=element(problem.target.source, other)))
-    return _spearman(judged.flat, numbers), None
+    return spearman(judged.flat, numbers), None
 
 
-def _spearman(one: Tensor, other: Tensor) -> Tensor:
+def spearman(one: Tensor, other: Tensor) -> Tensor:
     """Returns the rank correlation of each row of [batch, numbers]; equal numbers have their mean rank."""
     from scipy.stats import rankdata  # it takes a second
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -446,3 +446,51 @@ _RESOLVERS: dict[type[requests.Target], Callable[[Any, str, Tensor], ResolvedTar
     requests.Neuron: _neuron,
 }
 """The resolvers by kind of target; a new kind is a new row."""
+
+
+# The loss that an attack raises or lowers.
+
+_LOSSES: dict[str, Callable[[ResolvedTarget, Tensor], Tensor]] = {
+    "cross_entropy": lambda target, output: -target.scalars(output.log_softmax(dim=-1)),
+    "negative_log": lambda target, output: -target.scalars(output).log(),
+    "negative": lambda target, output: -target.scalars(output),
+    "itself": lambda target, output: target.scalars(output),
+}
+
+
+@dataclass(frozen=True)
+class Loss(ResolvedTarget):
+    """The loss of each row, in the place of its target.
+
+    Attributes:
+        of: the target.
+        kind: a name in `_LOSSES`.
+        classifies: whether the target is one of several classes.
+    """
+
+    of: ResolvedTarget = field(kw_only=True)
+    kind: str = field(kw_only=True)
+    classifies: bool = field(kw_only=True)
+
+    @classmethod
+    def made(cls, of: ResolvedTarget, kind: str, classifies: bool) -> Loss:
+        """Returns the loss of the target ``of``."""
+        function = partial(_LOSSES[kind], of)
+        return cls(
+            of.source, function, None, None, of.is_neuron, of.is_row_specific, of=of, kind=kind, classifies=classifies
+        )
+
+    def for_rows(self, rows: Int64[Tensor, "rows"]) -> Loss:
+        """Returns the loss for a batch of the rows with the numbers ``rows``; it must not be row-specific."""
+        return self.made(self.of.for_rows(rows), self.kind, self.classifies)
+
+    def scores(self, output: Tensor) -> Float[Tensor, "batch classes"]:
+        """Returns the scores of all classes, of one of which it is the loss."""
+        *axes, _ = cast(Tensor, self.of.positions).unbind(dim=1)
+        index = (torch.arange(len(output), device=output.device), *axes)
+        return output[index]
+
+    def reached(self, output: Tensor, targeted: bool) -> Tensor:
+        """Returns which rows have another class, or with ``targeted`` that of the loss; [batch] of bool."""
+        same = self.scores(output).argmax(dim=1) == cast(Tensor, self.of.positions)[:, -1]
+        return same if targeted else ~same

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.tensors import ArrayLike, as_array
 from cutaway.contract.values import changed, near_names
 from cutaway.engine.hooks.tokens import MASK, Ranges, RowTexts, TwoTexts, text_ranges
 from cutaway.engine.methods.captum_call import TABLE, method_of
@@ -21,9 +22,17 @@ from cutaway.engine.methods.metrics import refuse_metric
 from cutaway.engine.methods.wrappers import refuse_llm_attribution, refuse_noise
 from cutaway.engine.model.inspected_model import CONTINUATION, LOGITS, Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.passes.features import Features, baselines, distributions, features
+from cutaway.engine.passes.features import (
+    Features,
+    baselines,
+    distributions,
+    features,
+    refuse_shape,
+    refuse_unexplained,
+)
 from cutaway.engine.passes.pass_recorder import Changes, ResolvedAttribution
 from cutaway.engine.passes.targets import Continuation
+from cutaway.engine.runtime.numerics import from_numpy
 
 
 def resolve_attribution(
@@ -194,6 +203,89 @@ def embedding_hint(tree: ModuleTree) -> str:
     """Returns where gradients begin in a model of token ids, as the end of an error message."""
     embeddings = [name for name, module in tree.modules.items() if isinstance(module, nn.Embedding)]
     return f"; take the gradient where numbers begin: GRAD_OUTPUT of {embeddings[0]!r}" if embeddings else ""
+
+
+# Attacks.
+
+_MOST_TRIALS = 1000
+
+
+def resolve_attacks(
+    model: InspectedModel, request: requests.InspectRequest, inputs: Inputs, edits: Changes, seed: int | None
+) -> Iterator[ResolvedAttribution]:
+    """Validates all that can be known of the request's attacks before anything runs; yields what each may change, as
+    the explained inputs and features of gradients.
+
+    Raises:
+        InvalidArgument: with the field at fault.
+    """
+    if request.attacks and requests.is_several(request.target):
+        raise error(Reason.INVALID_VALUE, "an attack has one loss of each example: name one target", "target")
+    changes = tuple(edit for numbered in edits.values() for _, edit in numbered)
+    for number, attack in enumerate(request.attacks):
+        with at(f"attacks[{number}]"):
+            remedy = "; an attack moves floats: send embeddings such as inputs_embeds, if the model takes them"
+            explained = differentiable(model, inputs, attack.inputs, remedy)
+            masks = {name: _mask(name, mask, inputs, explained) for name, mask in attack.masks.items()}
+            _refuse_bounds(attack, inputs, explained)
+            _refuse_search(attack)
+            if attack.targeted and isinstance(request.target, requests.PredictedClass):
+                what = "it lowers the loss of a class to reach, and the target is the predicted one: name it"
+                raise error(Reason.INVALID_VALUE, what, "targeted")
+            if isinstance(attack, requests.PGD) and attack.norm == requests.AttackNorm.L2:
+                flat = [name for name in explained if inputs[name].ndim < 2]
+                if flat:
+                    what = f"the input {flat[0]!r} has one number an example, whose norm is its magnitude: use Linf"
+                    raise error(Reason.METHOD_INAPPLICABLE, what, "pgd.norm")
+        draws = getattr(attack, "random_start", False)
+        yield ResolvedAttribution(
+            model, requests.Saliency(), inputs, explained, edits=changes, features=Features(masks),
+            seed=seed if draws else None,
+        )  # fmt: skip
+
+
+def _mask(name: str, mask: ArrayLike, inputs: Inputs, explained: tuple[str, ...]) -> torch.Tensor:
+    """Returns a mask as a tensor [1, ...] or [batch, ...] on the device of its input."""
+    with at("masks.by_input"):
+        refuse_unexplained({name: mask}, "mask", explained)
+        array = as_array(mask)
+        refuse_shape(name, array, inputs[name])
+        if not ((array == 0) | (array == 1)).all():
+            raise error(Reason.INVALID_VALUE, "a mask has 1 for elements that may change, and 0 for others", name)
+        return from_numpy(array.astype(bool)).to(inputs[name].device)
+
+
+def _refuse_bounds(attack: requests.Attack, inputs: Inputs, explained: tuple[str, ...]) -> None:
+    """Refuses bounds that exclude each other, or values of the input: putting these inside would be no small change."""
+    lower, upper = attack.lower_bound, attack.upper_bound
+    if lower is not None and upper is not None and lower >= upper:
+        raise error(Reason.INVALID_VALUE, f"{lower} is not below the upper bound {upper}", "lower_bound")
+    for name in explained:
+        for field, bound, is_outside in (("lower_bound", lower, torch.lt), ("upper_bound", upper, torch.gt)):
+            if bound is not None and bool(is_outside(inputs[name], bound).any()):
+                least, most = inputs[name].min().item(), inputs[name].max().item()
+                what = f"{bound}; the input {name!r} has values from {least:.6g} to {most:.6g}, and must lie inside"
+                raise error(Reason.INVALID_VALUE, what, field)
+
+
+def _refuse_search(attack: requests.Attack) -> None:
+    search = attack.search
+    if search is None:
+        return
+    with at("search"):
+        known = [name for name in ("epsilon", "radius", "step_size", "n_steps") if hasattr(attack, name)]
+        if search.parameter not in known:
+            what = f"{type(attack).__name__} has no {search.parameter!r}; there are {', '.join(known)}"
+            raise error(Reason.INVALID_VALUE, what, "parameter")
+        if search.upper <= search.lower + search.step:
+            raise error(Reason.INVALID_VALUE, f"{search.upper}; above lower plus one step", "upper")
+        if (search.upper - search.lower) / search.step > _MOST_TRIALS:
+            raise error(Reason.INVALID_VALUE, f"more than {_MOST_TRIALS} values up to upper", "step")
+        if search.parameter == "n_steps" and any(float(each) % 1 for each in (search.lower, search.step, search.upper)):
+            raise error(Reason.INVALID_VALUE, "a number of steps is whole, as are its bounds", "step")
+        if getattr(attack, "random_start", False):
+            what = "it begins elsewhere each time, so that no value is the least: leave random_start out"
+            raise error(Reason.INVALID_VALUE, what, "parameter")
 
 
 # Labels of classes become indices, and texts tokens.

@@ -232,6 +232,7 @@ _FIELDS_IF_PRESENT = (
     "targets", "target_values", "captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes",
     "explained_rows", "feature_names", "example_axes", "texts", "generated", "finish_reasons", "unedited_texts",
     "replay", "receipts", "sweep", "sweep_estimates", "sweep_agreement",
+    "attacks",
 )  # fmt: skip
 _FIELDS_ALWAYS = ("warnings", "provenance", "timings")
 
@@ -357,7 +358,8 @@ def as_npz(result: InspectResult) -> bytes:
     """
     if result.estimate is not None:
         raise error(Reason.INVALID_VALUE, f"an estimate has no arrays: {_ACCEPT_JSON}", "accept")
-    for each in result.attributions:
+    moved = (each.attribution for attack in result.attacks for each in attack.attributions)
+    for each in (*result.attributions, *moved):
         if (own := each.error) is not None:
             raise from_wire(own.code, own.reason, f"{own.message}; {_ACCEPT_JSON} for what did not fail", own.field)
     arrays = entries(result)
@@ -371,7 +373,7 @@ _ACCEPT_JSON = "accept application/json"
 
 def _verdicts_by_row(result: InspectResult, arrays: Sequence[Entry]) -> Iterator[Entry]:
     rows = range(_row_count(examples_first(result)))
-    for owner in {entry.attribution.number: entry.attribution for entry in arrays if entry.attribution}.values():
+    for owner in {entry.attribution.name: entry.attribution for entry in arrays if entry.attribution}.values():
         if checks := owner.result.checks:
             verdicts = np.array([outcome_of_row(checks, row).verdict.value for row in rows])
             yield Entry(verdicts, ArrayField("verdict", number=np.str_), attribution=owner)

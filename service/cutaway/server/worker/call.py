@@ -308,6 +308,9 @@ def _counts(request: InspectRequest, failed: int, settings: Settings) -> Iterato
     yield "raw", "examples", len(request.raw), settings.max_rows
     yield "captures", "captures", len(request.captures), settings.max_captures
     yield "attributions", "attributions", len(request.attributions) + failed, settings.max_attributions
+    yield "attacks", "attacks", len(request.attacks), settings.max_attributions
+    for number, attack in enumerate(request.attacks):
+        yield f"attacks[{number}].pgd.n_steps", "steps", getattr(attack, "n_steps", 0), settings.max_steps
     if request.generate is not None:
         yield "generate.max_new_tokens", "steps", request.generate.max_new_tokens, settings.max_steps
 
@@ -331,6 +334,8 @@ def within_passes(plan: RequestPlan, costs: Iterable[tuple[str, int]], limit: in
         advice = "request fewer rows, steps, samples or features, or no check"
         what = f"attributions would take up to {total + passes} passes of one row, {limit} are allowed: {advice}"
         failures[position] = error(Reason.LIMIT_EXCEEDED, what, field)
+        if position >= len(plan.attributions):  # a sweep, or an attack
+            raise failures[position]
     return without(plan, failures), total
 
 
