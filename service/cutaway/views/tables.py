@@ -321,11 +321,14 @@ def _comparison(check: Check) -> Text:
 
 def _metrics(attributions: tuple[AttributionResult, ...]) -> Table:
     """Returns a table of the metrics, with their values for the first examples."""
-    table = empty_table("Metrics", "metric", "method", "of", "by example", folds=("of", "by example"))
+    heads = ("metric", "method", "of", "by example", "random", "better")
+    table = empty_table("Metrics", *heads, folds=("of", "by example", "random"))
     for attribution in attributions:
         names = ", ".join(attribution.values)
         for metric in attribution.metrics:
-            table.add_row(Text(metric.name), attribution.method, Text(names), _first_values(metric.values))
+            better = "" if metric.better is None else metric.better.value.lower()
+            values, random = map(_first_values, (metric.values, metric.random))
+            table.add_row(Text(metric.name), attribution.method, Text(names), values, random, better)
     return table
 
 

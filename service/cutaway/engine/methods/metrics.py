@@ -22,7 +22,7 @@ from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.recording import in_backward
 from cutaway.engine.methods import feature_metrics, spec
 from cutaway.engine.methods.captum_call import drawing, explain
-from cutaway.engine.methods.feature_metrics import Judged, Measured, as_tuple, of_rows, pearson
+from cutaway.engine.methods.feature_metrics import Judged, Measured, as_tuple, of_rows, spearman
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.features import baselines, feature_numbers
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, interleave_copies, split_copies
@@ -354,7 +354,7 @@ def _steps(metric: requests.ParameterRandomisation, problem: AttributionProblem)
 def _randomisation(metric: requests.ParameterRandomisation, judged: Judged) -> Measured:
     steps = _steps(metric, judged.problem)
     parts = [step / steps for step in range(1, steps + 1)] or [1.0]
-    curve = torch.stack([_spearman(judged.flat, _randomised(judged, part)) for part in parts], dim=1)
+    curve = torch.stack([spearman(judged.flat, _randomised(judged, part)) for part in parts], dim=1)
     return curve[:, -1], curve
 
 
@@ -373,15 +373,7 @@ def _random_logit(_: requests.RandomLogit, judged: Judged) -> Measured:
     other[:, -1] = (other[:, -1] + torch.randint(1, classes, (len(other),)).to(other)) % classes
     with drawing(problem):
         numbers = judged.again(replace(problem, target=element(problem.target.source, other)))
-    return _spearman(judged.flat, numbers), None
-
-
-def _spearman(one: Tensor, other: Tensor) -> Tensor:
-    """Returns the rank correlation of each row of [batch, numbers]; equal numbers have their mean rank."""
-    from scipy.stats import rankdata  # it takes a second
-
-    ranks = [torch.from_numpy(rankdata(values.cpu().numpy(), axis=1)).double() for values in (one, other)]
-    return pearson(*ranks)
+    return spearman(judged.flat, numbers), None
 
 
 def insensitive(results: Sequence[MetricResult], values: Values, mode: CheckMode) -> tuple[Check, ...]:
