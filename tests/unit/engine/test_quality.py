@@ -431,7 +431,7 @@ def test_removed_pixels_get_the_mean_of_their_neighbours() -> None:
 
 
 def test_a_neighbour_beside_weighs_twice_as_much_as_one_at_a_corner() -> None:
-    """One hole: 4 / 6 less 4 / 12, where equal weights would give nothing; the noise is a hundredth of the picture's."""
+    """One hole: 4 / 6 less 4 / 12, where equal weights would give nothing; the noise is small."""
     picture, weights = torch.zeros(1, 1, 5, 5), torch.zeros(1, 5, 5)
     for y, x in ((1, 3), (3, 3), (2, 2), (2, 4)):
         picture[0, 0, y, x] = 1
