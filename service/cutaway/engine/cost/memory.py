@@ -9,8 +9,9 @@ import torch
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Point
+from cutaway.contract.requests.captures import names_weights
 from cutaway.engine.execution.row_parts import plan_divides
-from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
@@ -77,24 +78,27 @@ def _runs_backward(plan: RequestPlan) -> bool:
     return plan.differentiates or any(method_of(part.request).runs_backward for part in plan.attributions)
 
 
-def _captured(plan: RequestPlan) -> Iterator[str]:
-    """Yields the modules whose whole output is kept for the reply."""
+def _captured(plan: RequestPlan) -> Iterator[tuple[str, bool]]:
+    """Yields the modules whose whole output is kept for the reply, and weights of attention, with whether all of them
+    are kept: they are computed whole."""
     for name, specs in plan.sites.items():
-        if name in plan.model.tree.modules and specs.get(Point.OUTPUT) == CaptureSpec():
-            yield name
+        is_whole = specs.get(Point.OUTPUT) in (CaptureSpec(), CaptureSpec(of_weights=True))
+        if names_weights(name) or (name in plan.model.tree.modules and is_whole):
+            yield name, is_whole
 
 
 def _most_bytes(plan: RequestPlan, copies: int) -> _Bytes:
     """Returns the bytes of a forward pass of ``copies`` of the first row."""
     model, backward = plan.model, _runs_backward(plan)
-    kept = {name: {Point.OUTPUT: CaptureSpec()} for name in _captured(plan)}
+    kept = {name: {Point.OUTPUT: CaptureSpec() if is_whole else ShapeSpec()} for name, is_whole in _captured(plan)}
     with model.session(plan.cancellation, plan.request.arguments), model.unrecorded():
         inputs = concatenated([{name: tensor[:1] for name, tensor in plan.inputs.items()}] * copies)
         if backward:
             inputs = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}
-        with torch.set_grad_enabled(backward), observing(model.tree, kept) as recording, LiveBytes() as live:
+        with torch.set_grad_enabled(backward), LiveBytes() as live, observing(model.tree, kept) as recording:
             live.ignore([*model.module.parameters(), *model.module.buffers(), *inputs.values()])
             with recording.forward():
                 outputs = model.run(inputs)
-    captured = (part.values for name in kept for call in recording.calls[name] for *_, part in call.entries() if part)
+    entries = (entry for calls in recording.calls.values() for call in calls for entry in call.entries())
+    captured = (part.values for *_, part in entries if part is not None and not part.values.is_meta)
     return _Bytes(live.most, sum(tensor.nbytes for tensor in (*outputs.values(), *captured)))
