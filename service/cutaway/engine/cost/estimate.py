@@ -33,7 +33,7 @@ from cutaway.engine.execution.collect import (
 )
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
-from cutaway.engine.execution.sweep import swept
+from cutaway.engine.execution.sweep import direct_parts, swept
 from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.observe import observing
@@ -208,6 +208,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
         unedited=_typed(arrays(outputs), plan, "unedited:") if plan.request.compare else {},
         unedited_classes=main.predictions if plan.request.compare else (),
         **sweep,
+        **_direct(plan),
         estimate=Estimate(0, {}, passes),
     )
 
@@ -225,6 +226,19 @@ def _sweep(plan: RequestPlan) -> dict[str, Any]:
     if not asked.estimate:
         return {"sweep": grid}
     return {"sweep": grid, "sweep_estimates": grid, "sweep_agreement": to_numpy(zeros.expand(plan.rows))}
+
+
+def _direct(plan: RequestPlan) -> dict[str, Any]:
+    """Returns the fields of a result with the parts of a stream."""
+    asked = plan.request.direct
+    if asked is None:
+        return {}
+    zeros, shapes = torch.zeros((), dtype=torch.float64), direct_parts(plan.model.tree, asked)
+    by_row = to_numpy(zeros.expand(plan.rows))
+    parts = {
+        name: to_numpy(pass_count.expanded_zeros((plan.rows, *heads[:1]), zeros)) for name, heads in shapes.items()
+    }
+    return {"direct": parts, "direct_rest": by_row, "direct_bias": by_row}
 
 
 def _value_sites(sites: CaptureSites) -> CaptureSites:

@@ -221,6 +221,7 @@ _OF_ONE_PASS: Mapping[str, object] = {
     "explain_if": None,
     "dry_run": False,
     "sweep": None,
+    "direct": None,
     "target": requests.PredictedClass(),
     "arguments": {},
 }
@@ -228,11 +229,13 @@ _OF_ONE_PASS: Mapping[str, object] = {
 
 
 def _refuse_sweep(request: requests.InspectRequest, rows: int) -> None:
-    """Refuses a sweep of rows that are not there, or of several targets.
+    """Refuses a sweep of rows that are not there, and several targets.
 
     Raises:
         InvalidArgument: ``ROW_RANGE``, or ``INVALID_VALUE``.
     """
+    if requests.is_several(request.target) and (request.sweep or request.direct):
+        raise error(Reason.INVALID_VALUE, "a number of each example is computed: name one target", "target")
     if request.sweep is None:
         return
     if request.sweep.source >= rows and not request.sweep.zeros:
@@ -241,8 +244,6 @@ def _refuse_sweep(request: requests.InspectRequest, rows: int) -> None:
     if rows < 2 and not request.sweep.zeros:
         what = "a batch of one row has no other one to put its values into: send a second row, or zeros=True"
         raise error(Reason.ROW_RANGE, what, "sweep.source")
-    if requests.is_several(request.target):
-        raise error(Reason.INVALID_VALUE, "a sweep computes one number of each example: name one target", "target")
 
 
 def _edited_places(tree: ModuleTree, edit: requests.Edit) -> list[str]:
@@ -334,6 +335,7 @@ class RequestPlan:
         return (
             self.differentiates
             or self.request.sweep is not None
+            or self.request.direct is not None
             or self.request.target != requests.PredictedClass()
             or any(uses)
         )
