@@ -120,6 +120,9 @@ TARGETS: dict[str, ca.Target] = {
 REQUESTS: dict[str, InspectRequest] = {
     "{sweep: {module: 'conv*', source: 1, places: [0, -1], estimate: true}}": InspectRequest(
         "", sweep=ca.Sweep("conv*", source=1, places=(0, -1), estimate=True)),
+    "{direct: {modules: [wte, h.*.mlp], norm: ln_f}}": InspectRequest("", direct=ca.Direct(("wte", "h.*.mlp"), "ln_f")),
+    "{direct: {modules: o_proj, norm: norm, heads: true}}": InspectRequest(
+        "", direct=ca.Direct(("o_proj",), "norm", heads=True)),
     "{sweep: {module: o_proj, heads: true}}": InspectRequest("", sweep=ca.Sweep("o_proj", heads=True)),
     "{sweep: {module: fc1, zeros: true, axis: 2}}": InspectRequest("", sweep=ca.Sweep("fc1", zeros=True, axis=2)),
     "{}": InspectRequest(""),

@@ -161,7 +161,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "step": st.none() | st.integers(1, 2**63 - 1),
     "weight": probabilities,
     **dict.fromkeys(
-        ["convergence_delta", "value_at_input", "value_at_baseline", "sweep_agreement"], vectors(numbers, np.float64)
+        ["convergence_delta", "value_at_input", "value_at_baseline", "sweep_agreement", "direct_rest", "direct_bias"],
+        vectors(numbers, np.float64),
     ),
     **dict.fromkeys(["forwards", "backwards", "companions"], UNSIGNED_32),
     "AttributionError.code": st.integers(0, 16),
@@ -205,6 +206,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "Project.then": st.none(),
     "Outline.data_type": st.sampled_from(list(DTYPES)),
     "Outline.shape": tuples_of(st.integers(0, 2**40)),
+    "Direct.heads": st.booleans(),
+    "Direct.modules": tuples_of(names, least=1),
+    "Direct.norm": names,
     "Sweep.places": st.lists(SIGNED_64, max_size=3, unique=True).map(tuple),
     "Sweep.heads": st.booleans(),
     "Sweep.axis": UNSIGNED_32,

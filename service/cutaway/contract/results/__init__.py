@@ -316,6 +316,9 @@ class InspectResult:
         sweep: with ``sweep``, by module, [batch, places]: the target of each row with that patch.
         sweep_estimates: the first-order estimates of these.
         sweep_agreement: [batch], the cosine between the changes of the target in ``sweep`` and their estimates.
+        direct: with ``direct``, by module, [batch] or [batch, heads]: what it adds to the target.
+        direct_rest: [batch], what the rest of the stream adds.
+        direct_bias: [batch], the target where the norm reads zeros; it, the rest and all parts sum to the target.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
     """
@@ -347,6 +350,9 @@ class InspectResult:
     sweep: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep", "module"))
     sweep_estimates: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep_estimate", "module"))
     sweep_agreement: Array | None = field(default=None, metadata=numbers("sweep_agreement", np.float64))
+    direct: Mapping[str, Array] = field(default_factory=dict, metadata=named("direct", "module"))
+    direct_rest: Array | None = field(default=None, metadata=numbers("direct_rest", np.float64))
+    direct_bias: Array | None = field(default=None, metadata=numbers("direct_bias", np.float64))
 
     @property
     def texts(self) -> tuple[str, ...]:

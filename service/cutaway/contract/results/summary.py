@@ -83,6 +83,7 @@ def summarise(result: InspectResult) -> str:
         _block("gradients", _arrays(gradients), 2, len(gradients)),
         _block("parameters", _arrays(parameters), 2, len(parameters)),
         _block("sweep", _arrays(result.sweep), 2, len(result.sweep)),
+        _block("direct", _arrays(result.direct), 2, len(result.direct)),
         _block("attributions", map(_attribution_line, worst_first(result.attributions, _ATTRIBUTIONS)), _ATTRIBUTIONS,
                len(result.attributions)),
         _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,

@@ -33,7 +33,7 @@ from cutaway.contract.requests import (
     Target,
     TopElements,
 )
-from cutaway.contract.requests.captures import as_point
+from cutaway.contract.requests.captures import as_point, names_weights
 from cutaway.contract.requests.fields import distinct, not_nan
 from cutaway.contract.wire.codec import (
     REQUIRED_TENSOR,
@@ -266,8 +266,8 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
 
 
 def _refuse_position(part: Capture | Edit, message: Any) -> None:
-    """Refuses the position of an operator's tensor, whose axis 1 may be that of heads."""
-    if part.op and part.position is not None:
+    """Refuses the position of an operator's tensor, whose axis 1 may be that of heads, but not of attention weights."""
+    if part.op and part.position is not None and not names_weights(part.op):
         what = "positions are those of modules: take a part of an operator's by slices"
         raise error(Reason.INVALID_VALUE, what, message.WhichOneof("token"))
 

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import POINTS, Point
+from cutaway.contract.requests.captures import WEIGHTS
 from cutaway.contract.results import Warning, WarningCode
 from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
-from cutaway.engine.hooks.operators import is_address, nearest_addresses
+from cutaway.engine.hooks.operators import is_address, nearest_addresses, operator_matcher
 from cutaway.engine.hooks.recording import RecordedCall, Recording
 from cutaway.engine.model.inspected_model import Outputs
-from cutaway.engine.model.module_tree import ModuleTree, glob_matcher, is_glob
+from cutaway.engine.model.module_tree import ModuleTree, is_glob
 from cutaway.engine.planning.attribution_setup import embedding_hint
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
 from cutaway.engine.runtime.numerics import equal
@@ -30,7 +31,7 @@ def resolve_operators(plan: RequestPlan, recording: Recording) -> CaptureSites:
     for name, specs in plan.sites.items():
         addresses = [name]
         if is_address(name):
-            matches = glob_matcher(name) if is_glob(name) else None
+            matches = operator_matcher(name) if is_glob(name) else None
             ran = recording.operators if matches else [name] if recording.calls[name] else []
             addresses = [address for address in ran if matches is None or matches(address)]
         if not addresses:
@@ -102,6 +103,8 @@ def _refuse_point(
     if not at_path:
         paths = ", ".join(map(repr, dict(dtypes)))
         text = f"no tensor at {path!r} of the {value.value} of {name!r}; there is {paths}"
+        if value is Point.OUTPUT and "Attention" in type(tree.modules.get(name)).__name__:
+            text += f". The weights of fused attention are op='{name}:{WEIGHTS}#0'"
         raise error(Reason.PATH_NOT_FOUND, text, "path")
     if point.is_gradient and not any(dtype.is_floating_point or dtype.is_complex for dtype in at_path):
         text = f"the {value.value} of {name!r} is {str(at_path[0]).removeprefix('torch.')} and has no gradient"

@@ -25,7 +25,7 @@ from cutaway.contract.requests import (
     TopElements,
 )
 from cutaway.contract.tensors import Array, as_array, too_large
-from cutaway.engine.hooks.tokens import RowTexts, of_token
+from cutaway.engine.hooks.tokens import RowTexts, of_heads, of_query, of_token
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import Path, tensor_like
 
@@ -61,6 +61,8 @@ class CaptureSpec:
         call: only the call with this number; ``None`` for every call.
         steps: only these steps of a generation; empty for all.
         position: only this token of each row, or these along axis 1; ``None`` for all.
+        heads: of weights of attention, only these; empty for all.
+        of_weights: whether the tensors are weights of attention, [batch, heads, queries, keys], and tokens the queries.
         path: only the tensor at this path; ``""`` for every tensor.
         slices: the part of each tensor that is captured.
         reduce: the reduction of that part.
@@ -79,6 +81,8 @@ class CaptureSpec:
     type_field: str = dataclasses.field(default="", compare=False)
     exact: bool = dataclasses.field(default=False, compare=False)
     steps: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    of_weights: bool = False
     position: Position | tuple[Position, ...] | None = None
 
     def takes(self, call: Call) -> bool:
@@ -103,11 +107,14 @@ class CaptureSpec:
         Raises:
             InvalidArgument: ``SLICE_RANGE``, ``AXIS_RANGE`` or ``INVALID_VALUE``.
         """
-        if not (self.slices or self.reduce or self.data_type or self.position is not None):
+        if not (self.slices or self.reduce or self.data_type or self.heads or self.position is not None):
             return CapturedValues(tensor, row_axis=row_axis)
         with at(self.field):
+            if self.heads:
+                with at("heads"):
+                    tensor = of_heads(tensor, self.heads)
             if self.position is not None:
-                tensor = of_token(tensor, self.position, row_axis, texts)
+                tensor = (of_query if self.of_weights else of_token)(tensor, self.position, row_axis, texts)
             if self.slices:
                 with at("slices"):
                     tensor = tensor[crossed(slice_index(self.slices, tensor.shape), tensor.shape)]

@@ -104,6 +104,29 @@ def of_token(
     return tensor[token_index(position, tensor.shape, row_axis, texts)]
 
 
+def of_query(
+    weights: Tensor, position: Position | tuple[Position, ...], row_axis: int | None, texts: RowTexts | None
+) -> Tensor:
+    """Returns what `of_token` does of ``weights`` of attention [batch, heads, queries, keys], for a query; several stay
+    on their axis."""
+    taken = of_token(weights.movedim(-2, 1), position, row_axis, texts)
+    return taken.movedim(1, -2) if isinstance(position, tuple) else taken
+
+
+def of_heads(weights: Tensor, heads: Sequence[int]) -> Tensor:
+    """Returns ``heads`` of weights of attention [batch, heads, queries, keys].
+
+    Raises:
+        InvalidArgument: ``AXIS_RANGE`` or ``SLICE_RANGE``.
+    """
+    if weights.ndim != 4:
+        raise error(Reason.AXIS_RANGE, f"the weights have the shape {list(weights.shape)}, without an axis of heads")
+    for number, head in enumerate(heads):
+        if not 0 <= head < weights.shape[1]:
+            raise error(Reason.SLICE_RANGE, f"{head}; there are heads 0 to {weights.shape[1] - 1}", f"[{number}]")
+    return weights[:, list(heads)]
+
+
 def token_index(
     position: Position | tuple[Position, ...], shape: torch.Size, row_axis: int | None, texts: RowTexts | None
 ) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
+from cutaway.contract.requests.captures import names_weights
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.values import changed, near_names
 from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection
@@ -60,11 +61,13 @@ def resolve_sites(tree: ModuleTree, request: requests.InspectRequest) -> Capture
             spec = _spec(tree, request, capture, f"captures[{index}]")
             with at(spec.field), at("op" if capture.op else "module"):
                 places = [_operator(tree, capture.op)] if capture.op else tree.match(capture.module)
+            if spec.of_weights and capture.points != (requests.Point.OUTPUT,):
+                raise error(Reason.POINT_NOT_FOUND, f"weights of attention have no other point; {_BESIDE}", spec.field)
             for name in places:
-                with at(spec.field):
-                    own = (
-                        replace(spec, slices=with_heads(tree, name, capture, capture.points)) if capture.heads else spec
-                    )
+                own = spec
+                if capture.heads and not spec.of_weights:
+                    with at(spec.field):
+                        own = replace(spec, slices=with_heads(tree, name, capture, capture.points))
                 merge_specs(name, sites.setdefault(name, {}), dict.fromkeys(capture.points, own))
     return sites
 
@@ -72,10 +75,13 @@ def resolve_sites(tree: ModuleTree, request: requests.InspectRequest) -> Capture
 def _spec(tree: ModuleTree, request: requests.InspectRequest, capture: requests.Capture, field: str) -> CaptureSpec:
     with at(field), at("reduction"):
         reduce = _reduction(tree, capture)
+    of_weights = names_weights(capture.op)
     return CaptureSpec(
         call=capture.call,
         steps=tuple(capture.steps),
         position=capture.position,
+        heads=tuple(capture.heads) if of_weights else (),
+        of_weights=of_weights,
         path=capture.path,
         slices=tuple(capture.slices),
         reduce=reduce,
@@ -98,6 +104,9 @@ def _reduction(tree: ModuleTree, capture: requests.Capture) -> requests.Reductio
         if capture.parameter or any(point.is_gradient for point in capture.points):
             raise error(Reason.INVALID_VALUE, "a gradient is not mapped: capture values")
         return projection(tree, capture.reduce)
+
+
+_BESIDE = "they are computed beside the pass, which uses none: package with --option attention=eager, and name softmax"
 
 
 def _operator(tree: ModuleTree, address: str) -> str:
@@ -212,6 +221,7 @@ _OF_ONE_PASS: Mapping[str, object] = {
     "explain_if": None,
     "dry_run": False,
     "sweep": None,
+    "direct": None,
     "target": requests.PredictedClass(),
     "arguments": {},
 }
@@ -219,11 +229,13 @@ _OF_ONE_PASS: Mapping[str, object] = {
 
 
 def _refuse_sweep(request: requests.InspectRequest, rows: int) -> None:
-    """Refuses a sweep of rows that are not there, or of several targets.
+    """Refuses a sweep of rows that are not there, and several targets.
 
     Raises:
         InvalidArgument: ``ROW_RANGE``, or ``INVALID_VALUE``.
     """
+    if requests.is_several(request.target) and (request.sweep or request.direct):
+        raise error(Reason.INVALID_VALUE, "a number of each example is computed: name one target", "target")
     if request.sweep is None:
         return
     if request.sweep.source >= rows and not request.sweep.zeros:
@@ -232,8 +244,6 @@ def _refuse_sweep(request: requests.InspectRequest, rows: int) -> None:
     if rows < 2 and not request.sweep.zeros:
         what = "a batch of one row has no other one to put its values into: send a second row, or zeros=True"
         raise error(Reason.ROW_RANGE, what, "sweep.source")
-    if requests.is_several(request.target):
-        raise error(Reason.INVALID_VALUE, "a sweep computes one number of each example: name one target", "target")
 
 
 def _edited_places(tree: ModuleTree, edit: requests.Edit) -> list[str]:
@@ -243,6 +253,8 @@ def _edited_places(tree: ModuleTree, edit: requests.Edit) -> list[str]:
     with at("op"):
         if is_glob(edit.op):
             raise error(Reason.INVALID_VALUE, f"{edit.op!r}: an edit names one operator, and no glob")
+        if names_weights(edit.op):
+            raise error(Reason.EDIT_INAPPLICABLE, _BESIDE)
         return [_operator(tree, edit.op)]
 
 
@@ -323,6 +335,7 @@ class RequestPlan:
         return (
             self.differentiates
             or self.request.sweep is not None
+            or self.request.direct is not None
             or self.request.target != requests.PredictedClass()
             or any(uses)
         )
