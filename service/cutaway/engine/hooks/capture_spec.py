@@ -25,7 +25,7 @@ from cutaway.contract.requests import (
     TopElements,
 )
 from cutaway.contract.tensors import Array, as_array, too_large
-from cutaway.engine.hooks.tokens import RowTexts, of_token
+from cutaway.engine.hooks.tokens import RowTexts, has_tokens, of_token
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import Path, tensor_like
 
@@ -88,6 +88,10 @@ class CaptureSpec:
     def matches(self, call: Call, path: Path) -> bool:
         """Returns whether to capture the tensor at ``path`` of ``call``."""
         return self.path in ("", path) and self.takes(call)
+
+    def leaves_out(self, shape: torch.Size, row_axis: int | None, texts: RowTexts | None) -> bool:
+        """Returns whether a glob leaves a tensor of ``shape`` out, as it has no tokens to take one of."""
+        return not self.exact and self.position is not None and not has_tokens(self.position, shape, row_axis, texts)
 
     def apply(
         self, tensor: Tensor, result_field: str, row_axis: int | None, texts: RowTexts | None = None
