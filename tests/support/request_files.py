@@ -68,6 +68,7 @@ EDITS: dict[str, ca.Edit] = {
     "{edit: scale, module: conv1, factor: 0.5}": ca.Scale("conv1", factor=0.5),
     "{edit: zero, module: o_proj, at: input, heads: [3]}": ca.Zero("o_proj", ca.Point.INPUT, heads=(3,)),
     "{edit: zero, module: h, position: ' Paris'}": ca.Zero("h", position=" Paris"),
+    "{edit: zero, module: h, position: [0, ' Paris', -1]}": ca.Zero("h", position=(0, " Paris", -1)),
     "{edit: zero, layer: conv1}": ca.Zero("conv1"),
     "{edit: Zero, op: ':add#0', at: grad_output}": ca.Zero(op=":add#0", at=ca.Point.GRAD_OUTPUT),
     "{edit: clamp, module: fc, minimum: -1, maximum: 1}": ca.Clamp("fc", minimum=-1.0, maximum=1.0),

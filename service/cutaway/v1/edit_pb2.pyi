@@ -73,6 +73,7 @@ class Edit(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     POSITION_TEXT_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module by its name in named_modules(), `.` for the model itself, or a glob: every module that matches."""
@@ -141,6 +142,10 @@ class Edit(_message.Message):
         """Only in these steps of a generation, from 0. Default: all."""
 
     @_builtins.property
+    def positions(self) -> _capture_pb2.TokenPositions:
+        """Several tokens, which are axis 1 of the part that is edited; in no row two may be one token."""
+
+    @_builtins.property
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only these heads of attention: parts of the last axis, at the input of a module that joins heads, such as `o_proj`.
         Default: all channels.
@@ -168,17 +173,18 @@ class Edit(_message.Message):
         steps: _abc.Iterable[_builtins.int] | None = ...,
         position: _builtins.int = ...,
         position_text: _builtins.str = ...,
+        positions: _capture_pb2.TokenPositions | None = ...,
         heads: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "position", b"position", "position_text", b"position_text", "replace", b"replace", "scale", b"scale", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "position", b"position", "position_text", b"position_text", "positions", b"positions", "replace", b"replace", "scale", b"scale", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "heads", b"heads", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "position_text", b"position_text", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "heads", b"heads", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "position_text", b"position_text", "positions", b"positions", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["scale", "add", "replace", "zero", "clamp", "mix", "add_vector", "clamp_direction", "swap_directions"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
-    _WhichOneofReturnType_token: _TypeAlias = _typing.Literal["position", "position_text"]  # noqa: Y015
+    _WhichOneofReturnType_token: _TypeAlias = _typing.Literal["position", "position_text", "positions"]  # noqa: Y015
     _WhichOneofArgType_token: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     _WhichOneofReturnType_where: _TypeAlias = _typing.Literal["module", "op"]  # noqa: Y015
     _WhichOneofArgType_where: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015

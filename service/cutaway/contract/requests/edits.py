@@ -40,8 +40,8 @@ class Edit:
             every tensor where none floats.
         steps: only in these steps of a generation, from 0; empty is all.
         position: only this token of each row, along axis 1; from the first token of the row's own text, without
-            padding, a negative one from its last; or by its text, such as ``" Paris"``, of which it is the last token;
-            ``None`` is all tokens.
+            padding, a negative one from its last; or by its text, such as ``" Paris"``, of which it is the last token.
+            Several are axis 1 of the part that is edited, in their order; ``None`` is all tokens.
         heads: only these heads of attention: parts of the last axis of the input of a module that joins heads, such as
             ``o_proj``; empty is all channels.
     """
@@ -55,7 +55,7 @@ class Edit:
     slices: tuple[Slice, ...] = ()
     path: str = ""
     steps: Steps = ()
-    position: Position | None = None
+    position: Position | tuple[Position, ...] | None = None
     heads: Heads = ()
 
     @property

@@ -88,10 +88,10 @@ def _read_token(message: capture_pb2.TokenPosition) -> Position:
 _TOKENS = only(capture_pb2.TokenPositions.DESCRIPTOR, several(Codec(_write_token, _read_token)))
 
 
-def _write_tokens(capture: Capture, message: capture_pb2.TokenPositions) -> None:
-    if isinstance(capture.position, tuple):
+def _write_tokens(part: Capture | Edit, message: capture_pb2.TokenPositions) -> None:
+    if isinstance(part.position, tuple):
         message.SetInParent()
-        _TOKENS.write(capture.position, message)
+        _TOKENS.write(part.position, message)
 
 
 def _read_tokens(message: capture_pb2.TokenPositions) -> dict[str, Any]:
@@ -198,8 +198,6 @@ def _read(message: capture_pb2.CaptureRequest) -> Capture:
         for field, _ in message.ListFields():
             if field.name in ("points", "call", "path", "steps", "heads", *_POSITION):
                 raise error(Reason.INVALID_VALUE, f"a parameter has no {field.name}; leave it out", field.name)
-    if message.HasField("positions") and not message.positions.tokens:
-        raise error(Reason.INVALID_VALUE, "name at least one token", "positions.tokens")
     capture = Capture(**_FIELDS.read(message))
     _refuse_position(capture, message)
     return capture
@@ -257,8 +255,7 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
         "slices": FieldRule(codec=SLICES),
         "tensor": REQUIRED_TENSOR,
         "lambda": FieldRule("weight"),
-        "position": _POSITION["position"],
-        "position_text": _POSITION["position_text"],
+        **_POSITION,
     },
     special={Add: Spread(_write_add, _read_add)},
     checks={Clamp: _check_clamp, **dict.fromkeys((AddVector, ClampDirection, SwapDirections), _check_vector)},
@@ -266,7 +263,9 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
 
 
 def _refuse_position(part: Capture | Edit, message: Any) -> None:
-    """Refuses the position of an operator's tensor, whose axis 1 may be that of heads."""
+    """Refuses an empty list of positions, and that of an operator's tensor, whose axis 1 may be that of heads."""
+    if message.WhichOneof("token") == "positions" and not message.positions.tokens:
+        raise error(Reason.INVALID_VALUE, "name at least one token", "positions.tokens")
     if part.op and part.position is not None:
         what = "positions are those of modules: take a part of an operator's by slices"
         raise error(Reason.INVALID_VALUE, what, message.WhichOneof("token"))

@@ -149,9 +149,11 @@ def apply_edit(edit: Edit, value: Tensor, row_axis: int | None, texts: RowTexts 
         InvalidArgument: the edit does not fit ``value``.
     """
     if edit.position is not None:
-        tokens = token_index(edit.position, value.shape, row_axis, texts)
+        own = () if isinstance(edit, Mix) else edit.rows
+        tokens = token_index(edit.position, value.shape, row_axis, texts, own)
+        _refuse_same_token(*tokens)
         whole = value.clone()
-        whole[tokens] = apply_edit(changed(edit, position=None), value[tokens], 0)
+        whole[tokens] = apply_edit(changed(edit, position=None, rows=() if own else edit.rows), value[tokens], 0)
         return whole
     if not value.is_floating_point() and (value.is_quantized or not isinstance(edit, _ANY_TYPE)):
         raise error(Reason.EDIT_DTYPE, f"{type(edit).__name__} needs floating numbers; the value is {value.dtype}")
@@ -172,6 +174,19 @@ def apply_edit(edit: Edit, value: Tensor, row_axis: int | None, texts: RowTexts 
     whole = value.clone()
     whole[index] = part.to(value.dtype)
     return whole
+
+
+def _refuse_same_token(rows: Tensor, columns: Tensor) -> None:
+    """Refuses several positions of which two are one token of a row: each edit would be lost, or come twice.
+
+    Args:
+        rows: the numbers of the rows, [rows, 1].
+        columns: their tokens, [rows, positions]; of one position [rows], where nothing is refused.
+    """
+    ordered = columns.sort(dim=-1).values
+    if columns.ndim > 1 and len(same := (ordered[:, 1:] == ordered[:, :-1]).any(dim=1).nonzero()):
+        what = f"two of them are one token of row {int(rows[same[0, 0], 0])}: name each token once"
+        raise error(Reason.SLICE_RANGE, what, "positions")
 
 
 def _index(edit: Edit, value: Tensor, row_axis: int | None) -> tuple[slice | Tensor, ...] | None:

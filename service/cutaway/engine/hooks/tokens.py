@@ -125,12 +125,17 @@ def has_tokens(
     known = RowTexts() if texts is None else texts
     sizes = known.ranges.sizes if isinstance(known.ranges, TwoTexts) else (known.size or shape[1],)
     are_weights = len(shape) == 4 and 1 < shape[1] == shape[2] == shape[3]  # of as many heads as tokens
-    is_last = shape[1] == 1 and position == -1 and len(shape) < 4
+    several = position if isinstance(position, tuple) else (position,)
+    is_last = shape[1] == 1 and {*several} == {-1} and len(shape) < 4
     return is_last or (shape[1] in sizes and not (are_weights and known.size))
 
 
 def token_index(
-    position: Position | tuple[Position, ...], shape: torch.Size, row_axis: int | None, texts: RowTexts | None
+    position: Position | tuple[Position, ...],
+    shape: torch.Size,
+    row_axis: int | None,
+    texts: RowTexts | None,
+    of_rows: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """Returns the index of token ``position`` of each row, in a tensor of ``shape``; of several along axis 1.
 
@@ -139,12 +144,12 @@ def token_index(
         shape: [batch, tokens, ...].
         row_axis: the axis that has the rows; only 0 is possible.
         texts: the rows' own texts; None where all tokens are, and none is named.
+        of_rows: the rows; empty for all.
 
     Raises:
         InvalidArgument: ``AXIS_RANGE`` or ``SLICE_RANGE``.
     """
-    several, rows = position if isinstance(position, tuple) else (position,), torch.arange(shape[0], device="cpu")
-    columns = []
+    several, own, columns = position if isinstance(position, tuple) else (position,), of_rows or range(shape[0]), []
     for number, one in enumerate(several):
         with at(f"positions.tokens[{number}].position" if several is position else "position"):
             if row_axis != 0 or len(shape) < 2:
@@ -152,22 +157,26 @@ def token_index(
             if texts and texts.size and shape[1:2] != (1,) and not has_tokens(one, shape, row_axis, texts):
                 what = f"the shape {list(shape)} has something else on axis 1 than the {texts.size} tokens"
                 raise error(Reason.AXIS_RANGE, f"{what}: of a module with several tensors, name the one: path='[0]'")
-            columns.append(torch.tensor(_token_places(one, shape, texts or RowTexts()), device="cpu"))
+            columns.append(torch.tensor(_token_places(one, shape, texts or RowTexts(), own), device="cpu"))
+    rows = torch.tensor(own, device="cpu")
     return (rows.unsqueeze(1), torch.stack(columns, dim=1)) if several is position else (rows, columns[0])
 
 
-def _token_places(position: Position, shape: torch.Size, texts: RowTexts) -> list[int]:
-    rows, size = shape[0], shape[1]
+def _token_places(position: Position, shape: torch.Size, texts: RowTexts, own: Sequence[int]) -> list[int]:
+    size = shape[1]
     is_last = size == 1 and position == -1  # logits of the last token alone
     if isinstance(position, str) and isinstance(texts.ranges, TwoTexts):
         what = (
             f"{position!r:.80} is a token that is read: name a module inside of {texts.ranges.encoder!r}, or a number"
         )
         raise error(Reason.AXIS_RANGE, what)
-    ranges = (None if is_last else texts.of(size)) or [(0, size)] * rows
-    numbers = texts.named[position] if isinstance(position, str) else [position] * rows
-    places = [(stop if number < 0 else start) + number for number, (start, stop) in zip(numbers, ranges)]
-    for row, ((start, stop), place) in enumerate(zip(ranges, places)):
+    ranges = (None if is_last else texts.of(size)) or [(0, size)] * shape[0]
+    places = []
+    for row in own:
+        start, stop = ranges[row]
+        number = texts.named[position][row] if isinstance(position, str) else position
+        place = (stop if number < 0 else start) + number
+        places.append(place)
         if not start <= place < stop <= size:
             what = f"row {row} has {stop - start} tokens, and axis 1 has size {size}: there is no token {position!r}"
             hint = "; of a generation, steps=(0,) has the tokens of the prompt, a later step one of each row"

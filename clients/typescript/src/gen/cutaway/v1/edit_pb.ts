@@ -4,7 +4,7 @@
 
 import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
-import type { AxisSlice, HookPoint } from "./capture_pb.js";
+import type { AxisSlice, HookPoint, TokenPositions } from "./capture_pb.js";
 import { file_cutaway_v1_capture } from "./capture_pb.js";
 import type { Tensor } from "./tensor_pb.js";
 import { file_cutaway_v1_tensor } from "./tensor_pb.js";
@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/edit.proto.
  */
 export const file_cutaway_v1_edit: GenFile = /*@__PURE__*/
-  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEi/QQKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEjUKD2NsYW1wX2RpcmVjdGlvbhgRIAEoCzIaLmN1dGF3YXkudjEuQ2xhbXBEaXJlY3Rpb25IARI1Cg9zd2FwX2RpcmVjdGlvbnMYEiABKAsyGi5jdXRhd2F5LnYxLlN3YXBEaXJlY3Rpb25zSAESEQoEY2FsbBgKIAEoDUgDiAEBEgwKBHJvd3MYCyADKA0SJQoGc2xpY2VzGAwgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USDAoEcGF0aBgNIAEoCRINCgVzdGVwcxgPIAMoDRISCghwb3NpdGlvbhgQIAEoBUgCEhcKDXBvc2l0aW9uX3RleHQYEyABKAlIAhINCgVoZWFkcxgUIAMoDUIHCgV3aGVyZUIGCgRraW5kQgcKBXRva2VuQgcKBV9jYWxsIhcKBVNjYWxlEg4KBmZhY3RvchgBIAEoASJHCgNBZGQSEAoGc2NhbGFyGAEgASgBSAASJAoGdGVuc29yGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3JIAEIICgZhZGRlbmQiLQoHUmVwbGFjZRIiCgZ0ZW5zb3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvciIGCgRaZXJvIksKBUNsYW1wEhQKB21pbmltdW0YASABKAFIAIgBARIUCgdtYXhpbXVtGAIgASgBSAGIAQFCCgoIX21pbmltdW1CCgoIX21heGltdW0iKgoDTWl4Eg4KBmxhbWJkYRgBIAEoARITCgtwZXJtdXRhdGlvbhgCIAMoDSJzCglBZGRWZWN0b3ISIgoGdmVjdG9yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISEgoFc2NhbGUYAiABKAFIAIgBARIkCgRub3JtGAMgASgOMhYuY3V0YXdheS52MS5WZWN0b3JOb3JtQggKBl9zY2FsZSJ4Cg5DbGFtcERpcmVjdGlvbhIiCgZ2ZWN0b3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIUCgdtaW5pbXVtGAIgASgBSACIAQESFAoHbWF4aW11bRgDIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIlcKDlN3YXBEaXJlY3Rpb25zEiIKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiEKBW90aGVyGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3IqVQoKVmVjdG9yTm9ybRIbChdWRUNUT1JfTk9STV9VTlNQRUNJRklFRBAAEhMKD1ZFQ1RPUl9OT1JNX09XThABEhUKEVZFQ1RPUl9OT1JNX01BVENIEAJiBnByb3RvMw", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
+  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEirgUKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEjUKD2NsYW1wX2RpcmVjdGlvbhgRIAEoCzIaLmN1dGF3YXkudjEuQ2xhbXBEaXJlY3Rpb25IARI1Cg9zd2FwX2RpcmVjdGlvbnMYEiABKAsyGi5jdXRhd2F5LnYxLlN3YXBEaXJlY3Rpb25zSAESEQoEY2FsbBgKIAEoDUgDiAEBEgwKBHJvd3MYCyADKA0SJQoGc2xpY2VzGAwgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USDAoEcGF0aBgNIAEoCRINCgVzdGVwcxgPIAMoDRISCghwb3NpdGlvbhgQIAEoBUgCEhcKDXBvc2l0aW9uX3RleHQYEyABKAlIAhIvCglwb3NpdGlvbnMYFSABKAsyGi5jdXRhd2F5LnYxLlRva2VuUG9zaXRpb25zSAISDQoFaGVhZHMYFCADKA1CBwoFd2hlcmVCBgoEa2luZEIHCgV0b2tlbkIHCgVfY2FsbCIXCgVTY2FsZRIOCgZmYWN0b3IYASABKAEiRwoDQWRkEhAKBnNjYWxhchgBIAEoAUgAEiQKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySABCCAoGYWRkZW5kIi0KB1JlcGxhY2USIgoGdGVuc29yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3IiBgoEWmVybyJLCgVDbGFtcBIUCgdtaW5pbXVtGAEgASgBSACIAQESFAoHbWF4aW11bRgCIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIioKA01peBIOCgZsYW1iZGEYASABKAESEwoLcGVybXV0YXRpb24YAiADKA0icwoJQWRkVmVjdG9yEiIKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEhIKBXNjYWxlGAIgASgBSACIAQESJAoEbm9ybRgDIAEoDjIWLmN1dGF3YXkudjEuVmVjdG9yTm9ybUIICgZfc2NhbGUieAoOQ2xhbXBEaXJlY3Rpb24SIgoGdmVjdG9yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISFAoHbWluaW11bRgCIAEoAUgAiAEBEhQKB21heGltdW0YAyABKAFIAYgBAUIKCghfbWluaW11bUIKCghfbWF4aW11bSJXCg5Td2FwRGlyZWN0aW9ucxIiCgZ2ZWN0b3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIhCgVvdGhlchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yKlUKClZlY3Rvck5vcm0SGwoXVkVDVE9SX05PUk1fVU5TUEVDSUZJRUQQABITCg9WRUNUT1JfTk9STV9PV04QARIVChFWRUNUT1JfTk9STV9NQVRDSBACYgZwcm90bzM", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
 
 /**
  * One change at one place. Captures show what is there after all edits.
@@ -168,7 +168,7 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
   steps: number[];
 
   /**
-   * Only this token of each row, along axis 1. Default: all tokens.
+   * Only these tokens of each row, along axis 1. Default: all tokens.
    *
    * @generated from oneof cutaway.v1.Edit.token
    */
@@ -189,6 +189,14 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
      */
     value: string;
     case: "positionText";
+  } | {
+    /**
+     * Several tokens, which are axis 1 of the part that is edited; in no row two may be one token.
+     *
+     * @generated from field: cutaway.v1.TokenPositions positions = 21;
+     */
+    value: TokenPositions;
+    case: "positions";
   } | { case: undefined; value?: undefined };
 
   /**
