@@ -77,6 +77,8 @@ EDITS: dict[str, ca.Edit] = {
     "{edit: SwapDirections, module: fc, vector: [1, 2], other: [0, 1]}": ca.SwapDirections("fc", np.array([1, 2]),
         np.array([0, 1])),
     "{edit: mix, module: fc, weight: 0.3, permutation: [1, 0]}": ca.Mix("fc", weight=0.3, permutation=(1, 0)),
+    "{edit: mix, module: h, weight: 0, permutation: [0, 0], position: -1, source_position: [' is', 3]}": ca.Mix(
+        "h", weight=0.0, permutation=(0, 0), position=-1, source_position=(" is", 3)),
     "{edit: add, module: fc, addend: 2.5, rows: [0, 2], call: 0}": ca.Add("fc", addend=2.5, rows=(0, 2), call=0),
     "{edit: add, module: fc, addend: [1, 2], slices: [{axis: 1, start: 3}]}": ca.Add("fc", addend=np.array([1, 2]),
         slices=(ca.Slice(1, 3),)),

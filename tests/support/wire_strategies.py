@@ -157,6 +157,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "heads": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "position": st.none() | positions,
     "Capture.position": several_positions,
+    "source_position": several_positions,
     "steps": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "step": st.none() | st.integers(1, 2**63 - 1),
     "weight": probabilities,

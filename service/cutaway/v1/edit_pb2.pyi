@@ -333,20 +333,36 @@ class Mix(_message.Message):
 
     LAMBDA_FIELD_NUMBER: _builtins.int
     PERMUTATION_FIELD_NUMBER: _builtins.int
+    SOURCE_POSITION_FIELD_NUMBER: _builtins.int
+    SOURCE_POSITION_TEXT_FIELD_NUMBER: _builtins.int
+    SOURCE_POSITIONS_FIELD_NUMBER: _builtins.int
+    source_position: _builtins.int
+    """The token by its number, as in an edit."""
+    source_position_text: _builtins.str
+    """The token by its text, as in an edit."""
     @_builtins.property
     def permutation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """A permutation of the rows: one index an example."""
+
+    @_builtins.property
+    def source_positions(self) -> _capture_pb2.TokenPositions:
+        """Several tokens, in the order of the edit's own."""
 
     def __init__(
         self,
         *,
         permutation: _abc.Iterable[_builtins.int] | None = ...,
+        source_position: _builtins.int = ...,
+        source_position_text: _builtins.str = ...,
+        source_positions: _capture_pb2.TokenPositions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source_position", b"source_position", "source_position_text", b"source_position_text", "source_positions", b"source_positions", "source_token", b"source_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lambda", b"lambda", "permutation", b"permutation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lambda", b"lambda", "permutation", b"permutation", "source_position", b"source_position", "source_position_text", b"source_position_text", "source_positions", b"source_positions", "source_token", b"source_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_source_token: _TypeAlias = _typing.Literal["source_position", "source_position_text", "source_positions"]  # noqa: Y015
+    _WhichOneofArgType_source_token: _TypeAlias = _typing.Literal["source_token", b"source_token"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source_token) -> _WhichOneofReturnType_source_token | None: ...
 
 Global___Mix: _TypeAlias = Mix  # noqa: Y015
 

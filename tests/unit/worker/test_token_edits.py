@@ -207,3 +207,106 @@ def test_requests_that_write_together_have_their_own_tokens(architecture: str, t
                     np.testing.assert_allclose(tensor, same.leaves[ca.Point.OUTPUT][path], rtol=0, atol=2e-5)
         assert found.replay is not None
         assert found.replay.verdict is Verdict.AGREES
+
+
+# Mix of other tokens of another row.
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("rows", [(), (2, 0)])
+@pytest.mark.parametrize(("architecture", "dtype"), [("gpt2", "float64"), ("llama", "float32")])
+@torch.no_grad()
+def test_a_mix_reads_other_tokens_of_the_other_row(
+    architecture: str, dtype: str, rows: tuple[int, ...], several: bool, served_by: Mapping[tuple[str, str], Served]
+) -> None:
+    """By numbers and texts of its own, whichever side is padded, in a generation too."""
+    served, permutation = served_by[architecture, dtype], (1, 2, 0)
+    into, source = ((-1, " hooks"), (" hooks", 0)) if several else (-1, " hooks")
+    edit = ca.Mix(
+        served.block, weight=0.25, permutation=permutation, position=into, source_position=source, rows=rows,
+        slices=(ca.Slice(-1, 4),),
+    )  # fmt: skip
+    block = served.plain.get_submodule(served.block)
+
+    def places(text: str, tokens: Any) -> list[int]:
+        size = len(served.tokens(text))
+        named = tokens if several else (tokens,)
+        return [served.ends(text, each) if isinstance(each, str) else each % size for each in named]
+
+    seen: list[Tensor] = []
+    expected = []
+    for is_edited in (False, True):
+        for row, text in enumerate(PROMPTS):
+
+            def hook(_: Any, __: Any, output: Any, row: int = row, text: str = text, edits: bool = is_edited) -> Any:
+                hidden = (output[0] if isinstance(output, tuple) else output).clone()
+                if not edits:
+                    seen.append(hidden[0].clone())
+                elif row in (rows or range(3)):
+                    other = permutation[row]
+                    for to, at in zip(places(text, into), places(PROMPTS[other], source)):
+                        hidden[0, to, 4:] = 0.25 * seen[row][to, 4:] + 0.75 * seen[other][at, 4:]
+                return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+            with block.register_forward_hook(hook):
+                logits = served.plain(torch.tensor([served.tokens(text)])).logits[0, -1]
+            if is_edited:
+                expected.append(logits)
+    for inputs in (None, flipped(served, *PROMPTS)):
+        result = served.ask(*PROMPTS, inputs=inputs, edits=(edit,))
+        atol = 1e-10 if dtype == "float64" else 2e-5
+        np.testing.assert_allclose(result.predictions["next"], torch.stack(expected), rtol=0, atol=atol)
+    written = served.ask(*PROMPTS, edits=(dataclasses.replace(edit, steps=(0,)),), generate=ca.Generate(3))
+    found = written.predictions["log_probabilities"][:, 0]
+    np.testing.assert_allclose(found, [float(logits.log_softmax(-1).max()) for logits in expected], rtol=0, atol=1e-5)
+    assert written.replay is not None
+    assert written.replay.verdict is Verdict.AGREES
+
+
+def test_a_mix_needs_the_tokens_of_the_rows_that_it_reads(gpt2: Served) -> None:
+    """A row that it neither reads nor changes may be shorter, and have no such text."""
+    block = gpt2.block
+    into = ca.Mix(block, weight=0, permutation=(0, 0, 2), rows=(1,), position=" see", source_position=" hooks")
+    texts = ("the hooks", "the see", "s")
+    plain, edited = (
+        gpt2.ask(*texts, edits=edits, captures=(ca.Capture(block, position=-1),)).captures[block].output
+        for edits in ((), (into,))
+    )
+    np.testing.assert_array_equal(edited, plain[[0, 0, 2]])
+    far = dataclasses.replace(into, position=-1, source_position=4)
+    assert gpt2.ask(*texts, edits=(far,)).receipts[0].changed
+
+
+@pytest.mark.parametrize("position", [-1, (1, -1), " the"])
+def test_a_mix_reads_the_same_positions_by_default(gpt2: Served, position: Any) -> None:
+    """Counted in the other text."""
+    texts = ("hooks the", "see it, the")
+    fields: dict[str, Any] = {"weight": 0.5, "permutation": (1, 0), "position": position}
+    one, other = (
+        gpt2.ask(*texts, edits=(ca.Mix(gpt2.block, **fields, **more),)).predictions["next"]
+        for more in ({}, {"source_position": position})
+    )
+    np.testing.assert_array_equal(one, other)
+    assert not np.allclose(one, gpt2.ask(*texts).predictions["next"], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"source_position": 1}, r"INVALID_VALUE \[edits\[0\].mix.source_position\]: it has as many tokens"),
+        ({"source_position": " see"}, r"INVALID_VALUE \[edits\[0\].mix.source_position_text\]"),
+        ({"position": -1, "source_position": (0, 1)}, r"INVALID_VALUE \[edits\[0\].mix.source_positions\]"),
+        ({"position": (0, 1), "source_position": (0,)}, r"INVALID_VALUE \[edits\[0\].mix.source_positions\]"),
+        ({"position": (0, 1), "source_position": 0}, r"INVALID_VALUE \[edits\[0\].mix.source_position\]"),
+        ({"position": -1, "source_position": 3}, r"SLICE_RANGE \[edits\[0\].mix.source_position\]: row 1 has 2 tokens"),
+        ({"position": (-1, 0), "source_position": (0, 3)},
+            r"SLICE_RANGE \[edits\[0\].mix.source_positions.tokens\[1\].position\]: row 1 has 2 tokens"),
+        ({"position": -1, "source_position": "hooks"},
+            r"SLICE_RANGE \[edits\[0\].mix.source_position_text\]: row 1 has no tokens that are 'hooks'"),
+    ],
+)  # fmt: skip
+def test_a_mix_of_other_tokens_that_does_not_fit_is_refused(
+    gpt2: Served, fields: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=expected):
+        gpt2.ask("hooks", "the see", edits=(ca.Mix(gpt2.block, weight=0, permutation=(1, 0), **fields),))

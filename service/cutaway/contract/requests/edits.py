@@ -162,10 +162,16 @@ class Clamp(Edit):
 class Mix(Edit):
     """``weight * value + (1 - weight) * value[permutation]``: manifold mixup. Verma et al. 2018, arXiv:1806.05236.
 
+    With weight 0 it is activation patching: ``permutation=(0, 0), position=-1, source_position=3`` puts what the first
+    text has at its token 3 into the last token of both.
+
     Args:
         weight: lambda, from 0 to 1; 0 takes all of the other row.
         permutation: the row that each one is mixed with, one index an example; a row may be there several times.
+        source_position: the tokens of that row, in its own text, as many as ``position`` has; ``None`` is the same
+            positions.
     """
 
     weight: Annotated[float, bounded(lambda weight: 0 <= weight <= 1, "from 0 to 1")]
     permutation: tuple[int, ...]
+    source_position: Position | tuple[Position, ...] | None = None

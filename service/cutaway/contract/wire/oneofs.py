@@ -88,21 +88,25 @@ def _read_token(message: capture_pb2.TokenPosition) -> Position:
 _TOKENS = only(capture_pb2.TokenPositions.DESCRIPTOR, several(Codec(_write_token, _read_token)))
 
 
-def _write_tokens(part: Capture | Edit, message: capture_pb2.TokenPositions) -> None:
-    if isinstance(part.position, tuple):
-        message.SetInParent()
-        _TOKENS.write(part.position, message)
+def _position(attribute: str) -> dict[str, FieldRule]:
+    """Returns the rules for the fields of a token by its number, by its text, and of several."""
+
+    def write(part: Any, message: capture_pb2.TokenPositions) -> None:
+        if isinstance(tokens := getattr(part, attribute), tuple):
+            message.SetInParent()
+            _TOKENS.write(tokens, message)
+
+    def read(message: capture_pb2.TokenPositions) -> dict[str, Any]:
+        return {attribute: _TOKENS.read(message)} if message.tokens else {}
+
+    return {
+        attribute: FieldRule(codec=_number(INT32)),
+        f"{attribute}_text": FieldRule(attribute, _TEXT),
+        f"{attribute}s": FieldRule(codec=Spread(write, read)),
+    }
 
 
-def _read_tokens(message: capture_pb2.TokenPositions) -> dict[str, Any]:
-    return {"position": _TOKENS.read(message)} if message.tokens else {}
-
-
-_POSITION = {
-    "position": FieldRule(codec=_number(INT32)),
-    "position_text": FieldRule("position", _TEXT),
-    "positions": FieldRule(codec=Spread(_write_tokens, _read_tokens)),
-}
+_POSITION = _position("position")
 
 _OF_PROJECT = spread(
     Project,
@@ -256,6 +260,7 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
         "tensor": REQUIRED_TENSOR,
         "lambda": FieldRule("weight"),
         **_POSITION,
+        **_position("source_position"),
     },
     special={Add: Spread(_write_add, _read_add)},
     checks={Clamp: _check_clamp, **dict.fromkeys((AddVector, ClampDirection, SwapDirections), _check_vector)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from cutaway.contract.requests import (
     ClampDirection,
     Edit,
     Mix,
+    Position,
     Replace,
     Scale,
     SwapDirections,
@@ -27,7 +29,7 @@ from cutaway.contract.requests import (
 from cutaway.contract.tensors import as_array
 from cutaway.contract.values import changed
 from cutaway.engine.hooks.capture_spec import crossed, slice_index
-from cutaway.engine.hooks.tokens import RowTexts, token_index
+from cutaway.engine.hooks.tokens import RowTexts, position_field, token_index
 from cutaway.engine.runtime.layouts import dense, in_layout_of
 from cutaway.engine.runtime.numerics import tensor_like
 
@@ -45,7 +47,7 @@ class Override(Edit):
     change: SelectPart
 
 
-def _add(edit: Add, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
+def _add(edit: Add, value: Tensor, select: SelectPart, _: object) -> Tensor:
     part = select(value)
     return part + (edit.addend if isinstance(edit.addend, (int, float)) else _edit_tensor(edit.addend, part))
 
@@ -70,7 +72,7 @@ def _direction(array: Any, part: Tensor, field: str) -> Tensor:
     return unit
 
 
-def _add_vector(edit: AddVector, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
+def _add_vector(edit: AddVector, value: Tensor, select: SelectPart, _: object) -> Tensor:
     part = select(value)
     vector = _along(edit.vector, part, "vector")
     if edit.norm == VectorNorm.MATCH:
@@ -79,14 +81,14 @@ def _add_vector(edit: AddVector, value: Tensor, select: SelectPart, _: int | Non
     return part + edit.scale * vector
 
 
-def _clamp_direction(edit: ClampDirection, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
+def _clamp_direction(edit: ClampDirection, value: Tensor, select: SelectPart, _: object) -> Tensor:
     part = select(value)
     direction = _direction(edit.vector, part, "vector")
     component = (part * direction).sum(dim=-1, keepdim=True)
     return part + (component.clamp(edit.minimum, edit.maximum) - component) * direction
 
 
-def _swap_directions(edit: SwapDirections, value: Tensor, select: SelectPart, _: int | None) -> Tensor:
+def _swap_directions(edit: SwapDirections, value: Tensor, select: SelectPart, _: object) -> Tensor:
     part = select(value)
     apart = _direction(edit.vector, part, "vector") - _direction(edit.other, part, "other")
     square = (apart * apart).sum()
@@ -94,11 +96,24 @@ def _swap_directions(edit: SwapDirections, value: Tensor, select: SelectPart, _:
     return part - 2 * (part * apart).sum(dim=-1, keepdim=True) * across
 
 
-def _mix(edit: Mix, value: Tensor, select: SelectPart, row_axis: int | None) -> Tensor:
+def _mix(edit: Mix, value: Tensor, select: SelectPart, other: Callable[[], Tensor]) -> Tensor:
     # In one expression: the order of the operations is the order in which gradients are added, to the last bit.
+    return edit.weight * select(value) + (1 - edit.weight) * select(other())
+
+
+def _by_permutation(edit: Any, value: Tensor, row_axis: int) -> Tensor:
     index: list[slice | Tensor] = [slice(None)] * value.ndim
-    index[row_axis or 0] = torch.tensor(edit.permutation, device=value.device)
-    return edit.weight * select(value) + (1 - edit.weight) * select(value[tuple(index)])
+    index[row_axis] = torch.tensor(edit.permutation, device=value.device)
+    return value[tuple(index)]
+
+
+def _source(edit: Mix, value: Tensor, row_axis: int | None, texts: RowTexts | None) -> Tensor:
+    """Returns the tokens that the rows of ``edit`` are mixed with."""
+    rows = [edit.permutation[row] for row in edit.rows or range(len(edit.permutation))]
+    position, field = edit.source_position, "mix.source_position"
+    if position is None:
+        position, field = edit.position or 0, "position"
+    return value[token_index(position, value.shape, row_axis, texts, rows, field)]
 
 
 def _edit_tensor(array: Any, part: Tensor) -> Tensor:
@@ -118,7 +133,7 @@ def _edit_tensor(array: Any, part: Tensor) -> Tensor:
         return tensor_like(values, part)
 
 
-_EDIT_FUNCTIONS: dict[type[Edit], Callable[[Any, Tensor, SelectPart, int | None], Tensor]] = {
+_EDIT_FUNCTIONS: dict[type[Edit], Callable[[Any, Tensor, SelectPart, Callable[[], Tensor]], Tensor]] = {
     Scale: lambda edit, value, select, _: select(value) * edit.factor,
     Add: _add,
     Replace: lambda edit, value, select, _: _edit_tensor(edit.tensor, select(value)).expand_as(select(value)).clone(),
@@ -136,24 +151,27 @@ _ANY_TYPE = (Replace, Zero, Override)
 """Edits that apply to integers and booleans too."""
 
 
-def apply_edit(edit: Edit, value: Tensor, row_axis: int | None, texts: RowTexts | None = None) -> Tensor:
+def apply_edit(
+    edit: Edit, value: Tensor, row_axis: int | None, texts: RowTexts | None = None, source: Tensor | None = None
+) -> Tensor:
     """Returns an edited copy of ``value``, an activation or a gradient; elements outside the edit stay bit for bit.
 
     Args:
         edit: the edit.
         value: any shape.
         row_axis: the axis that has the rows of the batch, for edits that name rows; None for none.
-        texts: the rows' own texts, for edits of one position; None where all tokens are.
+        texts: the rows' own texts, for edits of positions; None where all tokens are.
+        source: what `Mix` mixes ``value`` with; None for the rows of its permutation.
 
     Raises:
         InvalidArgument: the edit does not fit ``value``.
     """
     if edit.position is not None:
-        own = () if isinstance(edit, Mix) else edit.rows
-        tokens = token_index(edit.position, value.shape, row_axis, texts, own)
+        tokens = token_index(edit.position, value.shape, row_axis, texts, edit.rows)
         _refuse_same_token(*tokens)
+        source = _source(edit, value, row_axis, texts) if isinstance(edit, Mix) else None
         whole = value.clone()
-        whole[tokens] = apply_edit(changed(edit, position=None, rows=() if own else edit.rows), value[tokens], 0)
+        whole[tokens] = apply_edit(changed(edit, position=None, rows=()), value[tokens], 0, source=source)
         return whole
     if not value.is_floating_point() and (value.is_quantized or not isinstance(edit, _ANY_TYPE)):
         raise error(Reason.EDIT_DTYPE, f"{type(edit).__name__} needs floating numbers; the value is {value.dtype}")
@@ -168,7 +186,8 @@ def apply_edit(edit: Edit, value: Tensor, row_axis: int | None, texts: RowTexts 
         return tensor if index is None else tensor[index]
 
     with at(field_name(type(edit))):
-        part = _EDIT_FUNCTIONS[type(edit)](edit, value, select, row_axis)
+        other = partial(_by_permutation, edit, value, row_axis or 0) if source is None else lambda: source
+        part = _EDIT_FUNCTIONS[type(edit)](edit, value, select, other)
     if index is None:
         return part.to(value.dtype)
     whole = value.clone()
@@ -203,15 +222,27 @@ def _index(edit: Edit, value: Tensor, row_axis: int | None) -> tuple[slice | Ten
     return crossed(index, value.shape)
 
 
+def _count(position: Position | tuple[Position, ...] | None) -> int | None:
+    """Returns how many tokens several positions are; 0 for one, and None for all."""
+    return None if position is None else len(position) if isinstance(position, tuple) else 0
+
+
 def validate_edit(edit: Edit, batch: int) -> None:
-    """Checks rows and permutation, which needs no forward pass.
+    """Checks rows, permutation and its positions, which needs no forward pass.
 
     Raises:
-        InvalidArgument: ``ROW_RANGE`` or ``PERMUTATION_INVALID``.
+        InvalidArgument: ``ROW_RANGE``, ``PERMUTATION_INVALID``, or ``INVALID_VALUE``.
     """
     for index, row in enumerate(edit.rows):
         if not 0 <= row < batch:
             raise error(Reason.ROW_RANGE, f"row {row}; the batch has rows 0 to {batch - 1}", f"rows[{index}]")
+    if (
+        isinstance(edit, Mix)
+        and edit.source_position is not None
+        and _count(edit.position) != _count(edit.source_position)
+    ):
+        what = "it has as many tokens as the position, and several where that has several"
+        raise error(Reason.INVALID_VALUE, what, f"mix.source_{position_field(edit.source_position)}")
     if isinstance(edit, Mix) and not (len(edit.permutation) == batch and {*edit.permutation} <= {*range(batch)}):
         text = f"{list(edit.permutation)} does not name one of the batch's rows 0 to {batch - 1} for each of them"
         raise error(Reason.PERMUTATION_INVALID, text, "mix.permutation")

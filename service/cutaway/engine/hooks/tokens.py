@@ -136,6 +136,7 @@ def token_index(
     row_axis: int | None,
     texts: RowTexts | None,
     of_rows: Sequence[int] = (),
+    field: str = "position",
 ) -> tuple[Tensor, Tensor]:
     """Returns the index of token ``position`` of each row, in a tensor of ``shape``; of several along axis 1.
 
@@ -145,13 +146,14 @@ def token_index(
         row_axis: the axis that has the rows; only 0 is possible.
         texts: the rows' own texts; None where all tokens are, and none is named.
         of_rows: the rows; empty for all.
+        field: the request field of the position.
 
     Raises:
         InvalidArgument: ``AXIS_RANGE`` or ``SLICE_RANGE``.
     """
     several, own, columns = position if isinstance(position, tuple) else (position,), of_rows or range(shape[0]), []
     for number, one in enumerate(several):
-        with at(f"positions.tokens[{number}].position" if several is position else "position"):
+        with at(f"{field}s.tokens[{number}].position" if several is position else field):
             if row_axis != 0 or len(shape) < 2:
                 raise error(Reason.AXIS_RANGE, f"the shape {list(shape)} has no rows on axis 0 with tokens on axis 1")
             if texts and texts.size and shape[1:2] != (1,) and not has_tokens(one, shape, row_axis, texts):

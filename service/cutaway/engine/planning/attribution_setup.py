@@ -317,7 +317,7 @@ def row_texts(model: InspectedModel, request: requests.InspectRequest, inputs: I
             with at(f"{field}_text"):
                 tokens = tokens or _token_texts(model, inputs, own.ranges)
                 found = [_ends(position, texts) for texts in tokens]
-                for row in (part.rows if isinstance(part, requests.Edit) else ()) or range(len(tokens)):
+                for row in _rows_with(part, ".mix." in field) or range(len(tokens)):
                     _refuse_not_one(position, found[row], tokens[row], row)
             named[position] = [places[0] if places else 0 for places in found]
     return own._replace(named=named)
@@ -346,14 +346,23 @@ def _positions(request: requests.InspectRequest) -> Iterator[tuple[str, requests
     parts: dict[str, _Part | None] = {f"captures[{number}]": one for number, one in enumerate(request.captures)}
     parts |= {f"edits[{number}]": one for number, one in enumerate(request.edits)}
     for field, part in {**parts, **_targets(request)}.items():
-        asked = None if part is None else part.position
-        if part is None or asked is None:
+        if part is None:
             continue
-        if isinstance(asked, tuple):
-            for number, position in enumerate(asked):
-                yield f"{field}.positions.tokens[{number}].position", position, part
-        else:
-            yield f"{field}.position", asked, part
+        asked = {f"{field}.position": part.position}
+        if isinstance(part, requests.Mix):
+            asked[f"{field}.mix.source_position"] = part.source_position
+        for own, position in asked.items():
+            if isinstance(position, tuple):
+                yield from ((f"{own}s.tokens[{number}].position", each, part) for number, each in enumerate(position))
+            elif position is not None:
+                yield own, position, part
+
+
+def _rows_with(part: _Part, is_source: bool) -> Sequence[int]:
+    """Returns the rows whose tokens an edit names, or that a `Mix` reads; none for all."""
+    if is_source and isinstance(part, requests.Mix):
+        return [part.permutation[row] for row in part.rows or range(len(part.permutation))]
+    return part.rows if isinstance(part, requests.Edit) else ()
 
 
 def _token_texts(model: InspectedModel, inputs: Inputs, ranges: Ranges | TwoTexts | None) -> list[Sequence[str]]:

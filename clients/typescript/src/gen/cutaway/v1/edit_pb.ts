@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/edit.proto.
  */
 export const file_cutaway_v1_edit: GenFile = /*@__PURE__*/
-  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEirgUKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEjUKD2NsYW1wX2RpcmVjdGlvbhgRIAEoCzIaLmN1dGF3YXkudjEuQ2xhbXBEaXJlY3Rpb25IARI1Cg9zd2FwX2RpcmVjdGlvbnMYEiABKAsyGi5jdXRhd2F5LnYxLlN3YXBEaXJlY3Rpb25zSAESEQoEY2FsbBgKIAEoDUgDiAEBEgwKBHJvd3MYCyADKA0SJQoGc2xpY2VzGAwgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USDAoEcGF0aBgNIAEoCRINCgVzdGVwcxgPIAMoDRISCghwb3NpdGlvbhgQIAEoBUgCEhcKDXBvc2l0aW9uX3RleHQYEyABKAlIAhIvCglwb3NpdGlvbnMYFSABKAsyGi5jdXRhd2F5LnYxLlRva2VuUG9zaXRpb25zSAISDQoFaGVhZHMYFCADKA1CBwoFd2hlcmVCBgoEa2luZEIHCgV0b2tlbkIHCgVfY2FsbCIXCgVTY2FsZRIOCgZmYWN0b3IYASABKAEiRwoDQWRkEhAKBnNjYWxhchgBIAEoAUgAEiQKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySABCCAoGYWRkZW5kIi0KB1JlcGxhY2USIgoGdGVuc29yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3IiBgoEWmVybyJLCgVDbGFtcBIUCgdtaW5pbXVtGAEgASgBSACIAQESFAoHbWF4aW11bRgCIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIioKA01peBIOCgZsYW1iZGEYASABKAESEwoLcGVybXV0YXRpb24YAiADKA0icwoJQWRkVmVjdG9yEiIKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEhIKBXNjYWxlGAIgASgBSACIAQESJAoEbm9ybRgDIAEoDjIWLmN1dGF3YXkudjEuVmVjdG9yTm9ybUIICgZfc2NhbGUieAoOQ2xhbXBEaXJlY3Rpb24SIgoGdmVjdG9yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISFAoHbWluaW11bRgCIAEoAUgAiAEBEhQKB21heGltdW0YAyABKAFIAYgBAUIKCghfbWluaW11bUIKCghfbWF4aW11bSJXCg5Td2FwRGlyZWN0aW9ucxIiCgZ2ZWN0b3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIhCgVvdGhlchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yKlUKClZlY3Rvck5vcm0SGwoXVkVDVE9SX05PUk1fVU5TUEVDSUZJRUQQABITCg9WRUNUT1JfTk9STV9PV04QARIVChFWRUNUT1JfTk9STV9NQVRDSBACYgZwcm90bzM", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
+  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEirgUKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEjUKD2NsYW1wX2RpcmVjdGlvbhgRIAEoCzIaLmN1dGF3YXkudjEuQ2xhbXBEaXJlY3Rpb25IARI1Cg9zd2FwX2RpcmVjdGlvbnMYEiABKAsyGi5jdXRhd2F5LnYxLlN3YXBEaXJlY3Rpb25zSAESEQoEY2FsbBgKIAEoDUgDiAEBEgwKBHJvd3MYCyADKA0SJQoGc2xpY2VzGAwgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USDAoEcGF0aBgNIAEoCRINCgVzdGVwcxgPIAMoDRISCghwb3NpdGlvbhgQIAEoBUgCEhcKDXBvc2l0aW9uX3RleHQYEyABKAlIAhIvCglwb3NpdGlvbnMYFSABKAsyGi5jdXRhd2F5LnYxLlRva2VuUG9zaXRpb25zSAISDQoFaGVhZHMYFCADKA1CBwoFd2hlcmVCBgoEa2luZEIHCgV0b2tlbkIHCgVfY2FsbCIXCgVTY2FsZRIOCgZmYWN0b3IYASABKAEiRwoDQWRkEhAKBnNjYWxhchgBIAEoAUgAEiQKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySABCCAoGYWRkZW5kIi0KB1JlcGxhY2USIgoGdGVuc29yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3IiBgoEWmVybyJLCgVDbGFtcBIUCgdtaW5pbXVtGAEgASgBSACIAQESFAoHbWF4aW11bRgCIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIq0BCgNNaXgSDgoGbGFtYmRhGAEgASgBEhMKC3Blcm11dGF0aW9uGAIgAygNEhkKD3NvdXJjZV9wb3NpdGlvbhgDIAEoBUgAEh4KFHNvdXJjZV9wb3NpdGlvbl90ZXh0GAQgASgJSAASNgoQc291cmNlX3Bvc2l0aW9ucxgFIAEoCzIaLmN1dGF3YXkudjEuVG9rZW5Qb3NpdGlvbnNIAEIOCgxzb3VyY2VfdG9rZW4icwoJQWRkVmVjdG9yEiIKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEhIKBXNjYWxlGAIgASgBSACIAQESJAoEbm9ybRgDIAEoDjIWLmN1dGF3YXkudjEuVmVjdG9yTm9ybUIICgZfc2NhbGUieAoOQ2xhbXBEaXJlY3Rpb24SIgoGdmVjdG9yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISFAoHbWluaW11bRgCIAEoAUgAiAEBEhQKB21heGltdW0YAyABKAFIAYgBAUIKCghfbWluaW11bUIKCghfbWF4aW11bSJXCg5Td2FwRGlyZWN0aW9ucxIiCgZ2ZWN0b3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIhCgVvdGhlchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yKlUKClZlY3Rvck5vcm0SGwoXVkVDVE9SX05PUk1fVU5TUEVDSUZJRUQQABITCg9WRUNUT1JfTk9STV9PV04QARIVChFWRUNUT1JfTk9STV9NQVRDSBACYgZwcm90bzM", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
 
 /**
  * One change at one place. Captures show what is there after all edits.
@@ -356,6 +356,37 @@ export type Mix = Message<"cutaway.v1.Mix"> & {
    * @generated from field: repeated uint32 permutation = 2;
    */
   permutation: number[];
+
+  /**
+   * The tokens of the other row, as many as the edit's own. Default: the same positions.
+   *
+   * @generated from oneof cutaway.v1.Mix.source_token
+   */
+  sourceToken: {
+    /**
+     * The token by its number, as in an edit.
+     *
+     * @generated from field: int32 source_position = 3;
+     */
+    value: number;
+    case: "sourcePosition";
+  } | {
+    /**
+     * The token by its text, as in an edit.
+     *
+     * @generated from field: string source_position_text = 4;
+     */
+    value: string;
+    case: "sourcePositionText";
+  } | {
+    /**
+     * Several tokens, in the order of the edit's own.
+     *
+     * @generated from field: cutaway.v1.TokenPositions source_positions = 5;
+     */
+    value: TokenPositions;
+    case: "sourcePositions";
+  } | { case: undefined; value?: undefined };
 };
 
 /**
