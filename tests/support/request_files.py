@@ -74,6 +74,8 @@ EDITS: dict[str, ca.Edit] = {
     "{edit: clamp, module: fc, minimum: -1, maximum: 1}": ca.Clamp("fc", minimum=-1.0, maximum=1.0),
     "{edit: clamp_direction, module: fc, vector: [1, 2], minimum: 0, maximum: 0}": ca.ClampDirection("fc",
         np.array([1, 2]), minimum=0.0, maximum=0.0),
+    "{edit: add_vector, module: h, vector: {matrix: sae, index: 123}, scale: 4}": ca.AddVector(
+        "h", ca.Row("sae", 123), scale=4.0),
     "{edit: SwapDirections, module: fc, vector: [1, 2], other: [0, 1]}": ca.SwapDirections("fc", np.array([1, 2]),
         np.array([0, 1])),
     "{edit: mix, module: fc, weight: 0.3, permutation: [1, 0]}": ca.Mix("fc", weight=0.3, permutation=(1, 0)),

@@ -288,6 +288,7 @@ def edited(kind: type[Edit], **parameters: st.SearchStrategy[Any]) -> st.SearchS
     return st.one_of([made(kind, rows=rows, **where, **parameters) for where in (at_module, at_op)])
 
 
+row_vectors = tensors() | st.builds(requests.Row, names, UNSIGNED_32)
 bounds = st.tuples(quantities, quantities).map(sorted)
 edits = st.one_of(
     edited(requests.Scale),
@@ -298,11 +299,11 @@ edits = st.one_of(
     edited(requests.Clamp, minimum=st.none(), maximum=quantities),
     bounds.flatmap(lambda both: edited(requests.Clamp, minimum=st.just(both[0]), maximum=st.just(both[1]))),
     edited(requests.Mix),
-    edited(requests.AddVector, vector=tensors(), scale=quantities),
-    edited(requests.SwapDirections, vector=tensors(), other=tensors()),
+    edited(requests.AddVector, vector=row_vectors, scale=quantities),
+    edited(requests.SwapDirections, vector=row_vectors, other=row_vectors),
     bounds.flatmap(
         lambda both: edited(
-            requests.ClampDirection, vector=tensors(), minimum=st.just(both[0]), maximum=st.just(both[1])
+            requests.ClampDirection, vector=row_vectors, minimum=st.just(both[0]), maximum=st.just(both[1])
         )
     ),
 )

@@ -367,12 +367,41 @@ class Mix(_message.Message):
 Global___Mix: _TypeAlias = Mix  # noqa: Y015
 
 @_typing.final
+class MatrixRow(_message.Message):
+    """A vector that a matrix of the model's archive has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MATRIX_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    matrix: _builtins.str
+    """The name of the matrix; required."""
+    index: _builtins.int
+    """Its number, from 0: of a sparse autoencoder that of a feature, for which the decoder writes the vector; of others that
+    of a row of the weight.
+    """
+    def __init__(
+        self,
+        *,
+        matrix: _builtins.str = ...,
+        index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "matrix", b"matrix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatrixRow: _TypeAlias = MatrixRow  # noqa: Y015
+
+@_typing.final
 class AddVector(_message.Message):
     """value + scale * vector, at each position; the vector is along the last axis."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VECTOR_FIELD_NUMBER: _builtins.int
+    VECTOR_ROW_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     scale: _builtins.float
@@ -381,22 +410,32 @@ class AddVector(_message.Message):
     """The length that the vector gets first. Default: OWN."""
     @_builtins.property
     def vector(self) -> _tensor_pb2.Tensor:
-        """The vector, of the size of the last axis; required."""
+        """As it is sent."""
+
+    @_builtins.property
+    def vector_row(self) -> Global___MatrixRow:
+        """As a matrix of the model's archive has it."""
 
     def __init__(
         self,
         *,
         vector: _tensor_pb2.Tensor | None = ...,
+        vector_row: Global___MatrixRow | None = ...,
         scale: _builtins.float | None = ...,
         norm: Global___VectorNorm.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "scale", b"scale", "vector", b"vector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "scale", b"scale", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "norm", b"norm", "scale", b"scale", "vector", b"vector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "norm", b"norm", "scale", b"scale", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__scale: _TypeAlias = _typing.Literal["scale"]  # noqa: Y015
     _WhichOneofArgType__scale: _TypeAlias = _typing.Literal["_scale", b"_scale"]  # noqa: Y015
+    _WhichOneofReturnType_vector_source: _TypeAlias = _typing.Literal["vector", "vector_row"]  # noqa: Y015
+    _WhichOneofArgType_vector_source: _TypeAlias = _typing.Literal["vector_source", b"vector_source"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__scale) -> _WhichOneofReturnType__scale | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_vector_source) -> _WhichOneofReturnType_vector_source | None: ...
 
 Global___AddVector: _TypeAlias = AddVector  # noqa: Y015
 
@@ -409,6 +448,7 @@ class ClampDirection(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VECTOR_FIELD_NUMBER: _builtins.int
+    VECTOR_ROW_FIELD_NUMBER: _builtins.int
     MINIMUM_FIELD_NUMBER: _builtins.int
     MAXIMUM_FIELD_NUMBER: _builtins.int
     minimum: _builtins.float
@@ -417,27 +457,36 @@ class ClampDirection(_message.Message):
     """The largest component; at least one of the two. Default: no bound."""
     @_builtins.property
     def vector(self) -> _tensor_pb2.Tensor:
-        """The direction, of the size of the last axis; required."""
+        """As it is sent."""
+
+    @_builtins.property
+    def vector_row(self) -> Global___MatrixRow:
+        """As a matrix of the model's archive has it."""
 
     def __init__(
         self,
         *,
         vector: _tensor_pb2.Tensor | None = ...,
+        vector_row: Global___MatrixRow | None = ...,
         minimum: _builtins.float | None = ...,
         maximum: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum", "vector", b"vector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum", "vector", b"vector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__maximum: _TypeAlias = _typing.Literal["maximum"]  # noqa: Y015
     _WhichOneofArgType__maximum: _TypeAlias = _typing.Literal["_maximum", b"_maximum"]  # noqa: Y015
     _WhichOneofReturnType__minimum: _TypeAlias = _typing.Literal["minimum"]  # noqa: Y015
     _WhichOneofArgType__minimum: _TypeAlias = _typing.Literal["_minimum", b"_minimum"]  # noqa: Y015
+    _WhichOneofReturnType_vector_source: _TypeAlias = _typing.Literal["vector", "vector_row"]  # noqa: Y015
+    _WhichOneofArgType_vector_source: _TypeAlias = _typing.Literal["vector_source", b"vector_source"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__maximum) -> _WhichOneofReturnType__maximum | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__minimum) -> _WhichOneofReturnType__minimum | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_vector_source) -> _WhichOneofReturnType_vector_source | None: ...
 
 Global___ClampDirection: _TypeAlias = ClampDirection  # noqa: Y015
 
@@ -448,25 +497,44 @@ class SwapDirections(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VECTOR_FIELD_NUMBER: _builtins.int
+    VECTOR_ROW_FIELD_NUMBER: _builtins.int
     OTHER_FIELD_NUMBER: _builtins.int
+    OTHER_ROW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def vector(self) -> _tensor_pb2.Tensor:
-        """One direction, of the size of the last axis; required."""
+        """As it is sent."""
+
+    @_builtins.property
+    def vector_row(self) -> Global___MatrixRow:
+        """As a matrix of the model's archive has it."""
 
     @_builtins.property
     def other(self) -> _tensor_pb2.Tensor:
-        """The other one, of the same size; required."""
+        """As it is sent."""
+
+    @_builtins.property
+    def other_row(self) -> Global___MatrixRow:
+        """As a matrix of the model's archive has it."""
 
     def __init__(
         self,
         *,
         vector: _tensor_pb2.Tensor | None = ...,
+        vector_row: Global___MatrixRow | None = ...,
         other: _tensor_pb2.Tensor | None = ...,
+        other_row: Global___MatrixRow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "vector", b"vector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "other_row", b"other_row", "other_source", b"other_source", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "vector", b"vector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "other_row", b"other_row", "other_source", b"other_source", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_other_source: _TypeAlias = _typing.Literal["other", "other_row"]  # noqa: Y015
+    _WhichOneofArgType_other_source: _TypeAlias = _typing.Literal["other_source", b"other_source"]  # noqa: Y015
+    _WhichOneofReturnType_vector_source: _TypeAlias = _typing.Literal["vector", "vector_row"]  # noqa: Y015
+    _WhichOneofArgType_vector_source: _TypeAlias = _typing.Literal["vector_source", b"vector_source"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_other_source) -> _WhichOneofReturnType_other_source | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_vector_source) -> _WhichOneofReturnType_vector_source | None: ...
 
 Global___SwapDirections: _TypeAlias = SwapDirections  # noqa: Y015

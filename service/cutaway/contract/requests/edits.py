@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
 
 from cutaway.contract.requests.captures import Heads, Point, PointName, Position, Slice, Steps, as_point
-from cutaway.contract.requests.fields import Number, bounded, distinct
+from cutaway.contract.requests.fields import Number, bounded, distinct, given
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
 
@@ -18,8 +18,10 @@ __all__ = [
     "Edit",
     "Mix",
     "Replace",
+    "Row",
     "Scale",
     "SwapDirections",
+    "VectorEdit",
     "VectorNorm",
     "Zero",
 ]
@@ -88,54 +90,71 @@ class VectorNorm(StrEnum):
 
 
 @dataclass(frozen=True)
-class AddVector(Edit):
+class Row:
+    """A vector of a matrix that the model's archive has: of a sparse autoencoder what the decoder writes for a feature,
+    of others a row of the weight.
+
+    Args:
+        matrix: the name of the matrix.
+        index: the number of the feature, or of the row, from 0.
+    """
+
+    matrix: Annotated[str, given("name the matrix")]
+    index: int
+
+
+@dataclass(frozen=True)
+class VectorEdit(Edit):
+    """A change along a vector.
+
+    Args:
+        vector: of the size of the value's last axis, or a `Row` of a matrix of the archive; required.
+    """
+
+    at: PointName | Point = field(default="output", kw_only=True)
+    vector: Row | ArrayLike | None = None
+
+
+@dataclass(frozen=True)
+class AddVector(VectorEdit):
     """``value + scale * vector`` at each position: steering along a direction.
 
     Args:
-        vector: of the size of the value's last axis; required.
         scale: how much of it; a negative one moves away.
         norm: the length that the vector gets before it is scaled.
     """
 
-    at: PointName | Point = field(default="output", kw_only=True)
-    vector: ArrayLike | None = None
     scale: Number = field(default=1.0, kw_only=True)
     norm: VectorNorm | Literal["own", "match"] = field(default=VectorNorm.OWN, kw_only=True)
 
 
 @dataclass(frozen=True)
-class ClampDirection(Edit):
+class ClampDirection(VectorEdit):
     """The value with its component along a direction between two bounds, at each position: a cap, or a removal.
 
     Its component is the inner product with the direction of length 1. ``minimum=0, maximum=0`` removes the direction
     (Arditi et al. 2024, arXiv:2406.11717).
 
     Args:
-        vector: the direction, of the size of the value's last axis; required.
         minimum: the least component; ``None`` is no bound.
         maximum: the largest component; at least one of the two.
     """
 
-    at: PointName | Point = field(default="output", kw_only=True)
-    vector: ArrayLike | None = None
     minimum: Number | None = field(default=None, kw_only=True)
     maximum: Number | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
-class SwapDirections(Edit):
+class SwapDirections(VectorEdit):
     """The value with two directions exchanged, at each position: the reflection that maps one onto the other.
 
     Of directions at a right angle it exchanges the components. Householder 1958, doi:10.1145/320941.320947.
 
     Args:
-        vector: one direction, of the size of the value's last axis; required.
-        other: the other one, of the same size; required.
+        other: the other direction, of the same size, or a `Row`; required.
     """
 
-    at: PointName | Point = field(default="output", kw_only=True)
-    vector: ArrayLike | None = None
-    other: ArrayLike | None = None
+    other: Row | ArrayLike | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

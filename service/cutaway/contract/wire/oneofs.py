@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,11 +28,13 @@ from cutaway.contract.requests import (
     PredictedClass,
     Project,
     Reduction,
+    Row,
     SequenceLogProbability,
     Slice,
     SwapDirections,
     Target,
     TopElements,
+    VectorEdit,
 )
 from cutaway.contract.requests.captures import as_point
 from cutaway.contract.requests.fields import distinct, not_nan
@@ -240,7 +243,27 @@ def _check_clamp(edit: Clamp | ClampDirection) -> None:
         raise error(Reason.INVALID_VALUE, f"the minimum {edit.minimum} is above the maximum {edit.maximum}")
 
 
-def _check_vector(edit: AddVector | ClampDirection | SwapDirections) -> None:
+_ROW = record(Row, edit_pb2.MatrixRow)
+
+
+def _vector(attribute: str) -> dict[str, FieldRule]:
+    """Returns the rules for the fields of a vector that is sent, and of one that a matrix has."""
+
+    def write(codec: Codec, is_row: bool, edit: Any, message: Any) -> None:
+        value = getattr(edit, attribute)
+        if value is not None and isinstance(value, Row) is is_row:
+            codec.write(value, message)
+
+    def read(codec: Codec, message: Any) -> dict[str, Any]:
+        return {attribute: codec.read(message)} if message.ByteSize() else {}
+
+    return {
+        name: FieldRule(codec=Spread(partial(write, codec, is_row), partial(read, codec)))
+        for name, codec, is_row in ((attribute, TENSOR, False), (f"{attribute}_row", _ROW, True))
+    }
+
+
+def _check_vector(edit: VectorEdit) -> None:
     if edit.vector is None:
         raise error(Reason.INVALID_VALUE, "send the vector", "vector")
     if isinstance(edit, ClampDirection):
@@ -261,6 +284,8 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
         "lambda": FieldRule("weight"),
         **_POSITION,
         **_position("source_position"),
+        **_vector("vector"),
+        **_vector("other"),
     },
     special={Add: Spread(_write_add, _read_add)},
     checks={Clamp: _check_clamp, **dict.fromkeys((AddVector, ClampDirection, SwapDirections), _check_vector)},

@@ -275,6 +275,7 @@ class Matrix:
         center: subtracted from the value first, [size of the last axis]; None is nothing.
         relu: whether negative results become 0.
         k: only so many results stay, the largest ones; 0 is all.
+        decoder: a vector for each output, [outputs, size of the last axis]; None is the weight.
     """
 
     weight: Tensor
@@ -283,6 +284,12 @@ class Matrix:
     center: Tensor | None = None
     relu: bool = False
     k: int = 0
+    decoder: Tensor | None = None
+
+    @property
+    def vectors(self) -> Tensor:
+        """A vector for each output: the direction that a sparse autoencoder writes, or a probe reads."""
+        return self.weight if self.decoder is None else self.decoder
 
     def __call__(self, value: Tensor) -> Tensor:
         """Returns the results for ``value`` [..., size of the last axis], [..., outputs]."""

@@ -20,6 +20,7 @@ from cutaway.contract.requests import (
     Mix,
     Position,
     Replace,
+    Row,
     Scale,
     SwapDirections,
     VectorNorm,
@@ -30,6 +31,7 @@ from cutaway.contract.tensors import as_array
 from cutaway.contract.values import changed
 from cutaway.engine.hooks.capture_spec import crossed, slice_index
 from cutaway.engine.hooks.tokens import RowTexts, position_field, token_index
+from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.layouts import dense, in_layout_of
 from cutaway.engine.runtime.numerics import tensor_like
 
@@ -114,6 +116,30 @@ def _source(edit: Mix, value: Tensor, row_axis: int | None, texts: RowTexts | No
     if position is None:
         position, field = edit.position or 0, "position"
     return value[token_index(position, value.shape, row_axis, texts, rows, field)]
+
+
+def with_vectors(tree: ModuleTree, edit: Edit) -> Edit:
+    """Returns ``edit`` with the vectors that it names of matrices.
+
+    Raises:
+        InvalidArgument: ``MODULE_NOT_FOUND`` or ``SLICE_RANGE``.
+    """
+    for name in ("vector", "other"):
+        if isinstance(row := getattr(edit, name, None), Row):
+            with at(f"{field_name(type(edit))}.{name}_row"):
+                edit = changed(edit, **{name: _vector(tree, row)})
+    return edit
+
+
+def _vector(tree: ModuleTree, row: Row) -> Tensor:
+    if row.matrix not in tree.vectors:
+        there = f"there are {', '.join(tree.vectors)}" if tree.vectors else "the archive has none"
+        raise error(Reason.MODULE_NOT_FOUND, f"no matrix is named {row.matrix!r}; {there}", "matrix")
+    vectors = tree.vectors[row.matrix]
+    if not 0 <= row.index < len(vectors):
+        what = f"{row.index}; the matrix {row.matrix!r} has {len(vectors)} vectors, from 0"
+        raise error(Reason.SLICE_RANGE, what, "index")
+    return vectors[row.index]
 
 
 def _edit_tensor(array: Any, part: Tensor) -> Tensor:
