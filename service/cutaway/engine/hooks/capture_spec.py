@@ -297,14 +297,19 @@ class Matrix:
         if self.center is not None:
             value = value - self.center.to(value.device)
         found = value @ self.weight.to(value.device).T
-        if self.bias is not None:
-            found = found + self.bias.to(value.device)
-        if self.k:
-            largest = found.topk(self.k, dim=-1)
-            found = torch.zeros_like(found).scatter(-1, largest.indices, largest.values)
-        if self.relu:
-            found = found.relu()
-        return found if self.threshold is None else found.where(found > self.threshold.to(value.device), 0.0)
+        return _activated(found, self.bias, self.threshold, self.relu, self.k)
+
+
+def _activated(found: Tensor, bias: Tensor | None, threshold: Tensor | None, relu: bool, k: int = 0) -> Tensor:
+    """Returns what a matrix returns of its products with a value; arguments are those of `Matrix`."""
+    if bias is not None:
+        found = found + bias.to(found.device)
+    if k:
+        largest = found.topk(k, dim=-1)
+        found = torch.zeros_like(found).scatter(-1, largest.indices, largest.values)
+    if relu:
+        found = found.relu()
+    return found if threshold is None else found.where(found > threshold.to(found.device), 0.0)
 
 
 @dataclass(frozen=True)
@@ -335,12 +340,7 @@ def projection(tree: ModuleTree, project: Project) -> Projection:
             maps.append(tree.map_of(project.to))
     else:
         maps.append(partial(_by_matrix, as_array(project.to)))
-    if project.bias is not None:
-        maps.append(partial(_plus, as_array(project.bias)))
-    if project.relu:
-        maps.append(torch.relu)
-    if project.threshold is not None:
-        maps.append(partial(_above, as_array(project.threshold)))
+    maps.append(partial(_by_arrays, project))
     return Projection(tuple(maps), project.then)
 
 
@@ -348,12 +348,11 @@ def _by_matrix(matrix: Array, value: Tensor) -> Tensor:
     return value @ tensor_like(matrix, value).T
 
 
-def _plus(bias: Array, value: Tensor) -> Tensor:
-    return value + tensor_like(bias, value)
-
-
-def _above(threshold: Array, value: Tensor) -> Tensor:
-    return value.where(value > tensor_like(threshold, value), 0.0)
+def _by_arrays(project: Project, value: Tensor) -> Tensor:
+    bias, threshold = (
+        None if part is None else tensor_like(as_array(part), value) for part in (project.bias, project.threshold)
+    )
+    return _activated(value, bias, threshold, project.relu)
 
 
 @torch.no_grad()
