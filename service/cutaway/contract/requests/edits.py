@@ -21,7 +21,6 @@ __all__ = [
     "Row",
     "Scale",
     "SwapDirections",
-    "VectorEdit",
     "VectorNorm",
     "Zero",
 ]
