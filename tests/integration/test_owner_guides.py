@@ -78,7 +78,7 @@ def test_a_language_model_is_packaged_by_one_command_and_answers(tmp_path: Path)
             found.append({})
             exec(asked.replace("localhost:7001", server.address), found[-1])
     result, written, why, parts, wrapped, paths, *others = (each["result"] for each in found)
-    seen, swept, patched, added, ablated, looked = others
+    seen, swept, patched, mixed, added, ablated, looked = others
     assert {name: grid.shape for name, grid in swept.sweep.items()} == {
         f"transformer.h.{layer}": swept.sweep_estimates["transformer.h.0"].shape for layer in range(2)
     }
@@ -95,6 +95,8 @@ def test_a_language_model_is_packaged_by_one_command_and_answers(tmp_path: Path)
     last = seen.captures["transformer.h.1"].calls[0]
     assert last.positions[ca.Point.OUTPUT][""][0, 0] == seen.classes[0].index
     assert not np.array_equal(patched.predictions["next"], patched.unedited["next"])
+    assert np.array_equal(mixed.predictions["next"][0], mixed.unedited["next"][0])
+    assert not np.array_equal(mixed.predictions["next"][1], mixed.unedited["next"][1])
     assert not np.array_equal(ablated.predictions["next"], ablated.unedited["next"])
     terms = [part.reshape(2, -1).sum(axis=1) for part in added.direct.values()]
     assert len(terms) == 6

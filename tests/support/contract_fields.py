@@ -79,6 +79,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Project": {"module": "module"},
     "AddVector": {"vector": None},
     "ClampDirection": {"vector": None, "maximum": 1.0},
+    "MatrixRow": {"matrix": "matrix"},
     "SwapDirections": {"vector": None, "other": None},
     "MultiIndex": {"indices": None},
     "TopK": {"k": 2},

@@ -122,6 +122,7 @@ data_types = st.sampled_from(["", *DTYPES])
 shapes = tuples_of(st.integers(-1, 2**40))
 
 positions = SIGNED_32 | names
+several_positions = st.none() | positions | tuples_of(positions, least=1)
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "at": spelled_points,
@@ -156,7 +157,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "shape": shapes,
     "heads": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "position": st.none() | positions,
-    "Capture.position": st.none() | positions | tuples_of(positions, least=1),
+    "Capture.position": several_positions,
+    "source_position": several_positions,
     "steps": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "step": st.none() | st.integers(1, 2**63 - 1),
     "weight": probabilities,
@@ -292,10 +294,12 @@ captures = st.one_of(
 def edited(kind: type[Edit], **parameters: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Edits of one ``kind``, at a module or at an operator."""
     rows = st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple)
-    at_module, at_op = {"module": names, "op": st.just("")}, {"module": st.just(""), "op": names, "position": st.none()}
+    at_module = {"module": names, "op": st.just(""), "position": several_positions}
+    at_op = {"module": st.just(""), "op": names, "position": st.none()}
     return st.one_of([made(kind, rows=rows, **where, **parameters) for where in (at_module, at_op)])
 
 
+row_vectors = tensors() | st.builds(requests.Row, names, UNSIGNED_32)
 bounds = st.tuples(quantities, quantities).map(sorted)
 edits = st.one_of(
     edited(requests.Scale),
@@ -306,11 +310,11 @@ edits = st.one_of(
     edited(requests.Clamp, minimum=st.none(), maximum=quantities),
     bounds.flatmap(lambda both: edited(requests.Clamp, minimum=st.just(both[0]), maximum=st.just(both[1]))),
     edited(requests.Mix),
-    edited(requests.AddVector, vector=tensors(), scale=quantities),
-    edited(requests.SwapDirections, vector=tensors(), other=tensors()),
+    edited(requests.AddVector, vector=row_vectors, scale=quantities),
+    edited(requests.SwapDirections, vector=row_vectors, other=row_vectors),
     bounds.flatmap(
         lambda both: edited(
-            requests.ClampDirection, vector=tensors(), minimum=st.just(both[0]), maximum=st.just(both[1])
+            requests.ClampDirection, vector=row_vectors, minimum=st.just(both[0]), maximum=st.just(both[1])
         )
     ),
 )

@@ -303,7 +303,8 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
         takes_any_name=not adapter.inputs and takes_any_name(module),
         generate=adapter.generation(module),
     )
-    model.tree.matrices = dict(_matrices(adapter.directory, model))
+    model.tree.matrices = matrices = dict(_matrices(adapter.directory, model))
+    model.tree.vectors = {name: matrix.vectors for name, matrix in matrices.items()}
     return model
 
 
@@ -338,7 +339,7 @@ def _of_file(path: Path, device: str) -> Matrix:
 
 
 def _of_sae_lens(directory: Path, device: str) -> Matrix:
-    """Returns the encoder of a sparse autoencoder that ``save_model`` of SAE Lens wrote.
+    """Returns a sparse autoencoder that ``save_model`` of SAE Lens wrote.
 
     https://github.com/decoderesearch/SAELens, sae_lens/saes: ``encode`` of StandardSAE, JumpReLUSAE and TopKSAE.
     """
@@ -354,7 +355,9 @@ def _of_sae_lens(directory: Path, device: str) -> Matrix:
         if given not in known:
             what = f"its {option} is {given!r}, and only {' and '.join(map(repr, known))} can be computed"
             raise error(Reason.INVALID_VALUE, what)
-    names = {"weight": "W_enc", "bias": "b_enc"} | ({"threshold": "threshold"} if kind == "jumprelu" else {})
+    names = {"weight": "W_enc", "bias": "b_enc", "decoder": "W_dec"} | (
+        {"threshold": "threshold"} if kind == "jumprelu" else {}
+    )
     names |= {"center": "b_dec"} if chosen.get("apply_b_dec_to_input", True) else {}
     with safe_open(directory / "sae_weights.safetensors", "pt", device) as file:
         found = {name: file.get_tensor(own) for name, own in names.items()}
@@ -374,9 +377,10 @@ def _checked(matrix: Matrix) -> Matrix:
     if weight.ndim != 2 or not weight.is_floating_point():
         raise error(Reason.INVALID_VALUE, f"its weight is {weight.dtype} {list(weight.shape)}: floats, [outputs, size]")
     parts: dict[str, Any] = {}
-    for name, axis in (("bias", 0), ("threshold", 0), ("center", 1)):
+    shapes = {"bias": weight.shape[:1], "threshold": weight.shape[:1], "center": weight.shape[1:]}
+    for name, shape in {**shapes, "decoder": weight.shape}.items():
         if (part := getattr(matrix, name)) is not None:
-            if part.shape != weight.shape[axis : axis + 1]:
+            if part.shape != shape:
                 what = f"its {name} has shape {list(part.shape)}, and its weight {list(weight.shape)}"
                 raise error(Reason.INVALID_VALUE, what)
             parts[name] = part.to(weight.dtype)

@@ -81,6 +81,8 @@ class _WarningCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningCo
     """An attribution leaves an input out, which the method cannot move by itself: see `inputs_left_out`."""
     WARNING_CODE_STEP_NOT_REACHED: _WarningCode.ValueType  # 9
     """The texts of a generation ended before a step whose captures were requested."""
+    WARNING_CODE_NO_TOKENS: _WarningCode.ValueType  # 10
+    """A module that a glob names has no axis of tokens: there is no capture of a position."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """The subject of a warning."""
@@ -105,6 +107,8 @@ WARNING_CODE_INPUT_NOT_EXPLAINED: WarningCode.ValueType  # 8
 """An attribution leaves an input out, which the method cannot move by itself: see `inputs_left_out`."""
 WARNING_CODE_STEP_NOT_REACHED: WarningCode.ValueType  # 9
 """The texts of a generation ended before a step whose captures were requested."""
+WARNING_CODE_NO_TOKENS: WarningCode.ValueType  # 10
+"""A module that a glob names has no axis of tokens: there is no capture of a position."""
 Global___WarningCode: _TypeAlias = WarningCode  # noqa: Y015
 
 @_typing.final
@@ -756,6 +760,7 @@ class EditReceipt(_message.Message):
     CHANGED_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     tensors: _builtins.int
     """The number of tensors that it was applied to."""
     changed: _builtins.bool
@@ -766,6 +771,12 @@ class EditReceipt(_message.Message):
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The steps in which it was applied, with `generate`."""
 
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The places that an edit of a token, by a glob, leaves out, such as `transformer.wpe@output`: their tensors have no
+        axis of tokens.
+        """
+
     def __init__(
         self,
         *,
@@ -773,10 +784,11 @@ class EditReceipt(_message.Message):
         changed: _builtins.bool = ...,
         norm: _builtins.float = ...,
         steps: _abc.Iterable[_builtins.int] | None = ...,
+        left_out: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "norm", b"norm", "steps", b"steps", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "left_out", b"left_out", "norm", b"norm", "steps", b"steps", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

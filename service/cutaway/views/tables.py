@@ -160,7 +160,8 @@ def receipt_table(result: InspectResult) -> Table:
     table = empty_table("Edits", "edit", "tensors", "steps", "changed by (2-norm)", numbers=1)
     for number, receipt in enumerate(result.receipts[:MAX_ROWS]):
         steps = f"{receipt.steps[0]} to {receipt.steps[-1]}" if len(receipt.steps) > 1 else ""
-        table.add_row(str(number), str(receipt.tensors), steps, f"{receipt.norm:.4g}")
+        tensors = f"{receipt.tensors}, {len(receipt.left_out)} left out" if receipt.left_out else str(receipt.tensors)
+        table.add_row(str(number), tensors, steps, f"{receipt.norm:.4g}")
     _count_hidden_rows(table, len(result.receipts))
     return table
 

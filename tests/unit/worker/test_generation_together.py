@@ -70,7 +70,7 @@ def questions(draw: random.Random, blocks: str, path: str) -> Iterator[Question]
         some = tuple(sorted(draw.sample(range(steps), draw.randint(1, steps))))
         edits = [
             ca.AddVector(f"{blocks}.0", vector, norm=ca.VectorNorm.MATCH, path=path, steps=some),
-            ca.Scale(f"{blocks}.1", path=path, factor=1.2, position=draw.choice([None, -1])),
+            ca.Scale(f"{blocks}.1", path=path, factor=1.2, position=draw.choice([None, (-1,)])),
             ca.Zero(f"{blocks}.*", path=path, slices=(ca.Slice(-1, 3, 5),)),
         ]
         captures = [

@@ -36,6 +36,7 @@ from cutaway.contract.requests import (
     Position,
     PredictedClass,
     Reduction,
+    Row,
     Target,
     TokenId,
 )
@@ -219,6 +220,10 @@ def _or_none(read_value: Callable[[Any], T]) -> Callable[[Any], T | None]:
     return lambda value: None if value is None else read_value(value)
 
 
+def _row_or_array(value: Any) -> Row | ArrayLike:
+    return _read_part(Row, value) if isinstance(value, (Row, Mapping)) else _array(value)
+
+
 def _name_or_array(value: Any) -> str | ArrayLike:
     return value if isinstance(value, str) else _array(value)
 
@@ -234,6 +239,7 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     ArrayLike: _array,
     float | ArrayLike: _number_or_array,
     str | ArrayLike: _name_or_array,
+    Row | ArrayLike | None: _or_none(_row_or_array),
     Position | None: _or_none(_position),
     Position | tuple[Position, ...] | None: _or_none(_positions),
     Baselines: _baselines,

@@ -156,6 +156,7 @@ class WarningCode(StrEnum):
     INPUT_NOT_READ = "INPUT_NOT_READ"
     INPUT_NOT_EXPLAINED = "INPUT_NOT_EXPLAINED"
     STEP_NOT_REACHED = "STEP_NOT_REACHED"
+    NO_TOKENS = "NO_TOKENS"
 
 
 @dataclass(frozen=True)
@@ -257,12 +258,14 @@ class EditReceipt:
         changed: whether it changed a value.
         norm: the 2-norm of what it changed, over all tensors.
         steps: the steps of a generation in which it was applied.
+        left_out: the places that an edit of a token, by a glob, leaves out: their tensors have no axis of tokens.
     """
 
     tensors: int = 0
     changed: bool = False
     norm: float = 0.0
     steps: tuple[int, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import (
-    Point,
-)
+from cutaway.contract.requests import Edit, Point
 from cutaway.contract.results import EditReceipt
 from cutaway.contract.results.arrays import Place
 from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.edits import NumberedEdit, apply_edit
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward
-from cutaway.engine.hooks.tokens import RowTexts
+from cutaway.engine.hooks.tokens import ONE_TOKEN, RowTexts, has_tokens
+from cutaway.engine.model.module_tree import is_glob
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
 from cutaway.engine.runtime.numerics import Path, equal
 
@@ -221,13 +220,26 @@ class HookSite:
         return [
             (number, edit)
             for number, edit in edits
-            if edit.call in (None, call.number) and (not edit.steps or call.step in edit.steps)
+            if edit.call in (None, call.number)
+            and (not edit.steps or call.step in edit.steps)
+            and self._reaches(number, edit, call, Place(self.name, point, path), tensor)
         ]
+
+    def _reaches(self, number: int, edit: Edit, call: RecordedCall, place: Place, tensor: Tensor) -> bool:
+        """Returns whether an edit of a token is applied to ``tensor``, and notes it; a glob leaves others out."""
+        if edit.position is None or not is_glob(edit.module):
+            return True
+        axis = self._row_axis(call, place.point, place.path, tensor)
+        if has_tokens(edit.position, tensor.shape, axis, self._texts(call)):
+            self.recording.edited.add((number, place))
+            return True
+        self.recording.left_out[number, place] = None
+        return False
 
     def _texts(self, call: RecordedCall) -> RowTexts | None:
         """Returns which tokens are the rows' own; later steps of a generation have one token of each."""
-        texts = None if self.batch is None or call.step else self.batch.texts
-        return None if texts is None else texts.inside(self.name)
+        texts = None if self.batch is None else self.batch.texts
+        return None if texts is None else ONE_TOKEN if call.step else texts.inside(self.name)
 
     def _row_axis(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> int | None:
         """Returns the axis of a tensor, or of its gradient, that has the rows of the request, or None."""
@@ -258,12 +270,21 @@ class HookSite:
         self.recording.receipts[number] = EditReceipt(known.tensors + 1, known.changed or is_changed, norm, steps)
 
     def _record(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> None:
-        spec = self.specs.get(point)
-        if spec is not None and spec.matches(call, path):
+        if (spec := self._taking(call, point, path, tensor)) is not None:
             axis = self._row_axis(call, point, path, tensor)
             # A place in words, for the one error that names it, takes as long as the copy of a small tensor.
             named = f"capture:{Place(self.name, point, path)}" if spec.data_type else ""
             call.record(point, path, spec.apply(dense(tensor.detach()), named, axis, self._texts(call)))
+
+    def _taking(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> CaptureSpec | None:
+        """Returns the spec that takes ``tensor`` at ``point``, or None; notes that a glob leaves it out."""
+        spec = self.specs.get(point)
+        if spec is None or not spec.matches(call, path):
+            return None
+        if not spec.leaves_out(tensor.shape, self._row_axis(call, point, path, tensor), self._texts(call)):
+            return spec
+        call.left_out += ((point, path),)
+        return None
 
     def _with_gradient_hook(
         self, call: RecordedCall, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool
@@ -273,9 +294,8 @@ class HookSite:
         A copy gets the hook, where one on the tensor itself would also see gradients of other uses. ``bare``: the
         model continues with this very object, so that no copy may take its place.
         """
-        spec = self.specs.get(side.gradient)
         edits = self._matching_edits(call, side.gradient, path, tensor, floating=True)
-        captured = spec is not None and spec.matches(call, path)
+        captured = self._taking(call, side.gradient, path, tensor) is not None
         can_have_gradient = torch.is_grad_enabled() and (tensor.is_floating_point() or tensor.is_complex())
         if not (edits or captured) or not can_have_gradient:
             return tensor

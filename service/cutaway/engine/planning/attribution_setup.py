@@ -315,34 +315,37 @@ def row_texts(model: InspectedModel, request: requests.InspectRequest, inputs: I
     asked = [*_positions(request)]
     if not asked:
         return None
-    ranges = _ranges(model, inputs)
+    own = _own_texts(model, inputs)
     named: dict[str, list[int]] = {}
     tokens: list[Sequence[str]] = []
     for field, position, part in asked:
         if isinstance(position, str):
             _refuse_later_steps(request, part, field.split(".")[0])
             with at(f"{field}_text"):
-                tokens = tokens or _token_texts(model, inputs, ranges)
-                found = [_ends(position, own) for own in tokens]
-                for row in (part.rows if isinstance(part, requests.Edit) else ()) or range(len(tokens)):
+                tokens = tokens or _token_texts(model, inputs, own.ranges)
+                found = [_ends(position, texts) for texts in tokens]
+                for row in _rows_with(part, ".mix." in field) or range(len(tokens)):
                     _refuse_not_one(position, found[row], tokens[row], row)
             named[position] = [places[0] if places else 0 for places in found]
-    return RowTexts(ranges, named)
+    return own._replace(named=named)
 
 
-def _ranges(model: InspectedModel, inputs: Inputs) -> Ranges | TwoTexts | None:
-    """Returns the tokens of each row that the model reads and that are no padding; None where all are."""
+def _own_texts(model: InspectedModel, inputs: Inputs) -> RowTexts:
+    """Returns the tokens of each row that the model reads and that are no padding."""
     mask, more = inputs.get(MASK), inputs.get(CONTINUATION)
     encoder = "" if model.generate is None else model.generate.encoder
+    prompt = next(iter(inputs.values()))
     if more is not None or encoder:
-        prompt = next(iter(inputs.values()))
         mask = torch.ones_like(prompt) if mask is None else mask
         behind = mask[:, :0] if more is None else (more[:, 1:] >= 0).to(mask.dtype)
         if encoder:
             written = pad(behind, (1, 0), value=1)
-            return TwoTexts(encoder, text_ranges(mask), text_ranges(written), (mask.shape[1], written.shape[1]))
+            sizes = (mask.shape[1], written.shape[1])
+            return RowTexts(TwoTexts(encoder, text_ranges(mask), text_ranges(written), sizes))
         mask = torch.cat([mask, behind], dim=1)
-    return None if mask is None or mask.ndim != 2 else text_ranges(mask)
+    if mask is None or mask.ndim != 2:
+        return RowTexts(size=None if model.generate is None else prompt.shape[1])
+    return RowTexts(text_ranges(mask), size=mask.shape[1])
 
 
 def _positions(request: requests.InspectRequest) -> Iterator[tuple[str, requests.Position, _Part]]:
@@ -350,14 +353,23 @@ def _positions(request: requests.InspectRequest) -> Iterator[tuple[str, requests
     parts: dict[str, _Part | None] = {f"captures[{number}]": one for number, one in enumerate(request.captures)}
     parts |= {f"edits[{number}]": one for number, one in enumerate(request.edits)}
     for field, part in {**parts, **_targets(request)}.items():
-        asked = None if part is None else part.position
-        if part is None or asked is None:
+        if part is None:
             continue
-        if isinstance(asked, tuple):
-            for number, position in enumerate(asked):
-                yield f"{field}.positions.tokens[{number}].position", position, part
-        else:
-            yield f"{field}.position", asked, part
+        asked = {f"{field}.position": part.position}
+        if isinstance(part, requests.Mix):
+            asked[f"{field}.mix.source_position"] = part.source_position
+        for own, position in asked.items():
+            if isinstance(position, tuple):
+                yield from ((f"{own}s.tokens[{number}].position", each, part) for number, each in enumerate(position))
+            elif position is not None:
+                yield own, position, part
+
+
+def _rows_with(part: _Part, is_source: bool) -> Sequence[int]:
+    """Returns the rows whose tokens an edit names, or that a `Mix` reads; none for all."""
+    if is_source and isinstance(part, requests.Mix):
+        return [part.permutation[row] for row in part.rows or range(len(part.permutation))]
+    return part.rows if isinstance(part, requests.Edit) else ()
 
 
 def _token_texts(model: InspectedModel, inputs: Inputs, ranges: Ranges | TwoTexts | None) -> list[Sequence[str]]:

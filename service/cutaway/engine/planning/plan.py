@@ -17,7 +17,7 @@ from cutaway.contract.requests.captures import names_weights
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.values import changed, near_names
 from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection
-from cutaway.engine.hooks.edits import NumberedEdit, validate_edit
+from cutaway.engine.hooks.edits import NumberedEdit, validate_edit, with_vectors
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.tokens import with_heads
 from cutaway.engine.methods.captum_call import method_of
@@ -170,6 +170,7 @@ def resolve_edits(tree: ModuleTree, request: requests.InspectRequest, batch: int
     for number, edit in enumerate(request.edits):
         with at(f"edits[{number}]"):
             validate_edit(edit, batch)
+            edit = with_vectors(tree, edit)
             for place in _edited_places(tree, edit):
                 own = changed(edit, slices=with_heads(tree, place, edit, [edit.point])) if edit.heads else edit
                 edits.setdefault(place, []).append((number, own))
