@@ -24,7 +24,7 @@ X = np.array([[0.5, -1.0, 2.0]], np.float32)
 class Small(Adapter):
     """A seeded model, with an example."""
 
-    labels = ("no", "yes")
+    labels: tuple[str, ...] = ("no", "yes")
 
     def __init__(self, model: nn.Module, *inputs: InputSpec) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Members(nn.Module):
 
 
 class Photos(nn.Module):
-    """A network for pictures of the usual size; a functional ReLU, which Captum's guided backpropagation does not know."""
+    """A network for photos, with a functional ReLU, which Captum's guided backpropagation does not know."""
 
     def __init__(self) -> None:
         super().__init__()
