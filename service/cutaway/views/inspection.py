@@ -11,7 +11,7 @@ import numpy as np
 
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.summary import batch_size
+from cutaway.contract.results.summary import batch_size, titles
 from cutaway.contract.values import changed
 from cutaway.contract.wire import stored_file
 from cutaway.views import plots
@@ -69,6 +69,11 @@ class Inspection(InspectResult):
         A reply has only the labels of the predicted classes.
         """
         return changed(self, labels=tuple(labels))
+
+    def titles(self) -> list[str]:
+        """Returns what people call each attribution: its method and layer, and the fields in which those with the same
+        method and layer differ: ``Saliency, noise NoiseTunnel``."""
+        return titles(self.attributions, self.request.attributions)
 
     def plot(self, path: str | Path | None = None, *, row: int = 0) -> Figure:
         """Draws one example with matplotlib: input, predictions, attributions, captures and gradients.

@@ -20,7 +20,7 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ClassPrediction, InspectResult, Verdict
 from cutaway.contract.results.arrays import captures, examples_first
 from cutaway.contract.results.explanations import AttributionError, outcome_of_row
-from cutaway.contract.results.summary import batch_size, harmless, worst_first
+from cutaway.contract.results.summary import batch_size, harmless, without_layer, worst_first
 from cutaway.contract.tensors import Array
 from cutaway.views.drawings import (
     FAINT,
@@ -169,20 +169,21 @@ def _gradients(example: _Example) -> Iterator[Panel]:
 
 def _attributions(example: _Example, *, layers: bool) -> Iterator[Panel]:
     """Yields the attributions of layers, or those of inputs; the worst first where the section has no room for all."""
-    attributions = worst_first(example.result.attributions, _MAX_PANELS)
-    counts = Counter((attribution.method, attribution.layer) for attribution in attributions)
-    for attribution in attributions:
+    attributions = worst_first(example.result, _MAX_PANELS)
+    counts = Counter((attribution.method, attribution.layer) for _, attribution in attributions)
+    for title, attribution in attributions:
         method, targets = attribution.method, attribution.targets
+        heading = without_layer(title, attribution)  # which is in the second line
         if bool(attribution.layer) is layers:
             several = counts[method, attribution.layer] > 1
             target = f" · class {targets[example.row]}" if several and targets is not None else ""
             if (failure := attribution.error) is not None:
-                yield Panel(method, attribution.layer, np.empty(0), partial(_draw_failure, failure))
+                yield Panel(heading, attribution.layer, np.empty(0), partial(_draw_failure, failure))
             for name, array in attribution.values.items():
                 values = example.part(array)
                 draw = draw_with_norms if method == "LayerActivation" else _drawing(example, name, values)
                 verdict = outcome_of_row(attribution.checks, example.row).verdict if attribution.checks else None
-                yield _panel(method, f"{name}{target}", values, draw, sum_colours=not layers, verdict=verdict)
+                yield _panel(heading, f"{name}{target}", values, draw, sum_colours=not layers, verdict=verdict)
 
 
 _FAILURE_LINES, _FAILURE_LETTERS = 9, 34
