@@ -6,6 +6,7 @@ Matplotlib is imported when a figure is drawn, not before.
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +64,15 @@ def figure(result: InspectResult, inputs: Mapping[str, Array] | None = None, row
     if not 0 <= row < rows:
         raise error(Reason.INVALID_VALUE, f"the batch has the rows 0 to {rows - 1}, not {row}", "row")
     example = _Example(examples_first(result), row, rows)
-    return _draw(example, _sections(example, inputs or {}))
+    drawn = _draw(example, _sections(example, inputs or {}))
+    drawn.__dict__["_repr_png_"] = partial(_png, drawn)  # a notebook shows it, also without %matplotlib inline
+    return drawn
+
+
+def _png(drawn: Figure) -> bytes:
+    file = io.BytesIO()
+    drawn.savefig(file, format="png")
+    return file.getvalue()
 
 
 def save(result: InspectResult, path: Path, inputs: Mapping[str, Array] | None = None, row: int = 0) -> None:
