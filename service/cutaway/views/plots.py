@@ -29,6 +29,7 @@ from cutaway.views.drawings import (
     STYLE,
     Box,
     Drawing,
+    Look,
     Sheet,
     draw_bars,
     draw_features,
@@ -47,24 +48,29 @@ DOTS_PER_INCH = 150
 """The resolution of figures in files."""
 
 _COLUMNS = 4  # panels side by side
+_USUAL = Look()
 
 
-def figure(result: InspectResult, inputs: Mapping[str, Array] | None = None, row: int = 0) -> Figure:
+def figure(
+    result: InspectResult, inputs: Mapping[str, Array] | None = None, row: int = 0, look: Look = _USUAL
+) -> Figure:
     """Draws one example of ``result``.
 
     Args:
         result: the reply to a request.
         inputs: the request's tensors by input name, batch first; images among them are drawn beside the prediction.
         row: the example's index in the batch.
+        look: how attributions are drawn.
 
     Raises:
-        InvalidArgument: ``INVALID_VALUE`` if the batch has no such row.
+        InvalidArgument: ``INVALID_VALUE`` if the batch has no such row, or there is no such look.
     """
+    look.check()
     rows = batch_size(result) or 1
     if not 0 <= row < rows:
         raise error(Reason.INVALID_VALUE, f"the batch has the rows 0 to {rows - 1}, not {row}", "row")
     example = _Example(examples_first(result), row, rows)
-    drawn = _draw(example, _sections(example, inputs or {}))
+    drawn = _draw(example, _sections(example, inputs or {}, look))
     drawn.__dict__["_repr_png_"] = partial(_png, drawn)  # a notebook shows it, also without %matplotlib inline
     return drawn
 
@@ -114,12 +120,14 @@ class _Example(NamedTuple):
         return np.asarray(array[self.row] if batched else array, dtype=np.float64)
 
 
-def _sections(example: _Example, inputs: Mapping[str, Array]) -> dict[str, list[Panel]]:
+def _sections(example: _Example, inputs: Mapping[str, Array], look: Look) -> dict[str, list[Panel]]:
     """Returns the panels below each heading; a heading may have none."""
+    sent = {name: example.part(array) for name, array in inputs.items()}
+    images = {name: values for name, values in sent.items() if _is_image(values)}
     return {
-        "Input and prediction": _forward(example, inputs),
-        "At the input": [*_gradients(example), *_attributions(example, layers=False)],
-        "At layers": list(_attributions(example, layers=True)),
+        "Input and prediction": _forward(example, images),
+        "At the input": [*_gradients(example), *_attributions(example, images, look, layers=False)],
+        "At layers": list(_attributions(example, images, look, layers=True)),
         "Captured": list(_captures(example)),
         "At parameters, for all examples": [
             _panel(name, "gradient", np.asarray(array, np.float64), draw_with_sums)
@@ -134,11 +142,10 @@ def _panel(title: str, detail: str, values: Array, draw: Drawing, *, sum_colours
     return Panel(title, f"{detail} · {list(values.shape)}", values.sum(axis=0) if summed else values, draw, **more)
 
 
-def _forward(example: _Example, inputs: Mapping[str, Array]) -> list[Panel]:
+def _forward(example: _Example, sent: Mapping[str, Array]) -> list[Panel]:
     """Returns inputs that are images, then the outputs; a single vector takes the rest of the line."""
     result = example.result
-    sent = {name: example.part(array) for name, array in inputs.items()}
-    images = [_panel(name, "input", values, draw_image) for name, values in sent.items() if _is_image(values)]
+    images = [_panel(name, "input", values, draw_image) for name, values in sent.items()]
     passes = [
         ("prediction", result.predictions, result.classes),
         ("unedited", result.unedited, result.unedited_classes),
@@ -176,8 +183,9 @@ def _gradients(example: _Example) -> Iterator[Panel]:
             yield _panel("Gradient", f"{name}{target}", part, _drawing(example, name, part), sum_colours=True)
 
 
-def _attributions(example: _Example, *, layers: bool) -> Iterator[Panel]:
+def _attributions(example: _Example, images: Mapping[str, Array], look: Look, *, layers: bool) -> Iterator[Panel]:
     """Yields the attributions of layers, or those of inputs; the worst first where the section has no room for all."""
+    first = next(iter(images.values()), None)
     attributions = worst_first(example.result, _MAX_PANELS)
     counts = Counter((attribution.method, attribution.layer) for _, attribution in attributions)
     for title, attribution in attributions:
@@ -190,7 +198,9 @@ def _attributions(example: _Example, *, layers: bool) -> Iterator[Panel]:
                 yield Panel(heading, attribution.layer, np.empty(0), partial(_draw_failure, failure))
             for name, array in attribution.values.items():
                 values = example.part(array)
-                draw = draw_with_norms if method == "LayerActivation" else _drawing(example, name, values)
+                draw: Drawing = draw_with_norms
+                if method != "LayerActivation":
+                    draw = _drawing(example, name, values, look, first if layers else images.get(name))
                 verdict = outcome_of_row(attribution.checks, example.row).verdict if attribution.checks else None
                 yield _panel(heading, f"{name}{target}", values, draw, sum_colours=not layers, verdict=verdict)
 
@@ -205,12 +215,13 @@ def _draw_failure(failure: AttributionError, sheet: Sheet, box: Box, _: Array) -
         sheet.text(box.left, box.top + 0.18 * (number + 1), harmless(line), 7.5, color=_VERDICTS[Verdict.DISAGREES][1])
 
 
-def _drawing(example: _Example, name: str, values: Array) -> Drawing:
+def _drawing(example: _Example, name: str, values: Array, look: Look = _USUAL, under: Array | None = None) -> Drawing:
     """Returns how values for an input, or a layer, are drawn: with names, if they are a vector and have any."""
     names = example.result.feature_names.get(name, ())
     if values.ndim == 1 and len(names) == len(values):
-        return partial(draw_features, names=names)
-    return draw_with_sums
+        return partial(draw_features, names=names, look=look)
+    grey = under[0] if under is not None and under.ndim == 3 and len(under) == 1 else under
+    return partial(draw_with_sums, look=look, under=grey)
 
 
 def _captures(example: _Example) -> Iterator[Panel]:
