@@ -112,7 +112,8 @@ class Inspection(InspectResult):
                 if sent.values is not None:
                     inputs[name] = np.broadcast_to(sent.values, (rows, *sent.values.shape))
         with importing("plot()"):
-            figure = plots.figure(self, inputs, row, Look(sign, cmap, outlier_percent, blend, interpolation))
+            look = Look(sign, cmap, outlier_percent, blend, interpolation)
+            figure = plots.figure(self, inputs, row, look, self.labels)
         if path is not None:
             figure.savefig(path, dpi=plots.DOTS_PER_INCH)
         return figure

@@ -39,6 +39,7 @@ from cutaway.views.drawings import (
     fitted,
     length,
 )
+from cutaway.views.pictures import class_labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +53,11 @@ _USUAL = Look()
 
 
 def figure(
-    result: InspectResult, inputs: Mapping[str, Array] | None = None, row: int = 0, look: Look = _USUAL
+    result: InspectResult,
+    inputs: Mapping[str, Array] | None = None,
+    row: int = 0,
+    look: Look = _USUAL,
+    labels: Sequence[str] = (),
 ) -> Figure:
     """Draws one example of ``result``.
 
@@ -61,6 +66,7 @@ def figure(
         inputs: the request's tensors by input name, batch first; images among them are drawn beside the prediction.
         row: the example's index in the batch.
         look: how attributions are drawn.
+        labels: of all classes, where they are known.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE`` if the batch has no such row, or there is no such look.
@@ -69,7 +75,8 @@ def figure(
     rows = batch_size(result) or 1
     if not 0 <= row < rows:
         raise error(Reason.INVALID_VALUE, f"the batch has the rows 0 to {rows - 1}, not {row}", "row")
-    example = _Example(examples_first(result), row, rows)
+    known = class_labels(result, labels) if result.classes or labels else {}
+    example = _Example(examples_first(result), row, rows, known)
     drawn = _draw(example, _sections(example, inputs or {}, look))
     drawn.__dict__["_repr_png_"] = partial(_png, drawn)  # a notebook shows it, also without %matplotlib inline
     return drawn
@@ -108,11 +115,16 @@ class Panel:
 
 
 class _Example(NamedTuple):
-    """The row ``row`` of a result with ``rows`` rows."""
+    """The row ``row`` of a result with ``rows`` rows, and the labels that are known, by class."""
 
     result: InspectResult
     row: int
     rows: int
+    labels: Mapping[int, str]
+
+    def class_text(self, index: int) -> str:
+        """Returns the label of a class, or its index."""
+        return harmless(self.labels.get(index, ""), 24) or str(index)
 
     def part(self, array: Array) -> Array:
         """Returns this row of ``array`` as float64, which holds every type; all of an array without a batch axis."""
@@ -178,7 +190,8 @@ def _gradients(example: _Example) -> Iterator[Panel]:
         values = example.part(array)
         by_target = {"": values}
         if targets is not None and np.ndim(targets) and len(targets) == len(values):
-            by_target = {f" · class {target}": part for target, part in zip(targets, values)}
+            parts = zip(targets.tolist(), values)
+            by_target = {f" · class {example.class_text(target)}": part for target, part in parts}
         for target, part in by_target.items():
             yield _panel("Gradient", f"{name}{target}", part, _drawing(example, name, part), sum_colours=True)
 
@@ -193,7 +206,9 @@ def _attributions(example: _Example, images: Mapping[str, Array], look: Look, *,
         heading = without_layer(title, attribution)  # which is in the second line
         if bool(attribution.layer) is layers:
             several = counts[method, attribution.layer] > 1
-            target = f" · class {targets[example.row]}" if several and targets is not None else ""
+            target = ""
+            if several and targets is not None:
+                target = f" · class {example.class_text(int(targets[example.row]))}"
             if (failure := attribution.error) is not None:
                 yield Panel(heading, attribution.layer, np.empty(0), partial(_draw_failure, failure))
             for name, array in attribution.values.items():
@@ -316,17 +331,26 @@ def _predicted(example: _Example) -> str:
 
 def _targets(example: _Example) -> Iterator[str]:
     result = example.result
-    arrays = {"class" if result.classes else "element": result.targets, "value": result.target_values}
-    parts = [_numbers(name, array[example.row]) for name, array in arrays.items() if array is not None]
+    parts = []
+    if result.targets is not None:
+        shown = [
+            example.class_text(index) for index in np.atleast_1d(result.targets[example.row])[:_MAX_TARGETS].tolist()
+        ]
+        parts += [
+            _list(
+                "class" if result.classes or example.labels else "element", shown, np.size(result.targets[example.row])
+            )
+        ]
+    if result.target_values is not None:
+        values = np.atleast_1d(result.target_values[example.row])
+        parts += [_list("value", [f"{value:.4g}" for value in values[:_MAX_TARGETS].tolist()], values.size)]
     if parts:
         yield f"explained: {', '.join(parts)}"
 
 
-def _numbers(name: str, array: Array) -> str:
+def _list(name: str, shown: Sequence[str], count: int) -> str:
     """Returns ``class 3``, or ``class 3 5 7 …`` for a target with several."""
-    numbers = np.atleast_1d(array).tolist()
-    shown = [str(number) if isinstance(number, int) else f"{number:.4g}" for number in numbers[:_MAX_TARGETS]]
-    return " ".join([name, *shown, *["…"] * (len(numbers) > _MAX_TARGETS)])
+    return " ".join([name, *shown, *["…"] * (count > len(shown))])
 
 
 def _draw_line(sheet: Sheet, line: _Line, top: float) -> None:

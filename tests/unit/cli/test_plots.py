@@ -119,7 +119,7 @@ def drawn() -> str:
         *("image · [1, 8, 8]", "conv1 · [16, 8, 8]"),
         *("input · [1, 8, 8]", "logits", "prediction · [10]"),
         *("Gradient", "output · [32, 8, 8]", "grad_output · [32, 8, 8]", "input · [512]"),
-        *("net 2.0", "zero  (25.0%)", "explained: class 0, value 1.5", "example 1 of 2", "weights 01234567"),
+        *("net 2.0", "zero  (25.0%)", "explained: class zero, value 1.5", "example 1 of 2", "weights 01234567"),
     ],
 )
 def test_everything_that_came_back_has_a_panel(drawn: str, words: str) -> None:
@@ -347,3 +347,18 @@ def test_an_unknown_look_is_refused(field: str, value: Any, message: str) -> Non
         image().plot(**{field: value})
     assert (caught.value.reason, caught.value.field) == ("INVALID_VALUE", field)
     assert message in caught.value.message
+
+
+def test_classes_have_their_labels_in_a_figure() -> None:
+    """Those of the reply, and all others with `with_labels`: of the target, and of several attributions of a method."""
+    one = image(rows=1, attributions=2)
+    targets = np.array([[3, 4]])
+    several = tuple(replace(each, targets=targets[0][at : at + 1]) for at, each in enumerate(one.attributions[:2]))
+    result = replace(one, attributions=several, targets=targets, target_values=np.array([[1.5, 0.5]]))
+    drawn = "\n".join(text.get_text() for text in result.plot().texts)
+    assert "explained: class three 4, value 1.5 0.5" in drawn
+    assert "· class three ·" in drawn
+    named = result.with_labels([*"abc", "three", "four", *"fghij"])
+    drawn = "\n".join(text.get_text() for text in named.plot().texts)
+    assert "explained: class three four, value" in drawn
+    assert "· class four ·" in drawn
