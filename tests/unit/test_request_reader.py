@@ -102,7 +102,10 @@ WRONG: dict[str, tuple[str, str]] = {
         "Saliency has no such field; did you mean 'absolute'?",
     ),
     "{attributions: [{method: saliency, absolute: 1}]}": ("attributions[0].absolute", "must be true or false, not 1"),
-    "{attributions: [{method: saliency, inputs: a}]}": ("attributions[0].inputs", "must be a list, not 'a'"),
+    "{attributions: [{method: saliency, inputs: a}]}": (
+        "attributions[0].inputs",
+        "must be a list, such as ['a'], not 'a'",
+    ),
     "{attributions: [{method: integrated_gradients, n_steps: 1.5}]}": (
         "attributions[0].n_steps",
         "must be a whole number, not 1.5",
@@ -175,7 +178,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "{attributions: [{method: occlusion, windows: {image: 3}}]}": (
         "attributions[0].windows.image",
-        "must be a list, not 3",
+        "must be a list, such as [3], not 3",
     ),
     "{captures: [{module: conv, at: outptu}]}": (
         "captures[0].at",
@@ -209,7 +212,16 @@ WRONG: dict[str, tuple[str, str]] = {
         "target",
         "['cat', 3] is no target; send a class index or label, one for each example, or a",
     ),
-    "{target: {multi_index: [0, 3]}}": ("target.multi_index.indices[0]", "must be a list, not 0"),
+    "{target: {multi_index: [0, 3]}}": ("target.multi_index.indices[0]", "must be a list, such as [0], not 0"),
+    "{attributions: [{method: occlusion, windows: [3, 8, 8]}]}": (
+        "attributions[0].windows",
+        "must be by name, such as {x: [3, 8, 8]}, not [3, 8, 8]",
+    ),
+    "{attributions: [{method: occlusion, windows: 8}]}": (
+        "attributions[0].windows",
+        "must be a mapping of names to values, not 8",
+    ),
+    "{attributions: [{method: lrp, rules: gamma}]}": ("attributions[0].rules", "by name, such as {x: 'gamma'}"),
     "{target: {cross_entropy: {labels: [1], reduction: men}}}": (
         "target.cross_entropy.reduction",
         "'men' is not a choice; did you mean 'mean'?",

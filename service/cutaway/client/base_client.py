@@ -225,6 +225,9 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         self._timeout = _checked_timeout(timeout)
         self._sizes = ReplySizes()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._target}{', closed' if self._is_closed else ''}>"
+
     def inspect(
         self,
         model: str,

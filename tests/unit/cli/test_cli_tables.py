@@ -130,7 +130,7 @@ def test_parameter_gradients_have_a_table() -> None:
 def test_attributions_of_several_targets_are_told_apart() -> None:
     """What is explained for several classes says for which; what is explained once needs no such column."""
     answers = [ca.AttributionResult("Saliency", "", {"x": LOGITS}, targets=np.array(row)) for row in ([1, 0], [0, 1])]
-    assert "Saliency x [2, 2] 1 0 -1 2 Saliency x [2, 2] 0 1 -1 2" in attributions(*answers)
+    assert "Saliency x [2, 2] 1 0 -1 2 Saliency (2) x [2, 2] 0 1 -1 2" in attributions(*answers)
     assert "class" not in attributions(answers[0])
 
 

@@ -73,7 +73,8 @@ def is_list(value: Any) -> bool:
 def sequence(value: Any) -> list[Any]:
     """Returns the elements of a list; a text is none."""
     if not is_list(value):
-        raise wrong_type("a list", value)
+        example = "" if isinstance(value, Mapping) else f", such as [{brief(value)}]"
+        raise wrong_type(f"a list{example}", value)
     return list(value)
 
 
@@ -84,6 +85,17 @@ def map_values(function: Callable[[Any], Any], values: Mapping[Any, Any]) -> dic
         with at(str(name)):
             results[str(name)] = function(value)
     return results
+
+
+def _by_name(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+    """Reads a mapping; the error for a value alone, which could be one in it, shows how to name it."""
+    if isinstance(value, Mapping):
+        return map_values(function, value)
+    try:
+        function(value)
+    except CutawayError:
+        raise wrong_type("a mapping of names to values", value) from None
+    raise wrong_type(f"by name, such as {{x: {brief(value)}}}", value)
 
 
 def choice(known: Mapping[str, T], value: object) -> T:
@@ -142,6 +154,8 @@ def _number(value: Any, expected: str = "a number") -> float:
 
 
 def _text(value: Any) -> str:
+    if hasattr(value, "named_modules"):
+        raise wrong_type("the name of a module, as model.named_modules() has it", value)
     if not isinstance(value, str):
         raise wrong_type("a text; put it in quotes", value)
     return value
@@ -319,7 +333,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return lambda value: tuple(convert_each(element, sequence(value)))
     if origin is Mapping:
         named = _reader(arguments[1])
-        return lambda value: map_values(named, mapping(value))
+        return partial(_by_name, named)
     return partial(member if issubclass(origin or hint, Enum) else _read_part, hint)  # an array has an origin
 
 

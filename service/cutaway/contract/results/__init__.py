@@ -21,7 +21,7 @@ from cutaway.contract.results.explanations import (
     TokenAttribution,
     Verdict,
 )
-from cutaway.contract.results.summary import describe_call, describe_capture, describe_model, summarise
+from cutaway.contract.results.summary import describe_call, describe_capture, describe_model, summarise, titles
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum
 
@@ -361,6 +361,10 @@ class InspectResult:
     def texts(self) -> tuple[str, ...]:
         """The text of each row that the model wrote; empty without a generation."""
         return tuple("".join(pieces) for pieces in zip(*(step.texts for step in self.generated)))
+
+    def titles(self) -> list[str]:
+        """Returns what people call each attribution: its method and layer, numbered where others have the same."""
+        return titles(self.attributions)
 
     def __repr__(self) -> str:
         return summarise(self)

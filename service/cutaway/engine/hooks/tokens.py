@@ -116,7 +116,7 @@ def of_query(
     """Returns what `of_token` does of ``weights`` of attention [batch, heads, queries, keys], for a query; several stay
     on their axis."""
     by_query = weights.movedim(-2, 1)
-    taken = of_token(by_query.flatten(2), position, row_axis, texts).unflatten(-1, by_query.shape[2:])
+    taken: Tensor = of_token(by_query.flatten(2), position, row_axis, texts).unflatten(-1, by_query.shape[2:])
     return taken.movedim(1, -2) if isinstance(position, tuple) else taken
 
 
