@@ -293,8 +293,8 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
 
 
 def _refuse_position(part: Capture | Edit, message: Any) -> None:
-    """Refuses an empty list of positions, and that of an operator's tensor, whose axis 1 may be that of heads, but not of
-    attention weights."""
+    """Refuses an empty list of positions, and that of an operator's tensor but weights of attention: its axis 1 may be
+    that of heads."""
     if message.WhichOneof("token") == "positions" and not message.positions.tokens:
         raise error(Reason.INVALID_VALUE, "name at least one token", "positions.tokens")
     if part.op and part.position is not None and not names_weights(part.op):

@@ -23,8 +23,8 @@ from cutaway.contract.results.explanations import WORST_FIRST
 from cutaway.contract.values import changed
 from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.edits import NumberedEdit, Override, apply_edit
-from cutaway.engine.hooks.hook_site import Batch
-from cutaway.engine.hooks.observe import Share, observing, observing_together
+from cutaway.engine.hooks.hook_site import Batch, Share
+from cutaway.engine.hooks.observe import observing, observing_together
 from cutaway.engine.hooks.recording import RecordedCall, Recording
 from cutaway.engine.hooks.tokens import MASK, RowTexts, has_tokens, text_ranges
 from cutaway.engine.model.inspected_model import Generation, Inputs, InspectedModel, Outputs

@@ -26,8 +26,8 @@ from cutaway.engine.checks.replay import Generated, Written, chosen_of, replayed
 from cutaway.engine.execution.collect import captured_call, collect_main_pass, whole_result, with_attributions
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward
 from cutaway.engine.execution.missing import are_left_out, captured_calls
-from cutaway.engine.hooks.hook_site import Batch
-from cutaway.engine.hooks.observe import Shapes, Share, observing, observing_together
+from cutaway.engine.hooks.hook_site import Batch, Shapes, Share
+from cutaway.engine.hooks.observe import observing, observing_together
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, Outputs, Texts
 from cutaway.engine.model.session import EVERY_S, FIRST_S, latest, timed

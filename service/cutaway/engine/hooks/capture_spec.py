@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -132,6 +132,10 @@ class CaptureSpec:
             return part
         with at(self.type_field):
             return part._replace(values=_cast(part.values, self.data_type, result_field))
+
+
+SpecsBySite: TypeAlias = Mapping[str, Mapping[Point, CaptureSpec]]
+"""Capture specs by module name or operator address, and by point."""
 
 
 class ShapeSpec(CaptureSpec):
