@@ -170,7 +170,7 @@ def forms(message: Message) -> dict[str, bytes]:
     """Returns the content of a message's files by their suffix."""
     return {
         "binpb": message.SerializeToString(deterministic=True),
-        "json": f"{json_format.MessageToJson(message, indent=1, ensure_ascii=False)}\n".encode(),
+        "json": f"{json_format.MessageToJson(message, indent=1, ensure_ascii=False, sort_keys=True)}\n".encode(),
         "txtpb": text_format.MessageToString(message, as_utf8=True).encode(),
     }
 

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cutaway.server.archive import builder
+from examples import build
 from examples.digits.train import train_and_save
 
 ADAPTER = Path(__file__).with_name("digits_adapter.py")
@@ -22,18 +22,7 @@ def package(store: Path) -> Path:
 
 def package_trained(weights: Path, store: Path) -> Path:
     """Write ``digits-1.0.mar`` into ``store``, from weights that are there already."""
-    return builder.build(
-        model="digits",
-        adapter=f"{ADAPTER}:Digits",
-        weights=weights,
-        options={},
-        batch_size=16,
-        max_batch_delay_ms=1,
-        workers=1,
-        response_timeout_s=60,
-        destination=store,
-        force=True,
-    )
+    return build(model="digits", adapter=f"{ADAPTER}:Digits", weights=weights, destination=store)
 
 
 def main() -> None:

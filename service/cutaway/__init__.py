@@ -33,7 +33,6 @@ from cutaway.contract.requests.inspect_request import *
 from cutaway.contract.requests.perturbations import *
 from cutaway.contract.requests.quality import *
 from cutaway.contract.requests.targets import *
-from cutaway.contract.results import AttackedAttribution as AttackedAttribution
 from cutaway.contract.results import AttackResult as AttackResult
 from cutaway.contract.results import AttributionResult as AttributionResult
 from cutaway.contract.results import Better as Better

@@ -77,7 +77,8 @@ def test_a_language_model_is_packaged_by_one_command_and_answers(tmp_path: Path)
         for asked in re.findall(r"```python\n# ask: gpt\n(.*?)```", page, re.DOTALL):
             found.append({})
             exec(asked.replace("localhost:7001", server.address), found[-1])
-    result, written, why, parts, wrapped, paths, seen, swept, patched, ablated = (each["result"] for each in found)
+    result, written, why, parts, wrapped, paths, *others = (each["result"] for each in found)
+    seen, swept, patched, mixed, added, ablated, looked = others
     assert {name: grid.shape for name, grid in swept.sweep.items()} == {
         f"transformer.h.{layer}": swept.sweep_estimates["transformer.h.0"].shape for layer in range(2)
     }
@@ -94,7 +95,13 @@ def test_a_language_model_is_packaged_by_one_command_and_answers(tmp_path: Path)
     last = seen.captures["transformer.h.1"].calls[0]
     assert last.positions[ca.Point.OUTPUT][""][0, 0] == seen.classes[0].index
     assert not np.array_equal(patched.predictions["next"], patched.unedited["next"])
+    assert np.array_equal(mixed.predictions["next"][0], mixed.unedited["next"][0])
+    assert not np.array_equal(mixed.predictions["next"][1], mixed.unedited["next"][1])
     assert not np.array_equal(ablated.predictions["next"], ablated.unedited["next"])
+    terms = [part.reshape(2, -1).sum(axis=1) for part in added.direct.values()]
+    assert len(terms) == 6
+    np.testing.assert_allclose(sum(terms) + added.direct_rest + added.direct_bias, added.target_values, atol=1e-4)
+    assert {capture.calls[0].output.shape[:2] for capture in looked.captures.values()} == {(1, 2)}
     assert result.predictions["next"].shape == (2, VOCABULARY)
     assert {name: capture.output.shape for name, capture in result.captures.items()} == {
         f"transformer.h.{layer}": (2, 16) for layer in range(2)

@@ -68,14 +68,19 @@ EDITS: dict[str, ca.Edit] = {
     "{edit: scale, module: conv1, factor: 0.5}": ca.Scale("conv1", factor=0.5),
     "{edit: zero, module: o_proj, at: input, heads: [3]}": ca.Zero("o_proj", ca.Point.INPUT, heads=(3,)),
     "{edit: zero, module: h, position: ' Paris'}": ca.Zero("h", position=" Paris"),
+    "{edit: zero, module: h, position: [0, ' Paris', -1]}": ca.Zero("h", position=(0, " Paris", -1)),
     "{edit: zero, layer: conv1}": ca.Zero("conv1"),
     "{edit: Zero, op: ':add#0', at: grad_output}": ca.Zero(op=":add#0", at=ca.Point.GRAD_OUTPUT),
     "{edit: clamp, module: fc, minimum: -1, maximum: 1}": ca.Clamp("fc", minimum=-1.0, maximum=1.0),
     "{edit: clamp_direction, module: fc, vector: [1, 2], minimum: 0, maximum: 0}": ca.ClampDirection("fc",
         np.array([1, 2]), minimum=0.0, maximum=0.0),
+    "{edit: add_vector, module: h, vector: {matrix: sae, index: 123}, scale: 4}": ca.AddVector(
+        "h", ca.Row("sae", 123), scale=4.0),
     "{edit: SwapDirections, module: fc, vector: [1, 2], other: [0, 1]}": ca.SwapDirections("fc", np.array([1, 2]),
         np.array([0, 1])),
     "{edit: mix, module: fc, weight: 0.3, permutation: [1, 0]}": ca.Mix("fc", weight=0.3, permutation=(1, 0)),
+    "{edit: mix, module: h, weight: 0, permutation: [0, 0], position: -1, source_position: [' is', 3]}": ca.Mix(
+        "h", weight=0.0, permutation=(0, 0), position=-1, source_position=(" is", 3)),
     "{edit: add, module: fc, addend: 2.5, rows: [0, 2], call: 0}": ca.Add("fc", addend=2.5, rows=(0, 2), call=0),
     "{edit: add, module: fc, addend: [1, 2], slices: [{axis: 1, start: 3}]}": ca.Add("fc", addend=np.array([1, 2]),
         slices=(ca.Slice(1, 3),)),
@@ -120,6 +125,9 @@ TARGETS: dict[str, ca.Target] = {
 REQUESTS: dict[str, InspectRequest] = {
     "{sweep: {module: 'conv*', source: 1, places: [0, -1], estimate: true}}": InspectRequest(
         "", sweep=ca.Sweep("conv*", source=1, places=(0, -1), estimate=True)),
+    "{direct: {modules: [wte, h.*.mlp], norm: ln_f}}": InspectRequest("", direct=ca.Direct(("wte", "h.*.mlp"), "ln_f")),
+    "{direct: {modules: o_proj, norm: norm, heads: true}}": InspectRequest(
+        "", direct=ca.Direct(("o_proj",), "norm", heads=True)),
     "{sweep: {module: o_proj, heads: true}}": InspectRequest("", sweep=ca.Sweep("o_proj", heads=True)),
     "{sweep: {module: fc1, zeros: true, axis: 2}}": InspectRequest("", sweep=ca.Sweep("fc1", zeros=True, axis=2)),
     "{attacks: [fgsm, {attack: pgd, radius: 0.1, norm: l2, search: {parameter: radius, upper: 1, step: 0.1}}]}": (

@@ -123,6 +123,7 @@ data_types = st.sampled_from(["", *DTYPES])
 shapes = tuples_of(st.integers(-1, 2**40))
 
 positions = SIGNED_32 | names
+several_positions = st.none() | positions | tuples_of(positions, least=1)
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "at": spelled_points,
@@ -157,12 +158,14 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "shape": shapes,
     "heads": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "position": st.none() | positions,
-    "Capture.position": st.none() | positions | tuples_of(positions, least=1),
+    "Capture.position": several_positions,
+    "source_position": several_positions,
     "steps": st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple),
     "step": st.none() | st.integers(1, 2**63 - 1),
     "weight": probabilities,
     **dict.fromkeys(
-        ["convergence_delta", "value_at_input", "value_at_baseline", "sweep_agreement"], vectors(numbers, np.float64)
+        ["convergence_delta", "value_at_input", "value_at_baseline", "sweep_agreement", "direct_rest", "direct_bias"],
+        vectors(numbers, np.float64),
     ),
     **dict.fromkeys(["forwards", "backwards", "companions"], UNSIGNED_32),
     "AttributionError.code": st.integers(0, 16),
@@ -206,6 +209,9 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "Project.then": st.none(),
     "Outline.data_type": st.sampled_from(list(DTYPES)),
     "Outline.shape": tuples_of(st.integers(0, 2**40)),
+    "Direct.heads": st.booleans(),
+    "Direct.modules": tuples_of(names, least=1),
+    "Direct.norm": names,
     **dict.fromkeys(["MinParamPerturbation.upper", "MinParamPerturbation.step"], positive_finite),
     **dict.fromkeys(["MinParamPerturbation.lower", "epsilon", "step_size", "zero_threshold", "PGD.radius"], finite),
     "MinParamPerturbation.parameter": names,
@@ -306,10 +312,12 @@ captures = st.one_of(
 def edited(kind: type[Edit], **parameters: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Edits of one ``kind``, at a module or at an operator."""
     rows = st.lists(UNSIGNED_32, max_size=3, unique=True).map(tuple)
-    at_module, at_op = {"module": names, "op": st.just("")}, {"module": st.just(""), "op": names, "position": st.none()}
+    at_module = {"module": names, "op": st.just(""), "position": several_positions}
+    at_op = {"module": st.just(""), "op": names, "position": st.none()}
     return st.one_of([made(kind, rows=rows, **where, **parameters) for where in (at_module, at_op)])
 
 
+row_vectors = tensors() | st.builds(requests.Row, names, UNSIGNED_32)
 bounds = st.tuples(quantities, quantities).map(sorted)
 edits = st.one_of(
     edited(requests.Scale),
@@ -320,11 +328,11 @@ edits = st.one_of(
     edited(requests.Clamp, minimum=st.none(), maximum=quantities),
     bounds.flatmap(lambda both: edited(requests.Clamp, minimum=st.just(both[0]), maximum=st.just(both[1]))),
     edited(requests.Mix),
-    edited(requests.AddVector, vector=tensors(), scale=quantities),
-    edited(requests.SwapDirections, vector=tensors(), other=tensors()),
+    edited(requests.AddVector, vector=row_vectors, scale=quantities),
+    edited(requests.SwapDirections, vector=row_vectors, other=row_vectors),
     bounds.flatmap(
         lambda both: edited(
-            requests.ClampDirection, vector=tensors(), minimum=st.just(both[0]), maximum=st.just(both[1])
+            requests.ClampDirection, vector=row_vectors, minimum=st.just(both[0]), maximum=st.just(both[1])
         )
     ),
 )

@@ -6,6 +6,7 @@ export const KINDS: Readonly<Partial<Record<string, string>>> = {
   "InspectResponse.unedited_predictions": "unedited",
   "InspectResponse.sweep": "sweep",
   "InspectResponse.sweep_estimates": "sweep_estimate",
+  "InspectResponse.direct": "direct",
   "Attribution.values": "attribution",
   "Attribution.standard_errors": "standard_error",
   "TokenAttribution.ids": "token_ids",

@@ -260,9 +260,9 @@ class TextAdapter(Adapter):
         return batch
 
     def _padded(self, row: Tensor, tokens: int, value: int) -> Tensor:
-        missing = tokens - row.shape[1]
-        sides = (missing, 0) if self.tokenizer.padding_side == "left" else (0, missing)
-        return nn.functional.pad(row, (*(0, 0) * (row.ndim - 2), *sides), value=value)
+        sides = (tokens - row.shape[1], 0)
+        own = sides if self.tokenizer.padding_side == "left" else sides[::-1]
+        return nn.functional.pad(row, (*(0, 0) * (row.ndim - 2), *own), value=value)
 
     def token_texts(self, ids: Sequence[int]) -> Sequence[str]:
         """Returns the tokens as the tokenizer writes them: ``##ing``, ``[CLS]``."""
@@ -283,8 +283,7 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
     with _code_of_owner(f"{kind}.load"):
         module = adapter.load(adapter.weights)
     if not isinstance(module, nn.Module):
-        text = f"{kind}.load returned a {type(module).__name__}, no nn.Module"
-        raise error(Reason.ADAPTER_INVALID, text)
+        raise error(Reason.ADAPTER_INVALID, f"{kind}.load returned a {type(module).__name__}, no nn.Module")
     with _code_of_owner(f"{kind}.inputs"):
         inputs = tuple(adapter.inputs) or specs_from_signature(module)
         for spec in inputs:
@@ -303,7 +302,8 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
         takes_any_name=not adapter.inputs and takes_any_name(module),
         generate=adapter.generation(module),
     )
-    model.tree.matrices = dict(_matrices(adapter.directory, model))
+    model.tree.matrices = matrices = dict(_matrices(adapter.directory, model))
+    model.tree.vectors = {name: matrix.vectors for name, matrix in matrices.items()}
     return model
 
 
@@ -332,17 +332,17 @@ def _matrices(directory: Path | None, model: InspectedModel) -> Iterator[tuple[s
 def _of_file(path: Path, device: str) -> Matrix:
     found: dict[str, Any] = load_file(path, device=device)
     if "weight" not in found or not {*found} <= {"weight", "bias", "threshold"}:
-        what = f"{path.name} has {', '.join(sorted(found))}: name the tensors weight, and perhaps bias and threshold"
-        raise error(Reason.INVALID_VALUE, what)
+        there = ", ".join(sorted(found))
+        raise error(Reason.INVALID_VALUE, f"{path.name} has {there}: name them weight, perhaps bias and threshold")
     return Matrix(**found)
 
 
 def _of_sae_lens(directory: Path, device: str) -> Matrix:
-    """Returns the encoder of a sparse autoencoder that ``save_model`` of SAE Lens wrote.
+    """Returns a sparse autoencoder that ``save_model`` of SAE Lens wrote.
 
     https://github.com/decoderesearch/SAELens, sae_lens/saes: ``encode`` of StandardSAE, JumpReLUSAE and TopKSAE.
     """
-    chosen = dict(json.loads((directory / "cfg.json").read_text("utf-8")))
+    chosen: dict[str, Any] = json.loads((directory / "cfg.json").read_text("utf-8"))
     kind, activation = chosen.get("architecture", "standard"), chosen.get("activation_fn_str", "relu")
     kind = "topk" if activation == "topk" else kind  # of releases before 6
     for option, given, known in (
@@ -352,9 +352,10 @@ def _of_sae_lens(directory: Path, device: str) -> Matrix:
         ("rescale_acts_by_decoder_norm", chosen.get("rescale_acts_by_decoder_norm", False), (False,)),
     ):
         if given not in known:
-            what = f"its {option} is {given!r}, and only {' and '.join(map(repr, known))} can be computed"
-            raise error(Reason.INVALID_VALUE, what)
-    names = {"weight": "W_enc", "bias": "b_enc"} | ({"threshold": "threshold"} if kind == "jumprelu" else {})
+            can = " and ".join(map(repr, known))
+            raise error(Reason.INVALID_VALUE, f"its {option} is {given!r}, and only {can} can be computed")
+    names = {"weight": "W_enc", "bias": "b_enc", "decoder": "W_dec"}
+    names |= {"threshold": "threshold"} if kind == "jumprelu" else {}
     names |= {"center": "b_dec"} if chosen.get("apply_b_dec_to_input", True) else {}
     with safe_open(directory / "sae_weights.safetensors", "pt", device) as file:
         found = {name: file.get_tensor(own) for name, own in names.items()}
@@ -370,14 +371,14 @@ def _checked(matrix: Matrix) -> Matrix:
     Raises:
         InvalidArgument: ``INVALID_VALUE``: they do not fit together.
     """
-    weight = matrix.weight
+    weight, parts = matrix.weight, dict[str, Any]()
     if weight.ndim != 2 or not weight.is_floating_point():
         raise error(Reason.INVALID_VALUE, f"its weight is {weight.dtype} {list(weight.shape)}: floats, [outputs, size]")
-    parts: dict[str, Any] = {}
-    for name, axis in (("bias", 0), ("threshold", 0), ("center", 1)):
+    shapes = {"bias": weight.shape[:1], "threshold": weight.shape[:1], "center": weight.shape[1:]}
+    for name, shape in {**shapes, "decoder": weight.shape}.items():
         if (part := getattr(matrix, name)) is not None:
-            if part.shape != weight.shape[axis : axis + 1]:
-                what = f"its {name} has shape {list(part.shape)}, and its weight {list(weight.shape)}"
+            if part.shape != shape:
+                what = f"its {name} has shape {[*part.shape]}, and its weight {[*weight.shape]}"
                 raise error(Reason.INVALID_VALUE, what)
             parts[name] = part.to(weight.dtype)
     if not 0 <= matrix.k <= len(weight):

@@ -28,6 +28,7 @@ from cutaway.client.request_builder import (
     AttributionLike,
     CaptureLike,
     CheckLike,
+    DirectLike,
     EditLike,
     ExplainIfLike,
     GenerateLike,
@@ -112,7 +113,8 @@ def _signature(request: InspectRequest) -> Hashable:
         tuple(sorted({raw.media_type for raw in request.raw})),
         repr((request.captures, request.input_gradients, request.target.__class__)),
         tuple((type(attribution), getattr(attribution, "layer", "")) for attribution in request.attributions),
-        (request.compare, request.omit_predictions, repr((request.generate, request.sweep, len(request.attacks)))),
+        (request.compare, request.omit_predictions, repr((request.generate, request.sweep, request.direct))),
+        len(request.attacks),
     )
 
 
@@ -225,6 +227,9 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         self._timeout = _checked_timeout(timeout)
         self._sizes = ReplySizes()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._target}{', closed' if self._is_closed else ''}>"
+
     def inspect(
         self,
         model: str,
@@ -248,6 +253,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         dry_run: bool = False,
         generate: GenerateLike | None = None,
         sweep: SweepLike | None = None,
+        direct: DirectLike | None = None,
         attacks: Sequence[AttackLike] | AttackLike = (),
         stream: bool | None = None,
         progress: bool | OnProgress = False,
@@ -287,6 +293,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             dry_run: True returns only the ``estimate`` of the reply, its size and shapes; costs one forward pass.
             generate: writes tokens behind the inputs, for causal language models: `Generate`.
             sweep: computes the target for each of a grid of patches: `Sweep`, or a glob of modules.
+            direct: computes what each part of the residual stream adds to the target: `Direct`.
             attacks: changes the inputs so that the loss of the target rises, and tells what that changes: `FGSM`,
                 `PGD`.
             stream: True receives the reply in pieces, which large ones need; False in one message; None chooses. The
@@ -323,6 +330,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         dry_run: bool = False,
         generate: GenerateLike | None = None,
         sweep: SweepLike | None = None,
+        direct: DirectLike | None = None,
         attacks: Sequence[AttackLike] | AttackLike = (),
         timeout: float | None = None,
     ) -> Streamed:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import mimetypes
+import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -151,6 +155,7 @@ CheckLike: TypeAlias = str | requests.CheckMode | requests.CheckRequest | Words
 ExplainIfLike: TypeAlias = requests.ExplainIf | Words
 GenerateLike: TypeAlias = requests.Generate | int | Words
 SweepLike: TypeAlias = requests.Sweep | str | Words
+DirectLike: TypeAlias = requests.Direct | Words
 AttackLike: TypeAlias = requests.Attack | str | Words
 
 
@@ -160,4 +165,23 @@ def build_request(model: str, inputs: Inputs, **fields: Any) -> requests.Inspect
     Raises:
         InvalidArgument: with the field at fault.
     """
+    with at("inputs"):
+        for one in inputs if isinstance(inputs, (list, tuple)) else [inputs]:
+            _refuse_path(one)
     return changed(read_request(fields), model=model, **request_inputs(inputs))
+
+
+def _refuse_path(value: Any) -> None:
+    """Refuses the path of a file, which is no example: a `Path`, and a text with a suffix that names a file here."""
+    if isinstance(value, (str, PurePath)):
+        path = str(value)
+        media_type = mimetypes.guess_type(path)[0] or "MEDIA/TYPE"
+        right = f"send the file's bytes, ca.Raw(Path({path!r}).read_bytes(), {media_type!r})"
+        if isinstance(value, PurePath):
+            raise error(Reason.INVALID_VALUE, f"got a path; {right:.200}")
+        if _SUFFIX.search(path) and os.path.isfile(path):
+            what = f"is the name of a file, and would be sent as a text; {right:.200}; or the text as ca.Raw(b'...')"
+            raise error(Reason.INVALID_VALUE, what)
+
+
+_SUFFIX = re.compile(r"^[^\n]{1,255}\.\w{2,5}$")

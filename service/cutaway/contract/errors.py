@@ -214,6 +214,10 @@ class CutawayError(Exception):
         dot = "." if field and self.field and not self.field.startswith("[") else ""
         self.field = f"{field}{dot}{self.field}"
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns what a notebook shows: what is wrong and what would be right, and no frames of this package."""
+        return [f"{type(self).__name__}: {self}"]
+
     def __reduce__(self) -> tuple[object, ...]:
         # The default pickles the message only; batch jobs send these between processes.
         return type(self), (self.reason, self.message, self.field)

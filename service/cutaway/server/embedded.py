@@ -2,8 +2,9 @@
 
 from cutaway.gateway import serve
 
-with serve({"net": module}) as server:
-    cutaway.Client(server.address).inspect("net", {"x": x})
+server = serve({"net": module})
+cutaway.Client(server.address).inspect("net", {"x": x})
+server.stop()
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from torch import nn
 
@@ -27,27 +27,54 @@ from cutaway.server.model_store import Catalog
 from cutaway.server.settings import Settings
 from cutaway.server.worker.worker import Worker
 
+_SERVERS: set[Served] = set()
 
-@dataclass(frozen=True)
+
+def _stop_all() -> None:
+    for server in tuple(_SERVERS):
+        server.stop()
+
+
+# `atexit` comes too late: a server's end needs executors, which end before. They use this hook of CPython themselves.
+threading._register_atexit(_stop_all)  # type: ignore[attr-defined]
+
+
 class Served:
-    """A running server.
+    """A running server: `stop` ends it, and so does the end of a ``with`` block, and of the process.
 
     Attributes:
         address: ``host:port``, for `cutaway.Client`.
         metrics_address: ``host:port`` of the Prometheus metrics; empty if they are not served.
-        http_address: ``host:port`` of Connect, gRPC-Web and REST; empty if they are not served.
+        http_address: ``host:port`` of the page, Connect, gRPC-Web and REST; empty if they are not served.
     """
 
-    address: str
-    metrics_address: str = ""
-    http_address: str = ""
+    def __init__(self, server: GatewayServer, running: ExitStack) -> None:
+        self.address = server.address
+        self.metrics_address = server.observers.address
+        self.http_address = server.http_address
+        self._running = running
+        _SERVERS.add(self)
+
+    def stop(self) -> None:
+        """Ends the running calls, as far as they end within the grace, and the server; a second call does nothing."""
+        _SERVERS.discard(self)
+        self._running.close()
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        page = f", page at http://{self.http_address}/" if self.http_address else ""
+        return f"<Served at {self.address}{page}>"
 
 
-@contextmanager
 def serve(
     models: Mapping[str, nn.Module | Adapter], address: str = "127.0.0.1:0", *, settings: Settings | None = None
-) -> Iterator[Served]:
-    """Serves models while the block runs.
+) -> Served:
+    """Serves models until the block ends, or `Served.stop` is called.
 
     Args:
         models: modules or adapters, by the name they are served under. They are not copied or moved: they are put
@@ -61,16 +88,22 @@ def serve(
     settings = (settings or Settings.load()).model_copy(update={"address": address})
     workers = [Worker.of(model, name, settings) for name, model in models.items()]
     _check(workers)
+    with ExitStack() as stack:
+        loop = stack.enter_context(_loop())
+        running = _running(workers, settings)
+        server = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
+        stack.callback(lambda: asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result())
+        return Served(server, stack.pop_all())
+
+
+@contextmanager
+def _loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Runs an event loop in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="cutaway-gateway", daemon=True)
     thread.start()
-    running = _running(workers, settings)
     try:
-        server = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
-        try:
-            yield Served(server.address, server.observers.address, server.http_address)
-        finally:
-            asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result()
+        yield loop
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

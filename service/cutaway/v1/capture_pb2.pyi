@@ -86,7 +86,8 @@ class CaptureRequest(_message.Message):
     op: _builtins.str
     """An operator inside a module's forward: the module's name, the operator's, and which of that name it is
     in one call of the module, from 0, as in `layer3.1:relu#0`. `:add#0` is the model's own. Marks of globs
-    stand for the same as in modules.
+    stand for the same as in modules. `h.0.attn:attention_weights#0` has the weights [batch, heads, queries, keys] of
+    the first fused attention, which are computed beside the pass; their positions are queries.
     """
     data_type: _tensor_pb2.DataType.ValueType
     """The data type that floating tensors are sent as, a floating one. Default: as computed."""
@@ -124,8 +125,8 @@ class CaptureRequest(_message.Message):
 
     @_builtins.property
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Only these heads of attention, in this order: parts of the last axis, at the input of a module that joins heads, such
-        as `o_proj`. Default: all channels.
+        """Only these heads of attention, in this order: of weights of fused attention, or parts of the last axis, at the input
+        of a module that joins heads, such as `o_proj`. Default: all.
         """
 
     def __init__(

@@ -26,33 +26,35 @@ from cutaway.v1 import capture_pb2 as cutaway_dot_v1_dot_capture__pb2
 from cutaway.v1 import tensor_pb2 as cutaway_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63utaway/v1/edit.proto\x12\ncutaway.v1\x1a\x18\x63utaway/v1/capture.proto\x1a\x17\x63utaway/v1/tensor.proto\"\xfd\x04\n\x04\x45\x64it\x12\x10\n\x06module\x18\x01 \x01(\tH\x00\x12\x0c\n\x02op\x18\x02 \x01(\tH\x00\x12$\n\x05point\x18\x03 \x01(\x0e\x32\x15.cutaway.v1.HookPoint\x12\"\n\x05scale\x18\x04 \x01(\x0b\x32\x11.cutaway.v1.ScaleH\x01\x12\x1e\n\x03\x61\x64\x64\x18\x05 \x01(\x0b\x32\x0f.cutaway.v1.AddH\x01\x12&\n\x07replace\x18\x06 \x01(\x0b\x32\x13.cutaway.v1.ReplaceH\x01\x12 \n\x04zero\x18\x07 \x01(\x0b\x32\x10.cutaway.v1.ZeroH\x01\x12\"\n\x05\x63lamp\x18\x08 \x01(\x0b\x32\x11.cutaway.v1.ClampH\x01\x12\x1e\n\x03mix\x18\t \x01(\x0b\x32\x0f.cutaway.v1.MixH\x01\x12+\n\nadd_vector\x18\x0e \x01(\x0b\x32\x15.cutaway.v1.AddVectorH\x01\x12\x35\n\x0f\x63lamp_direction\x18\x11 \x01(\x0b\x32\x1a.cutaway.v1.ClampDirectionH\x01\x12\x35\n\x0fswap_directions\x18\x12 \x01(\x0b\x32\x1a.cutaway.v1.SwapDirectionsH\x01\x12\x11\n\x04\x63\x61ll\x18\n \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04rows\x18\x0b \x03(\r\x12%\n\x06slices\x18\x0c \x03(\x0b\x32\x15.cutaway.v1.AxisSlice\x12\x0c\n\x04path\x18\r \x01(\t\x12\r\n\x05steps\x18\x0f \x03(\r\x12\x12\n\x08position\x18\x10 \x01(\x05H\x02\x12\x17\n\rposition_text\x18\x13 \x01(\tH\x02\x12\r\n\x05heads\x18\x14 \x03(\rB\x07\n\x05whereB\x06\n\x04kindB\x07\n\x05tokenB\x07\n\x05_call\"\x17\n\x05Scale\x12\x0e\n\x06\x66\x61\x63tor\x18\x01 \x01(\x01\"G\n\x03\x41\x64\x64\x12\x10\n\x06scalar\x18\x01 \x01(\x01H\x00\x12$\n\x06tensor\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.TensorH\x00\x42\x08\n\x06\x61\x64\x64\x65nd\"-\n\x07Replace\x12\"\n\x06tensor\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\"\x06\n\x04Zero\"K\n\x05\x43lamp\x12\x14\n\x07minimum\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_minimumB\n\n\x08_maximum\"*\n\x03Mix\x12\x0e\n\x06lambda\x18\x01 \x01(\x01\x12\x13\n\x0bpermutation\x18\x02 \x03(\r\"s\n\tAddVector\x12\"\n\x06vector\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\x12\x12\n\x05scale\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12$\n\x04norm\x18\x03 \x01(\x0e\x32\x16.cutaway.v1.VectorNormB\x08\n\x06_scale\"x\n\x0e\x43lampDirection\x12\"\n\x06vector\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\x12\x14\n\x07minimum\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_minimumB\n\n\x08_maximum\"W\n\x0eSwapDirections\x12\"\n\x06vector\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\x12!\n\x05other\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.Tensor*U\n\nVectorNorm\x12\x1b\n\x17VECTOR_NORM_UNSPECIFIED\x10\x00\x12\x13\n\x0fVECTOR_NORM_OWN\x10\x01\x12\x15\n\x11VECTOR_NORM_MATCH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63utaway/v1/edit.proto\x12\ncutaway.v1\x1a\x18\x63utaway/v1/capture.proto\x1a\x17\x63utaway/v1/tensor.proto\"\xae\x05\n\x04\x45\x64it\x12\x10\n\x06module\x18\x01 \x01(\tH\x00\x12\x0c\n\x02op\x18\x02 \x01(\tH\x00\x12$\n\x05point\x18\x03 \x01(\x0e\x32\x15.cutaway.v1.HookPoint\x12\"\n\x05scale\x18\x04 \x01(\x0b\x32\x11.cutaway.v1.ScaleH\x01\x12\x1e\n\x03\x61\x64\x64\x18\x05 \x01(\x0b\x32\x0f.cutaway.v1.AddH\x01\x12&\n\x07replace\x18\x06 \x01(\x0b\x32\x13.cutaway.v1.ReplaceH\x01\x12 \n\x04zero\x18\x07 \x01(\x0b\x32\x10.cutaway.v1.ZeroH\x01\x12\"\n\x05\x63lamp\x18\x08 \x01(\x0b\x32\x11.cutaway.v1.ClampH\x01\x12\x1e\n\x03mix\x18\t \x01(\x0b\x32\x0f.cutaway.v1.MixH\x01\x12+\n\nadd_vector\x18\x0e \x01(\x0b\x32\x15.cutaway.v1.AddVectorH\x01\x12\x35\n\x0f\x63lamp_direction\x18\x11 \x01(\x0b\x32\x1a.cutaway.v1.ClampDirectionH\x01\x12\x35\n\x0fswap_directions\x18\x12 \x01(\x0b\x32\x1a.cutaway.v1.SwapDirectionsH\x01\x12\x11\n\x04\x63\x61ll\x18\n \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04rows\x18\x0b \x03(\r\x12%\n\x06slices\x18\x0c \x03(\x0b\x32\x15.cutaway.v1.AxisSlice\x12\x0c\n\x04path\x18\r \x01(\t\x12\r\n\x05steps\x18\x0f \x03(\r\x12\x12\n\x08position\x18\x10 \x01(\x05H\x02\x12\x17\n\rposition_text\x18\x13 \x01(\tH\x02\x12/\n\tpositions\x18\x15 \x01(\x0b\x32\x1a.cutaway.v1.TokenPositionsH\x02\x12\r\n\x05heads\x18\x14 \x03(\rB\x07\n\x05whereB\x06\n\x04kindB\x07\n\x05tokenB\x07\n\x05_call\"\x17\n\x05Scale\x12\x0e\n\x06\x66\x61\x63tor\x18\x01 \x01(\x01\"G\n\x03\x41\x64\x64\x12\x10\n\x06scalar\x18\x01 \x01(\x01H\x00\x12$\n\x06tensor\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.TensorH\x00\x42\x08\n\x06\x61\x64\x64\x65nd\"-\n\x07Replace\x12\"\n\x06tensor\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.Tensor\"\x06\n\x04Zero\"K\n\x05\x43lamp\x12\x14\n\x07minimum\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_minimumB\n\n\x08_maximum\"\xad\x01\n\x03Mix\x12\x0e\n\x06lambda\x18\x01 \x01(\x01\x12\x13\n\x0bpermutation\x18\x02 \x03(\r\x12\x19\n\x0fsource_position\x18\x03 \x01(\x05H\x00\x12\x1e\n\x14source_position_text\x18\x04 \x01(\tH\x00\x12\x36\n\x10source_positions\x18\x05 \x01(\x0b\x32\x1a.cutaway.v1.TokenPositionsH\x00\x42\x0e\n\x0csource_token\"*\n\tMatrixRow\x12\x0e\n\x06matrix\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"\xb3\x01\n\tAddVector\x12$\n\x06vector\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.TensorH\x00\x12+\n\nvector_row\x18\x04 \x01(\x0b\x32\x15.cutaway.v1.MatrixRowH\x00\x12\x12\n\x05scale\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12$\n\x04norm\x18\x03 \x01(\x0e\x32\x16.cutaway.v1.VectorNormB\x0f\n\rvector_sourceB\x08\n\x06_scale\"\xb8\x01\n\x0e\x43lampDirection\x12$\n\x06vector\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.TensorH\x00\x12+\n\nvector_row\x18\x04 \x01(\x0b\x32\x15.cutaway.v1.MatrixRowH\x00\x12\x14\n\x07minimum\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07maximum\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x0f\n\rvector_sourceB\n\n\x08_minimumB\n\n\x08_maximum\"\xd5\x01\n\x0eSwapDirections\x12$\n\x06vector\x18\x01 \x01(\x0b\x32\x12.cutaway.v1.TensorH\x00\x12+\n\nvector_row\x18\x03 \x01(\x0b\x32\x15.cutaway.v1.MatrixRowH\x00\x12#\n\x05other\x18\x02 \x01(\x0b\x32\x12.cutaway.v1.TensorH\x01\x12*\n\tother_row\x18\x04 \x01(\x0b\x32\x15.cutaway.v1.MatrixRowH\x01\x42\x0f\n\rvector_sourceB\x0e\n\x0cother_source*U\n\nVectorNorm\x12\x1b\n\x17VECTOR_NORM_UNSPECIFIED\x10\x00\x12\x13\n\x0fVECTOR_NORM_OWN\x10\x01\x12\x15\n\x11VECTOR_NORM_MATCH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cutaway.v1.edit_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VECTORNORM']._serialized_start=1330
-  _globals['_VECTORNORM']._serialized_end=1415
+  _globals['_VECTORNORM']._serialized_start=1812
+  _globals['_VECTORNORM']._serialized_end=1897
   _globals['_EDIT']._serialized_start=89
-  _globals['_EDIT']._serialized_end=726
-  _globals['_SCALE']._serialized_start=728
-  _globals['_SCALE']._serialized_end=751
-  _globals['_ADD']._serialized_start=753
-  _globals['_ADD']._serialized_end=824
-  _globals['_REPLACE']._serialized_start=826
-  _globals['_REPLACE']._serialized_end=871
-  _globals['_ZERO']._serialized_start=873
-  _globals['_ZERO']._serialized_end=879
-  _globals['_CLAMP']._serialized_start=881
-  _globals['_CLAMP']._serialized_end=956
-  _globals['_MIX']._serialized_start=958
-  _globals['_MIX']._serialized_end=1000
-  _globals['_ADDVECTOR']._serialized_start=1002
-  _globals['_ADDVECTOR']._serialized_end=1117
-  _globals['_CLAMPDIRECTION']._serialized_start=1119
-  _globals['_CLAMPDIRECTION']._serialized_end=1239
-  _globals['_SWAPDIRECTIONS']._serialized_start=1241
-  _globals['_SWAPDIRECTIONS']._serialized_end=1328
+  _globals['_EDIT']._serialized_end=775
+  _globals['_SCALE']._serialized_start=777
+  _globals['_SCALE']._serialized_end=800
+  _globals['_ADD']._serialized_start=802
+  _globals['_ADD']._serialized_end=873
+  _globals['_REPLACE']._serialized_start=875
+  _globals['_REPLACE']._serialized_end=920
+  _globals['_ZERO']._serialized_start=922
+  _globals['_ZERO']._serialized_end=928
+  _globals['_CLAMP']._serialized_start=930
+  _globals['_CLAMP']._serialized_end=1005
+  _globals['_MIX']._serialized_start=1008
+  _globals['_MIX']._serialized_end=1181
+  _globals['_MATRIXROW']._serialized_start=1183
+  _globals['_MATRIXROW']._serialized_end=1225
+  _globals['_ADDVECTOR']._serialized_start=1228
+  _globals['_ADDVECTOR']._serialized_end=1407
+  _globals['_CLAMPDIRECTION']._serialized_start=1410
+  _globals['_CLAMPDIRECTION']._serialized_end=1594
+  _globals['_SWAPDIRECTIONS']._serialized_start=1597
+  _globals['_SWAPDIRECTIONS']._serialized_end=1810
 # @@protoc_insertion_point(module_scope)

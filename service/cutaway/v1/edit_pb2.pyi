@@ -73,6 +73,7 @@ class Edit(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     POSITION_TEXT_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
     module: _builtins.str
     """A module by its name in named_modules(), `.` for the model itself, or a glob: every module that matches."""
@@ -141,6 +142,10 @@ class Edit(_message.Message):
         """Only in these steps of a generation, from 0. Default: all."""
 
     @_builtins.property
+    def positions(self) -> _capture_pb2.TokenPositions:
+        """Several tokens, which are axis 1 of the part that is edited; in no row two may be one token."""
+
+    @_builtins.property
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only these heads of attention: parts of the last axis, at the input of a module that joins heads, such as `o_proj`.
         Default: all channels.
@@ -168,17 +173,18 @@ class Edit(_message.Message):
         steps: _abc.Iterable[_builtins.int] | None = ...,
         position: _builtins.int = ...,
         position_text: _builtins.str = ...,
+        positions: _capture_pb2.TokenPositions | None = ...,
         heads: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "position", b"position", "position_text", b"position_text", "replace", b"replace", "scale", b"scale", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "position", b"position", "position_text", b"position_text", "positions", b"positions", "replace", b"replace", "scale", b"scale", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "heads", b"heads", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "position_text", b"position_text", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_call", b"_call", "add", b"add", "add_vector", b"add_vector", "call", b"call", "clamp", b"clamp", "clamp_direction", b"clamp_direction", "heads", b"heads", "kind", b"kind", "mix", b"mix", "module", b"module", "op", b"op", "path", b"path", "point", b"point", "position", b"position", "position_text", b"position_text", "positions", b"positions", "replace", b"replace", "rows", b"rows", "scale", b"scale", "slices", b"slices", "steps", b"steps", "swap_directions", b"swap_directions", "token", b"token", "where", b"where", "zero", b"zero"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__call: _TypeAlias = _typing.Literal["call"]  # noqa: Y015
     _WhichOneofArgType__call: _TypeAlias = _typing.Literal["_call", b"_call"]  # noqa: Y015
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["scale", "add", "replace", "zero", "clamp", "mix", "add_vector", "clamp_direction", "swap_directions"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
-    _WhichOneofReturnType_token: _TypeAlias = _typing.Literal["position", "position_text"]  # noqa: Y015
+    _WhichOneofReturnType_token: _TypeAlias = _typing.Literal["position", "position_text", "positions"]  # noqa: Y015
     _WhichOneofArgType_token: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     _WhichOneofReturnType_where: _TypeAlias = _typing.Literal["module", "op"]  # noqa: Y015
     _WhichOneofArgType_where: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
@@ -327,22 +333,66 @@ class Mix(_message.Message):
 
     LAMBDA_FIELD_NUMBER: _builtins.int
     PERMUTATION_FIELD_NUMBER: _builtins.int
+    SOURCE_POSITION_FIELD_NUMBER: _builtins.int
+    SOURCE_POSITION_TEXT_FIELD_NUMBER: _builtins.int
+    SOURCE_POSITIONS_FIELD_NUMBER: _builtins.int
+    source_position: _builtins.int
+    """The token by its number, as in an edit."""
+    source_position_text: _builtins.str
+    """The token by its text, as in an edit."""
     @_builtins.property
     def permutation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """A permutation of the rows: one index an example."""
+
+    @_builtins.property
+    def source_positions(self) -> _capture_pb2.TokenPositions:
+        """Several tokens, in the order of the edit's own."""
 
     def __init__(
         self,
         *,
         permutation: _abc.Iterable[_builtins.int] | None = ...,
+        source_position: _builtins.int = ...,
+        source_position_text: _builtins.str = ...,
+        source_positions: _capture_pb2.TokenPositions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source_position", b"source_position", "source_position_text", b"source_position_text", "source_positions", b"source_positions", "source_token", b"source_token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lambda", b"lambda", "permutation", b"permutation", "source_position", b"source_position", "source_position_text", b"source_position_text", "source_positions", b"source_positions", "source_token", b"source_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source_token: _TypeAlias = _typing.Literal["source_position", "source_position_text", "source_positions"]  # noqa: Y015
+    _WhichOneofArgType_source_token: _TypeAlias = _typing.Literal["source_token", b"source_token"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source_token) -> _WhichOneofReturnType_source_token | None: ...
+
+Global___Mix: _TypeAlias = Mix  # noqa: Y015
+
+@_typing.final
+class MatrixRow(_message.Message):
+    """A vector that a matrix of the model's archive has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MATRIX_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    matrix: _builtins.str
+    """The name of the matrix; required."""
+    index: _builtins.int
+    """Its number, from 0: of a sparse autoencoder that of a feature, for which the decoder writes the vector; of others that
+    of a row of the weight.
+    """
+    def __init__(
+        self,
+        *,
+        matrix: _builtins.str = ...,
+        index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lambda", b"lambda", "permutation", b"permutation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "matrix", b"matrix"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Mix: _TypeAlias = Mix  # noqa: Y015
+Global___MatrixRow: _TypeAlias = MatrixRow  # noqa: Y015
 
 @_typing.final
 class AddVector(_message.Message):
@@ -351,6 +401,7 @@ class AddVector(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VECTOR_FIELD_NUMBER: _builtins.int
+    VECTOR_ROW_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     scale: _builtins.float
@@ -359,22 +410,32 @@ class AddVector(_message.Message):
     """The length that the vector gets first. Default: OWN."""
     @_builtins.property
     def vector(self) -> _tensor_pb2.Tensor:
-        """The vector, of the size of the last axis; required."""
+        """As it is sent."""
+
+    @_builtins.property
+    def vector_row(self) -> Global___MatrixRow:
+        """As a matrix of the model's archive has it."""
 
     def __init__(
         self,
         *,
         vector: _tensor_pb2.Tensor | None = ...,
+        vector_row: Global___MatrixRow | None = ...,
         scale: _builtins.float | None = ...,
         norm: Global___VectorNorm.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "scale", b"scale", "vector", b"vector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "scale", b"scale", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "norm", b"norm", "scale", b"scale", "vector", b"vector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "norm", b"norm", "scale", b"scale", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__scale: _TypeAlias = _typing.Literal["scale"]  # noqa: Y015
     _WhichOneofArgType__scale: _TypeAlias = _typing.Literal["_scale", b"_scale"]  # noqa: Y015
+    _WhichOneofReturnType_vector_source: _TypeAlias = _typing.Literal["vector", "vector_row"]  # noqa: Y015
+    _WhichOneofArgType_vector_source: _TypeAlias = _typing.Literal["vector_source", b"vector_source"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__scale) -> _WhichOneofReturnType__scale | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_vector_source) -> _WhichOneofReturnType_vector_source | None: ...
 
 Global___AddVector: _TypeAlias = AddVector  # noqa: Y015
 
@@ -387,6 +448,7 @@ class ClampDirection(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VECTOR_FIELD_NUMBER: _builtins.int
+    VECTOR_ROW_FIELD_NUMBER: _builtins.int
     MINIMUM_FIELD_NUMBER: _builtins.int
     MAXIMUM_FIELD_NUMBER: _builtins.int
     minimum: _builtins.float
@@ -395,27 +457,36 @@ class ClampDirection(_message.Message):
     """The largest component; at least one of the two. Default: no bound."""
     @_builtins.property
     def vector(self) -> _tensor_pb2.Tensor:
-        """The direction, of the size of the last axis; required."""
+        """As it is sent."""
+
+    @_builtins.property
+    def vector_row(self) -> Global___MatrixRow:
+        """As a matrix of the model's archive has it."""
 
     def __init__(
         self,
         *,
         vector: _tensor_pb2.Tensor | None = ...,
+        vector_row: Global___MatrixRow | None = ...,
         minimum: _builtins.float | None = ...,
         maximum: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum", "vector", b"vector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum", "vector", b"vector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_maximum", b"_maximum", "_minimum", b"_minimum", "maximum", b"maximum", "minimum", b"minimum", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__maximum: _TypeAlias = _typing.Literal["maximum"]  # noqa: Y015
     _WhichOneofArgType__maximum: _TypeAlias = _typing.Literal["_maximum", b"_maximum"]  # noqa: Y015
     _WhichOneofReturnType__minimum: _TypeAlias = _typing.Literal["minimum"]  # noqa: Y015
     _WhichOneofArgType__minimum: _TypeAlias = _typing.Literal["_minimum", b"_minimum"]  # noqa: Y015
+    _WhichOneofReturnType_vector_source: _TypeAlias = _typing.Literal["vector", "vector_row"]  # noqa: Y015
+    _WhichOneofArgType_vector_source: _TypeAlias = _typing.Literal["vector_source", b"vector_source"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__maximum) -> _WhichOneofReturnType__maximum | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__minimum) -> _WhichOneofReturnType__minimum | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_vector_source) -> _WhichOneofReturnType_vector_source | None: ...
 
 Global___ClampDirection: _TypeAlias = ClampDirection  # noqa: Y015
 
@@ -426,25 +497,44 @@ class SwapDirections(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VECTOR_FIELD_NUMBER: _builtins.int
+    VECTOR_ROW_FIELD_NUMBER: _builtins.int
     OTHER_FIELD_NUMBER: _builtins.int
+    OTHER_ROW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def vector(self) -> _tensor_pb2.Tensor:
-        """One direction, of the size of the last axis; required."""
+        """As it is sent."""
+
+    @_builtins.property
+    def vector_row(self) -> Global___MatrixRow:
+        """As a matrix of the model's archive has it."""
 
     @_builtins.property
     def other(self) -> _tensor_pb2.Tensor:
-        """The other one, of the same size; required."""
+        """As it is sent."""
+
+    @_builtins.property
+    def other_row(self) -> Global___MatrixRow:
+        """As a matrix of the model's archive has it."""
 
     def __init__(
         self,
         *,
         vector: _tensor_pb2.Tensor | None = ...,
+        vector_row: Global___MatrixRow | None = ...,
         other: _tensor_pb2.Tensor | None = ...,
+        other_row: Global___MatrixRow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "vector", b"vector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "other_row", b"other_row", "other_source", b"other_source", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "vector", b"vector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["other", b"other", "other_row", b"other_row", "other_source", b"other_source", "vector", b"vector", "vector_row", b"vector_row", "vector_source", b"vector_source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_other_source: _TypeAlias = _typing.Literal["other", "other_row"]  # noqa: Y015
+    _WhichOneofArgType_other_source: _TypeAlias = _typing.Literal["other_source", b"other_source"]  # noqa: Y015
+    _WhichOneofReturnType_vector_source: _TypeAlias = _typing.Literal["vector", "vector_row"]  # noqa: Y015
+    _WhichOneofArgType_vector_source: _TypeAlias = _typing.Literal["vector_source", b"vector_source"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_other_source) -> _WhichOneofReturnType_other_source | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_vector_source) -> _WhichOneofReturnType_vector_source | None: ...
 
 Global___SwapDirections: _TypeAlias = SwapDirections  # noqa: Y015

@@ -82,6 +82,8 @@ class _WarningCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningCo
     """An attribution leaves an input out, which the method cannot move by itself: see `inputs_left_out`."""
     WARNING_CODE_STEP_NOT_REACHED: _WarningCode.ValueType  # 9
     """The texts of a generation ended before a step whose captures were requested."""
+    WARNING_CODE_NO_TOKENS: _WarningCode.ValueType  # 10
+    """A module that a glob names has no axis of tokens: there is no capture of a position."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """The subject of a warning."""
@@ -106,6 +108,8 @@ WARNING_CODE_INPUT_NOT_EXPLAINED: WarningCode.ValueType  # 8
 """An attribution leaves an input out, which the method cannot move by itself: see `inputs_left_out`."""
 WARNING_CODE_STEP_NOT_REACHED: WarningCode.ValueType  # 9
 """The texts of a generation ended before a step whose captures were requested."""
+WARNING_CODE_NO_TOKENS: WarningCode.ValueType  # 10
+"""A module that a glob names has no axis of tokens: there is no capture of a position."""
 Global___WarningCode: _TypeAlias = WarningCode  # noqa: Y015
 
 @_typing.final
@@ -155,6 +159,7 @@ class InspectRequest(_message.Message):
     ATTRIBUTION_ERRORS_IN_PLACE_FIELD_NUMBER: _builtins.int
     GENERATE_FIELD_NUMBER: _builtins.int
     SWEEP_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
     ATTACKS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required. Default version: the highest that is served."""
@@ -217,6 +222,10 @@ class InspectRequest(_message.Message):
         """Compute the target for each of a grid of patches. Default: none."""
 
     @_builtins.property
+    def direct(self) -> Global___Direct:
+        """Compute what each part of the residual stream adds to the target. Default: none."""
+
+    @_builtins.property
     def attacks(self) -> _containers.RepeatedCompositeFieldContainer[_attack_pb2.AttackRequest]:
         """Attacks on the inputs, and what they change. Default: none."""
 
@@ -239,11 +248,12 @@ class InspectRequest(_message.Message):
         attribution_errors_in_place: _builtins.bool = ...,
         generate: Global___Generate | None = ...,
         sweep: Global___Sweep | None = ...,
+        direct: Global___Direct | None = ...,
         attacks: _abc.Iterable[_attack_pb2.AttackRequest] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "direct", b"direct", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attacks", b"attacks", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attacks", b"attacks", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "direct", b"direct", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["tensors", "raw"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -309,6 +319,40 @@ class Sweep(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__axis) -> _WhichOneofReturnType__axis | None: ...
 
 Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
+
+@_typing.final
+class Direct(_message.Message):
+    """Direct logit attribution: what each part of a residual stream adds to the target through the last norm alone, with the
+    denominator of the norm held at its value in this pass. The target must be linear in what the norm returns.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODULES_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    norm: _builtins.str
+    """The last norm; required. Its input is the stream."""
+    heads: _builtins.bool
+    """Whether the modules that join heads, such as `o_proj`, have a number for each head."""
+    @_builtins.property
+    def modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The modules whose outputs are the parts of the stream, or globs; at least one."""
+
+    def __init__(
+        self,
+        *,
+        modules: _abc.Iterable[_builtins.str] | None = ...,
+        norm: _builtins.str = ...,
+        heads: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heads", b"heads", "modules", b"modules", "norm", b"norm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Direct: _TypeAlias = Direct  # noqa: Y015
 
 @_typing.final
 class Generate(_message.Message):
@@ -522,6 +566,9 @@ class InspectResponse(_message.Message):
     SWEEP_FIELD_NUMBER: _builtins.int
     SWEEP_ESTIMATES_FIELD_NUMBER: _builtins.int
     SWEEP_AGREEMENT_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
+    DIRECT_REST_FIELD_NUMBER: _builtins.int
+    DIRECT_BIAS_FIELD_NUMBER: _builtins.int
     ATTACKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
@@ -614,6 +661,20 @@ class InspectResponse(_message.Message):
         """The cosine, by row, between the changes of the target in `sweep` and their estimates."""
 
     @_builtins.property
+    def direct(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
+        """What each module adds to the target, by module, with `direct`: [batch], or [batch, heads]."""
+
+    @_builtins.property
+    def direct_rest(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """What the rest of the stream adds, by row: other modules, and the biases of modules that join heads."""
+
+    @_builtins.property
+    def direct_bias(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The target, by row, where the norm reads zeros: the biases of the norm and of what is behind it, and all that does not
+        pass through the norm. It, the rest and all parts sum to the target.
+        """
+
+    @_builtins.property
     def attacks(self) -> _containers.RepeatedCompositeFieldContainer[_attack_pb2.Attack]:
         """What attacks changed, in the order of the request."""
 
@@ -641,11 +702,14 @@ class InspectResponse(_message.Message):
         sweep: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
         sweep_estimates: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
         sweep_agreement: _abc.Iterable[_builtins.float] | None = ...,
+        direct: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
+        direct_rest: _abc.Iterable[_builtins.float] | None = ...,
+        direct_bias: _abc.Iterable[_builtins.float] | None = ...,
         attacks: _abc.Iterable[_attack_pb2.Attack] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "direct", b"direct", "direct_bias", b"direct_bias", "direct_rest", b"direct_rest", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -709,6 +773,7 @@ class EditReceipt(_message.Message):
     CHANGED_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
     tensors: _builtins.int
     """The number of tensors that it was applied to."""
     changed: _builtins.bool
@@ -719,6 +784,12 @@ class EditReceipt(_message.Message):
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The steps in which it was applied, with `generate`."""
 
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The places that an edit of a token, by a glob, leaves out, such as `transformer.wpe@output`: their tensors have no
+        axis of tokens.
+        """
+
     def __init__(
         self,
         *,
@@ -726,10 +797,11 @@ class EditReceipt(_message.Message):
         changed: _builtins.bool = ...,
         norm: _builtins.float = ...,
         steps: _abc.Iterable[_builtins.int] | None = ...,
+        left_out: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "norm", b"norm", "steps", b"steps", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "left_out", b"left_out", "norm", b"norm", "steps", b"steps", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests.fields import suggestion
 from cutaway.contract.results import ClassPrediction
 from cutaway.contract.tensors import Array
 
@@ -117,6 +119,49 @@ _SIGNED, _UNSIGNED, _GREY = "RdBu_r", "viridis", "gray"
 _POSITIVE, _NEGATIVE, _MAGNITUDE, _QUIET = "#b2182b", "#2166ac", "#21918c", "#b6bfc9"
 
 
+Sign: TypeAlias = Literal["all", "positive", "negative", "absolute"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How attributions are drawn; see `Inspection.plot`."""
+
+    sign: Sign = "all"
+    cmap: str | None = None
+    outlier_percent: float | None = None
+    blend: float | None = None
+    interpolation: str | None = None
+
+    def check(self) -> None:
+        """Raises ``INVALID_VALUE`` for what Matplotlib, or a figure, does not have."""
+        import matplotlib
+        from matplotlib.image import interpolations_names
+
+        known = {
+            "sign": (self.sign, get_args(Sign)),
+            "cmap": (self.cmap, matplotlib.colormaps),
+            "interpolation": (self.interpolation, sorted(interpolations_names)),
+        }
+        for field, (given, names) in known.items():
+            if given is not None and given not in names:
+                raise error(
+                    Reason.INVALID_VALUE, f"{given!r:.80} is not a choice; {suggestion(str(given), names)}", field
+                )
+        limits = {"blend": (self.blend, 1), "outlier_percent": (self.outlier_percent, 99)}
+        for field, (number, most) in limits.items():
+            if number is not None and not 0 <= number <= most:
+                raise error(Reason.INVALID_VALUE, f"is a number from 0 to {most}, not {number!r:.80}", field)
+
+    def of(self, values: Array) -> Array:
+        """Returns the values to draw: the magnitudes of those with the sign, and 0 for the others."""
+        if self.sign in ("all", "absolute"):
+            return values if self.sign == "all" else np.abs(values)
+        return np.maximum(values if self.sign == "positive" else -values, 0)
+
+
+_USUAL = Look()
+
+
 class _Range(NamedTuple):
     """A colour scale: its colours, the numbers at its ends, and whether some elements lie beyond them."""
 
@@ -126,14 +171,16 @@ class _Range(NamedTuple):
     clipped: bool = False
 
 
-def _range(picture: Array) -> _Range:
+def _range(picture: Array, look: Look) -> _Range:
     """Returns the colour scale for an array: 0 is white if there are negative numbers, else the darkest colour."""
     sizes = np.abs(picture[np.isfinite(picture)])
     largest = float(sizes.max(initial=0))
-    high = float(np.quantile(sizes, 1 - _OUTLIERS)) if sizes.size > _LARGE else largest
+    outliers = (_OUTLIERS if sizes.size > _LARGE else 0) if look.outlier_percent is None else look.outlier_percent / 100
+    high = float(np.quantile(sizes, 1 - outliers)) if outliers and sizes.size else largest
     high = high or largest or 1.0
     signed = bool((picture < 0).any())
-    return _Range(_SIGNED if signed else _UNSIGNED, -high if signed else 0.0, high, clipped=largest > high)
+    colours = look.cmap or (_SIGNED if signed else _UNSIGNED)
+    return _Range(colours, -high if signed else 0.0, high, clipped=largest > high)
 
 
 def draw_image(sheet: Sheet, box: Box, values: Array) -> None:
@@ -141,8 +188,7 @@ def draw_image(sheet: Sheet, box: Box, values: Array) -> None:
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if values.ndim == 3 and len(values) == 3:
-        shown = np.moveaxis((values - low) / ((high - low) or 1), 0, -1)
-        _bare(sheet.axes(box)).imshow(_finite(shown))
+        _bare(sheet.axes(box)).imshow(_levels(values))
     else:
         _draw_picture(sheet, box, _flat(values), _Range(_GREY, low, high))
 
@@ -152,9 +198,17 @@ def draw_with_norms(sheet: Sheet, box: Box, values: Array) -> None:
     _draw_array(sheet, box, values, "norm", lambda table: np.sqrt((table**2).sum(axis=1)))
 
 
-def draw_with_sums(sheet: Sheet, box: Box, values: Array) -> None:
-    """Draws an attribution or a gradient; a table (usually tokens by features) has its rows' sums beside it."""
-    _draw_array(sheet, box, values, "sum", lambda table: table.sum(axis=1))
+def draw_with_sums(sheet: Sheet, box: Box, values: Array, look: Look = _USUAL, under: Array | None = None) -> None:
+    """Draws an attribution or a gradient; a table (usually tokens by features) has its rows' sums beside it.
+
+    Args:
+        sheet: where to draw.
+        box: where on the sheet.
+        values: of one example.
+        look: how.
+        under: the image [height, width] or [3, height, width] below a picture, where ``look`` blends them.
+    """
+    _draw_array(sheet, box, look.of(values), "sum", lambda table: table.sum(axis=1), look, under)
 
 
 def draw_bars(sheet: Sheet, box: Box, values: Array, predicted: ClassPrediction | None = None) -> None:
@@ -172,9 +226,9 @@ def draw_bars(sheet: Sheet, box: Box, values: Array, predicted: ClassPrediction 
         _highlight(axes, heights, predicted, box.width)
 
 
-def draw_features(sheet: Sheet, box: Box, values: Array, names: Sequence[str]) -> None:
+def draw_features(sheet: Sheet, box: Box, values: Array, names: Sequence[str], look: Look = _USUAL) -> None:
     """Draws the `_MOST_FEATURES` largest elements of a vector as bars with their names, the largest first."""
-    lengths = _finite(values.reshape(-1))
+    lengths = _finite(look.of(values).reshape(-1))
     largest = np.argsort(-np.abs(lengths), kind="stable")[:_MOST_FEATURES]
     axes = _bare(sheet.axes(box._replace(left=box.left + 0.55 * box.width, width=0.45 * box.width)))
     colours = [_POSITIVE if lengths[number] >= 0 else _NEGATIVE for number in largest]
@@ -237,7 +291,15 @@ def _side(place: float, width: float, needed: float) -> Literal["left", "center"
     return "left" if place < needed / 2 else "right" if width - place < needed / 2 else "center"
 
 
-def _draw_array(sheet: Sheet, box: Box, values: Array, summary: str, summarise: Callable[[Array], Array]) -> None:
+def _draw_array(
+    sheet: Sheet,
+    box: Box,
+    values: Array,
+    summary: str,
+    summarise: Callable[[Array], Array],
+    look: Look = _USUAL,
+    under: Array | None = None,
+) -> None:
     """Draws an array by its shape: a vector as bars, channels as tiles, a long table with totals of rows."""
     flat = _flat(values)
     if flat.size == 0:
@@ -246,11 +308,11 @@ def _draw_array(sheet: Sheet, box: Box, values: Array, summary: str, summarise: 
         draw_bars(sheet, box, flat)
     elif flat.ndim > 2:
         picture = _mosaic(flat.reshape(-1, *flat.shape[-2:]))
-        _draw_picture(sheet, box, picture, _range(picture))
+        _draw_picture(sheet, box, picture, _range(picture, look), look)
     elif max(flat.shape) <= _MAX_ASPECT * min(flat.shape):
-        _draw_picture(sheet, box, flat, _range(flat))
+        _draw_picture(sheet, box, flat, _range(flat, look), look, under)
     else:
-        _draw_table(sheet, box, flat, summary, summarise(flat))
+        _draw_table(sheet, box, flat, summary, summarise(flat), look)
 
 
 def _finite(values: Array) -> Array:
@@ -279,15 +341,39 @@ def _mosaic(channels: Array) -> Array:
     return picture
 
 
-def _draw_picture(sheet: Sheet, box: Box, picture: Array, scale: _Range) -> None:
-    _draw_scale(sheet, box, _show(sheet.axes(box), picture, scale), scale)
+def _draw_picture(
+    sheet: Sheet, box: Box, picture: Array, scale: _Range, look: Look = _USUAL, under: Array | None = None
+) -> None:
+    axes = sheet.axes(box)
+    if look.blend is not None and under is not None:
+        axes.imshow(_levels(under), "gray", extent=_WHOLE, aspect=under.shape[-2] / under.shape[-1])
+        shown = axes.imshow(
+            picture, scale.colours, vmin=scale.low, vmax=scale.high, alpha=look.blend, extent=_WHOLE,
+            aspect=under.shape[-2] / under.shape[-1], interpolation=look.interpolation,
+        )  # fmt: skip
+        _draw_scale(sheet, box, shown, scale)
+        _bare(axes)
+    else:
+        _draw_scale(sheet, box, _show(axes, picture, scale, look), scale)
 
 
-def _draw_table(sheet: Sheet, box: Box, table: Array, summary: str, totals: Array) -> None:
+_WHOLE = (0.0, 1.0, 1.0, 0.0)
+"""The place of a picture that covers another one, whatever their sizes: left, right, bottom, top."""
+
+
+def _levels(image: Array) -> Array:
+    """Returns an image from its smallest number, 0, to its largest, 1, with the colours on the last axis."""
+    finite = image[np.isfinite(image)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    levels = _finite((image - low) / ((high - low) or 1))
+    return np.moveaxis(levels, 0, -1) if levels.ndim == 3 else levels
+
+
+def _draw_table(sheet: Sheet, box: Box, table: Array, summary: str, totals: Array, look: Look) -> None:
     """Draws a table [rows, columns] stretched to the box, and ``totals`` [rows] as bars beside it."""
     axes = sheet.axes(box._replace(width=0.76 * box.width))
-    scale = _range(table)
-    _draw_scale(sheet, box, _show(axes, table, scale, aspect="auto"), scale)
+    scale = _range(table, look)
+    _draw_scale(sheet, box, _show(axes, table, scale, look, "auto"), scale)
     bars = sheet.axes(box._replace(left=box.left + 0.8 * box.width, width=0.2 * box.width))
     for colour, side in _sides(_finite(totals)):
         bars.barh(np.arange(totals.size), side, color=colour)
@@ -296,11 +382,15 @@ def _draw_table(sheet: Sheet, box: Box, table: Array, summary: str, totals: Arra
     _bare(bars)
 
 
-def _show(axes: Axes, picture: Array, scale: _Range, aspect: Literal["equal", "auto"] = "equal") -> AxesImage:
+def _show(
+    axes: Axes, picture: Array, scale: _Range, look: Look, aspect: Literal["equal", "auto"] = "equal"
+) -> AxesImage:
     import matplotlib
 
     colours = matplotlib.colormaps[scale.colours].with_extremes(bad=_BETWEEN)
-    return _bare(axes).imshow(picture, colours, vmin=scale.low, vmax=scale.high, aspect=aspect)
+    return _bare(axes).imshow(
+        picture, colours, vmin=scale.low, vmax=scale.high, aspect=aspect, interpolation=look.interpolation
+    )
 
 
 def _draw_scale(sheet: Sheet, box: Box, shown: AxesImage, scale: _Range) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import xarray
 
 
-_CONSTANT = ("attribution", "method", "layer", "input", "output")
+_CONSTANT = ("attribution", "title", "method", "layer", "input", "output")
 
 
 def frame(result: InspectResult, what: str, labels: Sequence[str]) -> pandas.DataFrame:
@@ -46,8 +46,8 @@ def frame(result: InspectResult, what: str, labels: Sequence[str]) -> pandas.Dat
 def _attributions(result: InspectResult, _labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields the columns of a long table for each explained input or layer whose axis 0 is the batch."""
     rows = batch_size(result)
-    for index, attribution in enumerate(result.attributions):
-        constant = {"attribution": index, "method": attribution.method, "layer": attribution.layer}
+    for index, (title, attribution) in enumerate(zip(result.titles(), result.attributions)):
+        constant = {"attribution": index, "title": title, "method": attribution.method, "layer": attribution.layer}
         outcomes = [outcome_of_row(attribution.checks, row) if attribution.checks else None for row in range(rows)]
         by_row: dict[str, list[Any]] = {
             "target": [None] * rows if attribution.targets is None else attribution.targets.tolist(),
@@ -125,8 +125,8 @@ def _named(names: Sequence[str], index: Array) -> Array:
 _TABLES: dict[str, Any] = {
     "attributions": (
         _attributions,
-        [*("example", "attribution", "method", "layer", "input", "position", "feature", "value", "target", "verdict"),
-         "cause"],
+        [*("example", "attribution", "title", "method", "layer", "input", "position", "feature", "value", "target"),
+         *("verdict", "cause")],
     ),
     "predictions": (
         _predictions,

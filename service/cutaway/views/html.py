@@ -15,7 +15,18 @@ from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import AttributionResult, InspectResult
 from cutaway.contract.results.arrays import CLASSES, by_name, entries, examples_first
 from cutaway.contract.results.explanations import outcome_of_row
-from cutaway.contract.results.summary import batch_size, class_name, first, harmless, outline, summarise, worst_first
+from cutaway.contract.results.summary import (
+    Titled,
+    batch_size,
+    class_name,
+    first,
+    harmless,
+    outcome,
+    outcomes,
+    outline,
+    summarise,
+    worst_first,
+)
 from cutaway.contract.tensors import Array
 from cutaway.views.pictures import (
     SentInput,
@@ -146,9 +157,10 @@ def _example(
             side.append(panel)
     pictures |= {picture.style: picture.url for picture in grounds.values()}
     side += _prediction_panels(result, row, labels)
+    attributed = worst_first(result, ATTRIBUTIONS)
     panels = (
-        _attribution_panel(attribution, row, inputs, grounds, result.feature_names)
-        for attribution in worst_first(result.attributions, ATTRIBUTIONS)[:ATTRIBUTIONS]
+        _attribution_panel(title, attribution, row, inputs, grounds, result.feature_names)
+        for title, attribution in attributed[:ATTRIBUTIONS]
     )
     tiles = list(takewhile(room.takes, panels))
     return element(
@@ -156,7 +168,7 @@ def _example(
         element("h4", f"example {row}{_target(result, labels, row)}"),
         element("div", element("div", *side, class_="side"), element("div", *tiles, class_="tiles"), class_="columns"),
         *_left_out(len(inputs), _INPUTS, "inputs"),
-        *_left_out(len(result.attributions), len(tiles), "attributions"),
+        *_left_out(len(attributed), len(tiles), "attributions", attributed[len(tiles) :]),
         class_="example",
     )
 
@@ -174,19 +186,18 @@ def _target(result: InspectResult, labels: Sequence[str], row: int) -> str:
 
 def _verdicts(result: InspectResult) -> Iterator[Markup]:
     """Yields the outcomes of the checks in words: the verdict, its cause, and the remedy."""
-    lines = [_verdict(attribution) for attribution in worst_first(result.attributions, _LINES)[:_LINES]]
-    if lines:
-        yield element("ul", *lines)
-        yield from _left_out(len(result.attributions), _LINES, "attributions")
+    attributed = worst_first(result, _LINES)
+    if attributed:
+        yield element("ul", *(_verdict(title, attribution) for title, attribution in attributed[:_LINES]))
+        yield from _left_out(len(attributed), _LINES, "attributions", attributed[_LINES:])
 
 
-def _verdict(attribution: AttributionResult) -> Markup:
-    name = attribution.method + (f" at {harmless(attribution.layer, 80)}" if attribution.layer else "")
+def _verdict(name: str, attribution: AttributionResult) -> Markup:
     failure, check = attribution.error, attribution.worst_check
     if failure is not None:
-        return element("li", _badge("FAILED"), f" {name}: {failure.reason}: {failure.message}")
+        return element("li", _badge(outcome(attribution)), f" {name}: {failure.reason}: {failure.message}")
     if check is None:
-        return element("li", _badge("NOT CHECKED"), f" {name}")
+        return element("li", _badge(outcome(attribution)), f" {name}")
     cause = f" ({check.cause})" if check.cause is not None else ""
     words = check.reason or f"equals {harmless(check.compared, 200)}"
     error = f": largest error {short_number(check.max_relative_error)}, tolerance {short_number(check.tolerance)}"
@@ -205,9 +216,11 @@ def _listed(title: str, lines: Sequence[str]) -> Iterator[Markup]:
         yield element("ul", *(element("li", line) for line in first(lines, _LINES, len(lines))))
 
 
-def _left_out(total: int, shown: int, noun: str) -> Iterator[Markup]:
+def _left_out(total: int, shown: int, noun: str, attributed: Sequence[Titled] = ()) -> Iterator[Markup]:
+    """Yields how many were left out; of attributions, also how they came out."""
     if total > shown:
-        yield element("p", f"… {total - shown:,} more {noun} are not shown", class_="note")
+        told = f": {outcomes(attributed)}" if attributed else ""
+        yield element("p", f"… {total - shown:,} more {noun} are not shown{told}", class_="note")
 
 
 # HTML elements, in which every text is escaped and made harmless.
@@ -408,6 +421,7 @@ def _prediction_panels(result: InspectResult, row: int, labels: Sequence[str]) -
 
 
 def _attribution_panel(
+    title: str,
     attribution: AttributionResult,
     row: int,
     inputs: Mapping[str, SentInput],
@@ -415,9 +429,8 @@ def _attribution_panel(
     feature_names: Mapping[str, Sequence[str]],
 ) -> Markup:
     """Draws one attribution of one example with its verdict: tokens, a heat map over the input, or bars."""
-    title = harmless(attribution.method) + (f" at {harmless(attribution.layer)}" if attribution.layer else "")
     if attribution.error is not None:
-        return _tile(_titled(title, "FAILED"), element("p", attribution.error.message, class_="note"))
+        return _tile(_titled(title, outcome(attribution)), element("p", attribution.error.message, class_="note"))
     verdict = outcome_of_row(attribution.checks, row).verdict.value if attribution.checks else "NOT CHECKED"
     tokens = attribution.tokens
     if tokens is not None:

@@ -11,10 +11,11 @@ import numpy as np
 
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.summary import batch_size
+from cutaway.contract.results.summary import batch_size, titles
 from cutaway.contract.values import changed
 from cutaway.contract.wire import stored_file
 from cutaway.views import plots
+from cutaway.views.drawings import Look, Sign
 from cutaway.views.frames import dataset, frame
 from cutaway.views.html import page
 from cutaway.views.pictures import importing, sent_inputs
@@ -70,16 +71,39 @@ class Inspection(InspectResult):
         """
         return changed(self, labels=tuple(labels))
 
-    def plot(self, path: str | Path | None = None, *, row: int = 0) -> Figure:
+    def titles(self) -> list[str]:
+        """Returns what people call each attribution: its method and layer, and the fields in which those with the same
+        method and layer differ: ``Saliency, noise NoiseTunnel``."""
+        return titles(self.attributions, self.request.attributions)
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        *,
+        row: int = 0,
+        sign: Sign = "all",
+        blend: float | None = None,
+        cmap: str | None = None,
+        outlier_percent: float | None = None,
+        interpolation: str | None = None,
+    ) -> Figure:
         """Draws one example with matplotlib: input, predictions, attributions, captures and gradients.
 
         Args:
             path: of the file to write, ``.png``, ``.svg`` or ``.pdf``; None writes none.
             row: the example's index in the batch.
+            sign: ``all`` draws attributions as they are; ``positive``, ``negative`` and ``absolute`` the magnitudes of
+                those values. Colours are summed first.
+            blend: draws attributions of images over the image, which they cover so far, from 0 to 1; of a layer over
+                the first image, as large as that. None draws them alone.
+            cmap: a colour map of matplotlib for attributions; None chooses by their signs.
+            outlier_percent: how many percent of an attribution's values may exceed the strongest colour; None is 0.5 of
+                large ones.
+            interpolation: between the values of an attribution, as matplotlib's ``imshow`` has it: ``bilinear``, ...
 
         Raises:
             FailedPrecondition: ``PACKAGE_MISSING``, if matplotlib is not installed.
-            InvalidArgument: ``INVALID_VALUE`` if the batch has no such row.
+            InvalidArgument: ``INVALID_VALUE`` if the batch has no such row, or an argument is no choice.
         """
         rows = batch_size(self)
         inputs = {}
@@ -88,7 +112,8 @@ class Inspection(InspectResult):
                 if sent.values is not None:
                     inputs[name] = np.broadcast_to(sent.values, (rows, *sent.values.shape))
         with importing("plot()"):
-            figure = plots.figure(self, inputs, row)
+            look = Look(sign, cmap, outlier_percent, blend, interpolation)
+            figure = plots.figure(self, inputs, row, look, self.labels)
         if path is not None:
             figure.savefig(path, dpi=plots.DOTS_PER_INCH)
         return figure

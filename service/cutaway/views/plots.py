@@ -6,6 +6,7 @@ Matplotlib is imported when a figure is drawn, not before.
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ClassPrediction, InspectResult, Verdict
 from cutaway.contract.results.arrays import captures, examples_first
 from cutaway.contract.results.explanations import AttributionError, outcome_of_row
-from cutaway.contract.results.summary import batch_size, harmless, worst_first
+from cutaway.contract.results.summary import batch_size, harmless, without_layer, worst_first
 from cutaway.contract.tensors import Array
 from cutaway.views.drawings import (
     FAINT,
@@ -28,6 +29,7 @@ from cutaway.views.drawings import (
     STYLE,
     Box,
     Drawing,
+    Look,
     Sheet,
     draw_bars,
     draw_features,
@@ -37,6 +39,7 @@ from cutaway.views.drawings import (
     fitted,
     length,
 )
+from cutaway.views.pictures import class_labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,24 +49,43 @@ DOTS_PER_INCH = 150
 """The resolution of figures in files."""
 
 _COLUMNS = 4  # panels side by side
+_USUAL = Look()
 
 
-def figure(result: InspectResult, inputs: Mapping[str, Array] | None = None, row: int = 0) -> Figure:
+def figure(
+    result: InspectResult,
+    inputs: Mapping[str, Array] | None = None,
+    row: int = 0,
+    look: Look = _USUAL,
+    labels: Sequence[str] = (),
+) -> Figure:
     """Draws one example of ``result``.
 
     Args:
         result: the reply to a request.
         inputs: the request's tensors by input name, batch first; images among them are drawn beside the prediction.
         row: the example's index in the batch.
+        look: how attributions are drawn.
+        labels: of all classes, where they are known.
 
     Raises:
-        InvalidArgument: ``INVALID_VALUE`` if the batch has no such row.
+        InvalidArgument: ``INVALID_VALUE`` if the batch has no such row, or there is no such look.
     """
+    look.check()
     rows = batch_size(result) or 1
     if not 0 <= row < rows:
         raise error(Reason.INVALID_VALUE, f"the batch has the rows 0 to {rows - 1}, not {row}", "row")
-    example = _Example(examples_first(result), row, rows)
-    return _draw(example, _sections(example, inputs or {}))
+    known = class_labels(result, labels) if result.classes or labels else {}
+    example = _Example(examples_first(result), row, rows, known)
+    drawn = _draw(example, _sections(example, inputs or {}, look))
+    drawn.__dict__["_repr_png_"] = partial(_png, drawn)  # a notebook shows it, also without %matplotlib inline
+    return drawn
+
+
+def _png(drawn: Figure) -> bytes:
+    file = io.BytesIO()
+    drawn.savefig(file, format="png")
+    return file.getvalue()
 
 
 def save(result: InspectResult, path: Path, inputs: Mapping[str, Array] | None = None, row: int = 0) -> None:
@@ -93,11 +115,16 @@ class Panel:
 
 
 class _Example(NamedTuple):
-    """The row ``row`` of a result with ``rows`` rows."""
+    """The row ``row`` of a result with ``rows`` rows, and the labels that are known, by class."""
 
     result: InspectResult
     row: int
     rows: int
+    labels: Mapping[int, str]
+
+    def class_text(self, index: int) -> str:
+        """Returns the label of a class, or its index."""
+        return harmless(self.labels.get(index, ""), 24) or str(index)
 
     def part(self, array: Array) -> Array:
         """Returns this row of ``array`` as float64, which holds every type; all of an array without a batch axis."""
@@ -105,12 +132,14 @@ class _Example(NamedTuple):
         return np.asarray(array[self.row] if batched else array, dtype=np.float64)
 
 
-def _sections(example: _Example, inputs: Mapping[str, Array]) -> dict[str, list[Panel]]:
+def _sections(example: _Example, inputs: Mapping[str, Array], look: Look) -> dict[str, list[Panel]]:
     """Returns the panels below each heading; a heading may have none."""
+    sent = {name: example.part(array) for name, array in inputs.items()}
+    images = {name: values for name, values in sent.items() if _is_image(values)}
     return {
-        "Input and prediction": _forward(example, inputs),
-        "At the input": [*_gradients(example), *_attributions(example, layers=False)],
-        "At layers": list(_attributions(example, layers=True)),
+        "Input and prediction": _forward(example, images),
+        "At the input": [*_gradients(example), *_attributions(example, images, look, layers=False)],
+        "At layers": list(_attributions(example, images, look, layers=True)),
         "Captured": list(_captures(example)),
         "At parameters, for all examples": [
             _panel(name, "gradient", np.asarray(array, np.float64), draw_with_sums)
@@ -125,11 +154,10 @@ def _panel(title: str, detail: str, values: Array, draw: Drawing, *, sum_colours
     return Panel(title, f"{detail} · {list(values.shape)}", values.sum(axis=0) if summed else values, draw, **more)
 
 
-def _forward(example: _Example, inputs: Mapping[str, Array]) -> list[Panel]:
+def _forward(example: _Example, sent: Mapping[str, Array]) -> list[Panel]:
     """Returns inputs that are images, then the outputs; a single vector takes the rest of the line."""
     result = example.result
-    sent = {name: example.part(array) for name, array in inputs.items()}
-    images = [_panel(name, "input", values, draw_image) for name, values in sent.items() if _is_image(values)]
+    images = [_panel(name, "input", values, draw_image) for name, values in sent.items()]
     passes = [
         ("prediction", result.predictions, result.classes),
         ("unedited", result.unedited, result.unedited_classes),
@@ -162,27 +190,34 @@ def _gradients(example: _Example) -> Iterator[Panel]:
         values = example.part(array)
         by_target = {"": values}
         if targets is not None and np.ndim(targets) and len(targets) == len(values):
-            by_target = {f" · class {target}": part for target, part in zip(targets, values)}
+            parts = zip(targets.tolist(), values)
+            by_target = {f" · class {example.class_text(target)}": part for target, part in parts}
         for target, part in by_target.items():
             yield _panel("Gradient", f"{name}{target}", part, _drawing(example, name, part), sum_colours=True)
 
 
-def _attributions(example: _Example, *, layers: bool) -> Iterator[Panel]:
+def _attributions(example: _Example, images: Mapping[str, Array], look: Look, *, layers: bool) -> Iterator[Panel]:
     """Yields the attributions of layers, or those of inputs; the worst first where the section has no room for all."""
-    attributions = worst_first(example.result.attributions, _MAX_PANELS)
-    counts = Counter((attribution.method, attribution.layer) for attribution in attributions)
-    for attribution in attributions:
+    first = next(iter(images.values()), None)
+    attributions = worst_first(example.result, _MAX_PANELS)
+    counts = Counter((attribution.method, attribution.layer) for _, attribution in attributions)
+    for title, attribution in attributions:
         method, targets = attribution.method, attribution.targets
+        heading = without_layer(title, attribution)  # which is in the second line
         if bool(attribution.layer) is layers:
             several = counts[method, attribution.layer] > 1
-            target = f" · class {targets[example.row]}" if several and targets is not None else ""
+            target = ""
+            if several and targets is not None:
+                target = f" · class {example.class_text(int(targets[example.row]))}"
             if (failure := attribution.error) is not None:
-                yield Panel(method, attribution.layer, np.empty(0), partial(_draw_failure, failure))
+                yield Panel(heading, attribution.layer, np.empty(0), partial(_draw_failure, failure))
             for name, array in attribution.values.items():
                 values = example.part(array)
-                draw = draw_with_norms if method == "LayerActivation" else _drawing(example, name, values)
+                draw: Drawing = draw_with_norms
+                if method != "LayerActivation":
+                    draw = _drawing(example, name, values, look, first if layers else images.get(name))
                 verdict = outcome_of_row(attribution.checks, example.row).verdict if attribution.checks else None
-                yield _panel(method, f"{name}{target}", values, draw, sum_colours=not layers, verdict=verdict)
+                yield _panel(heading, f"{name}{target}", values, draw, sum_colours=not layers, verdict=verdict)
 
 
 _FAILURE_LINES, _FAILURE_LETTERS = 9, 34
@@ -195,12 +230,13 @@ def _draw_failure(failure: AttributionError, sheet: Sheet, box: Box, _: Array) -
         sheet.text(box.left, box.top + 0.18 * (number + 1), harmless(line), 7.5, color=_VERDICTS[Verdict.DISAGREES][1])
 
 
-def _drawing(example: _Example, name: str, values: Array) -> Drawing:
+def _drawing(example: _Example, name: str, values: Array, look: Look = _USUAL, under: Array | None = None) -> Drawing:
     """Returns how values for an input, or a layer, are drawn: with names, if they are a vector and have any."""
     names = example.result.feature_names.get(name, ())
     if values.ndim == 1 and len(names) == len(values):
-        return partial(draw_features, names=names)
-    return draw_with_sums
+        return partial(draw_features, names=names, look=look)
+    grey = under[0] if under is not None and under.ndim == 3 and len(under) == 1 else under
+    return partial(draw_with_sums, look=look, under=grey)
 
 
 def _captures(example: _Example) -> Iterator[Panel]:
@@ -295,17 +331,26 @@ def _predicted(example: _Example) -> str:
 
 def _targets(example: _Example) -> Iterator[str]:
     result = example.result
-    arrays = {"class" if result.classes else "element": result.targets, "value": result.target_values}
-    parts = [_numbers(name, array[example.row]) for name, array in arrays.items() if array is not None]
+    parts = []
+    if result.targets is not None:
+        shown = [
+            example.class_text(index) for index in np.atleast_1d(result.targets[example.row])[:_MAX_TARGETS].tolist()
+        ]
+        parts += [
+            _list(
+                "class" if result.classes or example.labels else "element", shown, np.size(result.targets[example.row])
+            )
+        ]
+    if result.target_values is not None:
+        values = np.atleast_1d(result.target_values[example.row])
+        parts += [_list("value", [f"{value:.4g}" for value in values[:_MAX_TARGETS].tolist()], values.size)]
     if parts:
         yield f"explained: {', '.join(parts)}"
 
 
-def _numbers(name: str, array: Array) -> str:
+def _list(name: str, shown: Sequence[str], count: int) -> str:
     """Returns ``class 3``, or ``class 3 5 7 …`` for a target with several."""
-    numbers = np.atleast_1d(array).tolist()
-    shown = [str(number) if isinstance(number, int) else f"{number:.4g}" for number in numbers[:_MAX_TARGETS]]
-    return " ".join([name, *shown, *["…"] * (len(numbers) > _MAX_TARGETS)])
+    return " ".join([name, *shown, *["…"] * (count > len(shown))])
 
 
 def _draw_line(sheet: Sheet, line: _Line, top: float) -> None:

@@ -10,7 +10,7 @@ Names that the model's author chose become `Text`, never markup: ``layers[0]`` i
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, TokenAttribution, Verdict
 from cutaway.contract.results.arrays import POSITIONS, captures, entries
-from cutaway.contract.results.summary import outline
+from cutaway.contract.results.summary import Titled, outline, without_layer
 from cutaway.contract.tensors import Array, bytes_of
 from cutaway.contract.values import printable
 
@@ -160,7 +160,8 @@ def receipt_table(result: InspectResult) -> Table:
     table = empty_table("Edits", "edit", "tensors", "steps", "changed by (2-norm)", numbers=1)
     for number, receipt in enumerate(result.receipts[:MAX_ROWS]):
         steps = f"{receipt.steps[0]} to {receipt.steps[-1]}" if len(receipt.steps) > 1 else ""
-        table.add_row(str(number), str(receipt.tensors), steps, f"{receipt.norm:.4g}")
+        tensors = f"{receipt.tensors}, {len(receipt.left_out)} left out" if receipt.left_out else str(receipt.tensors)
+        table.add_row(str(number), tensors, steps, f"{receipt.norm:.4g}")
     _count_hidden_rows(table, len(result.receipts))
     return table
 
@@ -263,18 +264,20 @@ def _arrays(title: str, kind: str, arrays: Mapping[str, Array]) -> Table:
 def attribution_table(result: InspectResult) -> Group:
     """Returns the values of every attribution, and below them its checks, its metrics and its sums by token."""
     attributions = result.attributions
-    blocks: list[RenderableType] = [_attributions(attributions)]
+    titled = [(without_layer(title, each), each) for title, each in zip(result.titles(), attributions)]
+    blocks: list[RenderableType] = [_attributions(titled)]
     if any(attribution.checks for attribution in attributions):
-        blocks.append(_checks(attributions))
+        blocks.append(_checks(titled))
     if any(attribution.metrics for attribution in attributions):
-        blocks.append(_metrics(attributions))
+        blocks.append(_metrics(titled))
     for attribution in attributions:
         if attribution.tokens is not None:
             blocks += _token_tables(attribution, attribution.tokens)
     return Group(*[part for block in blocks for part in ("", block)][1:])
 
 
-def _attributions(attributions: tuple[AttributionResult, ...]) -> Table:
+def _attributions(titled: Sequence[Titled]) -> Table:
+    attributions = [attribution for _, attribution in titled]
     methods = {(attribution.method, attribution.layer) for attribution in attributions}
     show_class = len(methods) < len(attributions)  # a method for several classes: only the class tells them apart
     show_steps = any(attribution.n_steps for attribution in attributions)
@@ -282,16 +285,16 @@ def _attributions(attributions: tuple[AttributionResult, ...]) -> Table:
     optional = [*["largest std. error"] * show_errors, *["steps"] * show_steps]
     names = ["method", "of", "shape", *["class"] * show_class, "min", "max", "delta", *optional]
     table = empty_table("Attributions", *names, numbers=len(names) - 3, folds=("of", "class"))
-    for attribution in attributions:
+    for title, attribution in titled:
         if attribution.error is not None:
             why = Text(f"{attribution.error.reason}: {attribution.error.message}", style="red")
-            table.add_row(Text(attribution.method), why, *[""] * (len(names) - 2))
+            table.add_row(Text(title), why, *[""] * (len(names) - 2))
         delta, steps = attribution.convergence_delta, str(attribution.n_steps or "")
         for name, array in attribution.values.items():
             low, _, high = _statistics(array)
             error = attribution.standard_errors.get(name)
             table.add_row(
-                *(Text(attribution.method), Text(name), Text(str(list(array.shape)))),
+                *(Text(title), Text(name), Text(str(list(array.shape)))),
                 *[_first_values(attribution.targets)] * show_class,
                 *(low, high, "" if delta is None else _number_text(np.abs(delta).max())),
                 *["" if error is None else _number_text(error.max())] * show_errors,
@@ -300,14 +303,14 @@ def _attributions(attributions: tuple[AttributionResult, ...]) -> Table:
     return table
 
 
-def _checks(attributions: tuple[AttributionResult, ...]) -> Table:
+def _checks(titled: Sequence[Titled]) -> Table:
     table = empty_table("Checks", "verdict", "method", "error (allowed)", "compared with", folds=("compared with",))
-    for attribution in attributions:
+    for title, attribution in titled:
         for check in attribution.checks:
             # Without an error, nothing was compared.
             compared = check.max_relative_error or check.verdict is Verdict.AGREES
             error = f"{check.max_relative_error:.1e} ({check.tolerance:.0e})" if compared else ""
-            table.add_row(verdict_text(check.verdict), attribution.method, Text(error), _comparison(check))
+            table.add_row(verdict_text(check.verdict), Text(title), Text(error), _comparison(check))
     return table
 
 
@@ -319,13 +322,16 @@ def _comparison(check: Check) -> Text:
     return Text.assemble(check.compared, "\n", (explanation, VERDICT_STYLES[check.verdict]))
 
 
-def _metrics(attributions: tuple[AttributionResult, ...]) -> Table:
+def _metrics(titled: Sequence[Titled]) -> Table:
     """Returns a table of the metrics, with their values for the first examples."""
-    table = empty_table("Metrics", "metric", "method", "of", "by example", folds=("of", "by example"))
-    for attribution in attributions:
+    heads = ("metric", "method", "of", "by example", "random", "better")
+    table = empty_table("Metrics", *heads, folds=("of", "by example", "random"))
+    for title, attribution in titled:
         names = ", ".join(attribution.values)
         for metric in attribution.metrics:
-            table.add_row(Text(metric.name), attribution.method, Text(names), _first_values(metric.values))
+            better = "" if metric.better is None else metric.better.value.lower()
+            values, random = map(_first_values, (metric.values, metric.random))
+            table.add_row(Text(metric.name), Text(title), Text(names), values, random, better)
     return table
 
 

@@ -37,12 +37,13 @@ class Net(nn.Module):
         super().__init__()
         self.open1 = nn.Linear(4, 4)
         self.secretive = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.norm = nn.Identity()
         self.open2 = nn.Linear(4, 3)
         self.never_called = nn.Linear(2, 2)
         self.hidden_tie = self.open2  # the own name of both is open2
 
     def forward(self, x: Tensor) -> Tensor:
-        returned: Tensor = self.open2(torch.relu(self.secretive(torch.relu(self.open1(x)))))
+        returned: Tensor = self.open2(self.norm(torch.relu(self.secretive(torch.relu(self.open1(x))))))
         return returned
 
 
@@ -129,6 +130,7 @@ QUESTIONS: dict[str, Asked] = {
     "edit and capture": Asked({"edits": [ZERO], "captures": ["open1"]}, BOTH),
     "attack": Asked({"attacks": ["fgsm"]}, INSPECT),
     "sweep": Asked({"sweep": "open1", "target": 1}, EDIT),
+    "direct": Asked({"direct": ca.Direct(("open1",), "norm"), "target": 1}, INSPECT),
     "edit and neuron": Asked({"edits": [ZERO], "target": ca.Neuron("open1", (0,))}, BOTH),
 }
 

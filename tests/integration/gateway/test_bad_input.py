@@ -109,7 +109,8 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
         "the model takes image, not 'imge'; did you mean 'image'?"),
     "wrong data type": (
         net(inputs={"image": IMAGE.astype(np.float64)}), ca.InvalidArgument, "INPUT_DTYPE",
-        "tensors.by_name.image", "got float64, the model takes image: float32 [any, 1, 8, 8]"),
+        "tensors.by_name.image",
+        "got float64, the model takes image: float32 [any, 1, 8, 8]; send x.astype('float32')"),
     "wrong rank": (
         net(inputs={"image": IMAGE[0]}), ca.InvalidArgument, "INPUT_SHAPE", "tensors.by_name.image",
         "got [1, 8, 8], the model takes image: float32 [any, 1, 8, 8]"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -52,6 +53,36 @@ def test_generated_stubs_work_against_the_server(address: str) -> None:
         ours = client.inspect("net", {"image": IMAGE})
     assert reply.predictions.outputs[0].tensor.data == ours.predictions["output"].tobytes()
     assert [each.label for each in reply.predictions.classes] == [each.label for each in ours.classes]
+
+
+def test_a_server_lasts_across_cells_of_a_notebook() -> None:
+    """Without a block: until it is stopped, which may be done twice; a client says where it calls."""
+    server = serve({"net": Images()})
+    client = ca.Client(server.address)
+    assert repr(server) == f"<Served at {server.address}>"
+    assert repr(client) == f"<Client of {server.address}>"
+    assert client.inspect("net", {"image": IMAGE}).predictions["output"].shape == (2, 10)
+    server.stop()
+    server.stop()
+    with pytest.raises(ca.Unavailable) as caught:
+        client.inspect("net", {"image": IMAGE}, timeout=5)
+    assert caught.value._render_traceback_() == [f"Unavailable: {caught.value}"]
+    client.close()
+    assert repr(client) == f"<Client of {server.address}, closed>"
+    with serve({"net": Images()}) as again, ca.Client(again.address) as other:
+        assert other.list_models()
+
+
+def test_a_program_that_leaves_its_server_running_ends() -> None:
+    """Silently: its end stops the server."""
+    program = """
+import torch, cutaway as ca
+from cutaway.gateway import serve
+client = ca.Client(serve({"net": torch.nn.Linear(2, 1)}).address)
+print(client.inspect("net", torch.ones(1, 2)).predictions["output"].shape)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(1, 1)\n", "")
 
 
 def test_stages_are_timed_and_passes_counted(address: str) -> None:

@@ -227,6 +227,13 @@ WRONG: dict[str, tuple[str, Any, dict[str, Any], str, str, str]] = {
                           "Image is no array; the model decodes it into its inputs: send it alone, without a name"),
     "a text by name": ("text", {"input": "a"}, {}, "INVALID_VALUE", "inputs.input", "send it alone, without a name"),
     "raw by name": ("text", {"input": ca.Raw(b"a")}, {}, "INVALID_VALUE", "inputs.input", "send it alone"),
+    "a path": ("image", Path("a.png"), {}, "INVALID_VALUE", "inputs", r"ca\.Raw\(Path\('a\.png'\).*, 'image/png'\)"),
+    "the name of a file": ("text", __file__, {}, "INVALID_VALUE", "inputs", "is the name of a file, and would be sent"),
+    "names of files": ("text", ["a", __file__], {}, "INVALID_VALUE", "inputs", "is the name of a file"),
+    "a module": ("table", X, {"captures": [nn.ReLU()]}, "INVALID_VALUE", "captures[0].module", "name of a module, as"),
+    "windows without a name": (
+        "table", X, {"attributions": ca.Occlusion(windows=(2,))}, "INVALID_VALUE", "attributions[0].windows",  # type: ignore[arg-type]
+        r"must be by name, such as \{x: \(2,\)\}"),
     "nothing": ("table", None, {}, "INVALID_VALUE", "inputs", "got NoneType; send arrays by name"),
     "a column too many": (
         "table", pandas.DataFrame(np.ones((1, 4), np.float32), columns=[*FEATURES, "id"]), {}, "INPUT_FEATURES",

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from uuid import uuid4
 
@@ -19,11 +19,12 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.client.transport import SERVICE
+from cutaway.contract.requests import INPUT_FIELDS
 from cutaway.contract.results import InputSpec
 from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.gateway import serve
 from cutaway.server.settings import Settings
-from tests.support.doors import post
+from tests.support.doors import events_in, post
 from tests.support.npy_files import HOSTILE_NPY
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
@@ -291,6 +292,59 @@ def test_all_that_a_request_may_ask_for(site: Site) -> None:
     (call,) = reply["captures"]["0"]["calls"]
     assert np.array_equal(np.asarray(call["leaves"]["output"][""]["values"], np.float32), found)
     assert np.asarray(reply["input_gradients"]["input"]["values"]).shape == (2, 4)
+
+
+SCALE = {"edit": "scale", "module": "2", "factor": 2}
+ASKED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "arguments": ({"arguments": {"flag": True}}, "", ""),
+    "target": ({"target": 1, "input_gradients": True}, "targets", "targets"),
+    "captures": ({"captures": ["0"]}, "captures", "capture:0@output"),
+    "input_gradients": ({"input_gradients": True}, "input_gradients", "gradient:input"),
+    "edits": ({"edits": [SCALE], "compare": True}, "unedited", "unedited:output"),
+    "compare": ({"edits": [SCALE], "compare": True}, "unedited_classes", "unedited:prediction"),
+    "attributions": ({"attributions": ["lrp"]}, "explanations", "attribution:lrp:input"),
+    "attribution_errors_in_place": (
+        {"attributions": [{"method": "layer_grad_cam", "layer": "9"}], "attribution_errors_in_place": True},
+        "explanations",
+        "",
+    ),
+    "explain_if": (
+        {"attributions": ["lrp"], "explain_if": {"probability_at_most": 1.0}}, "explained_rows", "explained_rows"),
+    "check": ({"attributions": ["lrp"], "check": "independent"}, "verdicts", "verdict:lrp"),
+    "omit_predictions": ({"predictions": False, "captures": ["0"]}, "captures", "capture:0@output"),
+    "max_reply_bytes": ({"max_reply_bytes": 1}, "", ""),
+    "seed": ({"attributions": ["gradient_shap"], "seed": 3}, "", ""),
+    "reply_data_type": ({"captures": ["0"], "reply_data_type": "float16"}, "captures", "capture:0@output"),
+    "compression": ({"captures": ["0"], "compression": "zstd"}, "captures", "capture:0@output"),
+    "dry_run": ({"dry_run": True, "captures": ["0"]}, "estimate", ""),
+    "generate": ({"generate": 3}, "", ""),
+    "sweep": ({"sweep": {"module": "0", "zeros": True}, "target": 1}, "sweep", "sweep:0"),
+}  # fmt: skip
+"""By field of a request: words that set it, and where the reply has it: in JSON, and in an NPZ file. "" is an error."""
+
+
+@pytest.mark.parametrize("field", sorted({each.name for each in fields(ca.InspectRequest)} - {"model", *INPUT_FIELDS}))
+@pytest.mark.parametrize("verb", ["predict", "explain"])
+def test_what_is_asked_is_given_or_refused(site: Site, field: str, verb: str) -> None:
+    """Every field of a request by both verbs, in every form of a reply: nothing is computed and dropped."""
+    asked, part, array = ASKED[field]
+    body = {"instances": X.tolist(), **asked}
+    status, _, reply = site.post(f"/v1/models/classes:{verb}", body)
+    assert reply.get(part) if part else status >= 400, reply
+    status, _, file = site.post(f"/v1/models/classes:{verb}", body, accept="application/x-npz")
+    if array:
+        assert status == 200, file
+        assert array in np.load(io.BytesIO(file)).files
+    else:
+        assert status >= 400
+    status, _, file = site.post(f"/v1/models/classes:{verb}", body, accept="application/x-npy")
+    assert status >= 400, "one array is the prediction alone"
+    status, _, events = site.post(f"/v1/models/classes:{verb}", body, accept="text/event-stream")
+    if part and status == 200:
+        kinds = events_in(events)
+        assert any(part in data for name, data in kinds if name == "message") or kinds[-1][0] == "error"
+    else:
+        assert status >= 400
 
 
 def test_examples_that_the_model_decodes(site: Site) -> None:

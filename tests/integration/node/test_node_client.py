@@ -211,8 +211,9 @@ def test_every_field_is_read_alike(outcomes: Any, addresses: tuple[str, str], na
 def test_the_replies_have_every_field(outcomes: Any) -> None:
     """What is compared above leaves out no field of a response or an attribution, and no stage; but for standard
     errors, which only KernelSHAP and LIME have: these import scikit-learn, which takes longer than all of this file. No
-    model here has its examples behind axis 0, or an input that cannot be moved, or writes texts."""
+    model here has its examples behind axis 0, or an input that cannot be moved, or writes texts, or has a last norm."""
     not_here = {"example_axes", "generated", "finish_reasons", "unedited_texts", "replay"}
+    not_here |= {"direct", "direct_rest", "direct_bias"}
     replies = [response(outcomes[name, "InspectStream"]) for name in QUESTIONS]
     for messages in (replies, [reply.timings for reply in replies]):
         kind = messages[0].DESCRIPTOR

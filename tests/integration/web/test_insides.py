@@ -386,7 +386,12 @@ def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector,
     answered.page.click("button:text-is('Keep it in the question')")
     assert answered.texts("section:has(#others) .chips bdi") == ["zero conv1, axis 1: 0 to 1"]
     answered.page.wait_for_selector(".strip .unsure:text-is('The question has changed since.')")
+    assert "Zero" in answered.program()  # before it is asked, too
+    assert "edits" in answered.texts(".snippet pre[aria-label=link]")[0]
+    answered.page.wait_for_selector(".take .unsure:has-text('The question has changed since the answer')")
     answered.page.click(".strip button.primary")
+    answered.page.wait_for_selector(".take .unsure", state="detached")
+    answered.go("Ask")
     answered.page.wait_for_selector(".prediction .before-after")
     assert answered.texts(".strip .unsure") == ["edited"]
     with ca.Client(site.address) as client:
@@ -436,6 +441,36 @@ def test_the_strongest_parts_of_every_place_are_ranked(answered: Inspector, site
         name, _, effect = text.partition(": ")
         assert name == f"{'channel' if layer.startswith('conv') else 'unit'} {np.abs(effects).argmax()}"
         assert number(effect) == pytest.approx(effects[np.abs(effects).argmax()], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "norm"])
+def test_the_part_that_matters_most_is_the_one_that_is_tried_without(answered: Inspector, before: str) -> None:
+    """Whatever was chosen before it was asked for."""
+    answered.go("Activations")
+    if before:
+        answered.page.click(f".choice label:has-text('{before}')")
+        answered.page.click(".grid label >> nth=-1")
+    answered.page.click("button:text-is('Which parts matter most?')")
+    part = answered.page.locator(".captured-place[aria-pressed=true] .strongest").inner_text().partition(":")[0]
+    answered.page.wait_for_selector(f".large figcaption:text-matches('^{part} ', 'i')")
+    answered.page.click("button:text-is('What happens without it?')")
+    answered.page.wait_for_selector("section:has(#downstream) .named-bars")
+    assert answered.page.input_value("label:has-text('Which channel') input") == part.split()[1]
+
+
+def test_a_prediction_of_another_input_is_dimmed(answered: Inspector) -> None:
+    """As long as the question is not answered: before it is asked, and where it fails."""
+    assert answered.page.locator(".stale").count() == 0
+    answered.give([[[[1, 2]]]])
+    answered.page.wait_for_selector(".answer .stale .prediction")
+    answered.expected.append("400")
+    answered.page.click(".strip button.primary")
+    answered.page.wait_for_selector("section:has(#input) .problem")
+    assert answered.page.locator(".answer .stale .prediction, .strip .stale").count() == 2
+    answered.give(IMAGE.tolist())
+    answered.ask()
+    assert answered.page.locator(".stale").count() == 0
 
 
 @pytest.mark.slow

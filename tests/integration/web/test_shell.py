@@ -71,6 +71,53 @@ def test_a_token_is_asked_for_and_kept_nowhere(browser: Browser, tmp_path: Path)
         inspector.page.wait_for_selector(".news code:text-is('TOKEN_INVALID')")
 
 
+def test_what_a_token_may_see_is_shown_and_asked_for(browser: Browser, tmp_path: Path) -> None:
+    """A token for predictions gets a question that it may ask, and no count of modules; a better one gets the rest."""
+
+    class Own(Adapter):
+        inputs = (InputSpec("input", "float32", (-1, 2)),)
+
+        def build(self) -> nn.Module:
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+
+    granted = entry("less", {"net": ["predict"]}), entry("more", {"net": EVERY}), entry("else", {"other": EVERY})
+    settings = Settings(tokens=write(tmp_path / "tokens.toml", *granted), http_address="127.0.0.1:0")
+    with (
+        serve({"net": Own(), "other": nn.Linear(2, 2)}, settings=settings) as server,
+        opened(browser, f"http://{server.http_address}") as inspector,
+    ):
+        inspector.expected += ["401", "403"]
+        page = inspector.page
+        page.goto(inspector.url)
+        page.fill(".news input[type=password]", "less")
+        page.click(".news button")
+        page.wait_for_selector(".strip")
+        assert not {"Parameters", "Modules"} & set(inspector.texts("#app .facts dt"))
+        page.wait_for_selector("section:has(#insides) p:has-text('the scope inspect')")
+        inspector.go("Ask")
+        inspector.give([[1, 2]])
+        inspector.ask()
+
+        def enter(token: str) -> None:
+            page.click("header button:text-is('Token set')")
+            page.fill("header input[type=password]", token)
+            page.click("header button:text-is('Use it')")
+
+        enter("more")
+        inspector.go("Model")
+        page.wait_for_selector(".place .name bdi:text-is('1')")
+        assert {"Parameters", "Modules"} <= set(inspector.texts("#app .facts dt"))
+        page.wait_for_selector(".strip .said")  # the answer is still there
+        enter("else")
+        page.wait_for_selector(".place .name bdi:text-is('Linear')")
+        assert page.locator(".strip .said").count() == 0
+        enter("more")
+        page.select_option(".chooser select", "models/net/versions/1.0")
+        inspector.go("Ask")
+        page.wait_for_selector(".methods strong:text-is('Saliency')")
+
+
 def served(model: Adapter, address: str = "127.0.0.1:0") -> AbstractContextManager[Served]:
     return serve({"net": model}, settings=Settings(http_address=address))
 

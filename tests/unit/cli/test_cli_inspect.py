@@ -78,9 +78,10 @@ def test_inspect_explains_the_largest_classes(shown: Shown, found: Found, tmp_pa
     expected = found(target=ca.TopK(2))
     assert expected.targets is not None
     assert expected.target_values is not None
-    for number, value in zip(expected.targets[0], expected.target_values[0]):
+    names = "Saliency", "Saliency (2)"
+    for name, number, value in zip(names, expected.targets[0], expected.target_values[0], strict=True):
         assert f" 0 {number} {value:.3g} " in text
-        assert f"Saliency image [1, 1, 8, 8] {number} " in text
+        assert f"{name} image [1, 1, 8, 8] {number} " in text
     assert "image float32[1, 2, 1, 8, 8]" in text
     assert "conv.weight float32[2, 4, 3, 3]" in text  # of each class, without the axis of the one input channel
 

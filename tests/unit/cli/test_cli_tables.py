@@ -16,6 +16,7 @@ from cutaway.cli import console_output, model_tables
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import (
     AttributionError,
+    Better,
     ClassPrediction,
     MetricResult,
     ModelDetail,
@@ -129,7 +130,7 @@ def test_parameter_gradients_have_a_table() -> None:
 def test_attributions_of_several_targets_are_told_apart() -> None:
     """What is explained for several classes says for which; what is explained once needs no such column."""
     answers = [ca.AttributionResult("Saliency", "", {"x": LOGITS}, targets=np.array(row)) for row in ([1, 0], [0, 1])]
-    assert "Saliency x [2, 2] 1 0 -1 2 Saliency x [2, 2] 0 1 -1 2" in attributions(*answers)
+    assert "Saliency x [2, 2] 1 0 -1 2 Saliency (2) x [2, 2] 0 1 -1 2" in attributions(*answers)
     assert "class" not in attributions(answers[0])
 
 
@@ -170,10 +171,13 @@ def test_steps_are_shown_where_any_were_taken() -> None:
 
 def test_metrics_have_a_table() -> None:
     """A metric a row, in order, with a number for each of the first examples; without metrics there is no table."""
-    metrics = (MetricResult("infidelity", np.array([0.5, np.nan])), MetricResult("sensitivity_max", np.ones(6)))
+    metrics = (
+        MetricResult("infidelity", np.array([0.5, np.nan]), np.array([2.0, 3.0]), better=Better.LOWER),
+        MetricResult("sensitivity_max", np.ones(6)),
+    )
     shown = attributions(explained(metrics=metrics))
-    assert "Metrics metric method of by example" in shown
-    assert "infidelity LayerLRP fc[0] 0.5 nan sensitivity_max LayerLRP fc[0] 1 1 1 1 ..." in shown
+    assert "Metrics metric method of by example random better" in shown
+    assert "infidelity LayerLRP fc[0] 0.5 nan 2 3 lower sensitivity_max LayerLRP fc[0] 1 1 1 1 ..." in shown
     assert "Metrics" not in attributions(explained())
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -21,7 +23,7 @@ from cutaway.contract.results import ClassPrediction, Provenance
 from cutaway.contract.results.explanations import RowCheck
 from cutaway.contract.tensors import Array
 from cutaway.views import plots
-from tests.support.made_results import capture, check, numbers
+from tests.support.made_results import capture, check, image, numbers, table
 
 LONG = "model.encoder.stages.11.blocks.17.attention.output.projection"
 
@@ -117,7 +119,7 @@ def drawn() -> str:
         *("image · [1, 8, 8]", "conv1 · [16, 8, 8]"),
         *("input · [1, 8, 8]", "logits", "prediction · [10]"),
         *("Gradient", "output · [32, 8, 8]", "grad_output · [32, 8, 8]", "input · [512]"),
-        *("net 2.0", "zero  (25.0%)", "explained: class 0, value 1.5", "example 1 of 2", "weights 01234567"),
+        *("net 2.0", "zero  (25.0%)", "explained: class zero, value 1.5", "example 1 of 2", "weights 01234567"),
     ],
 )
 def test_everything_that_came_back_has_a_panel(drawn: str, words: str) -> None:
@@ -295,3 +297,68 @@ def test_matplotlib_is_imported_when_it_is_needed() -> None:
     """The command line starts without Matplotlib, and a server never loads it."""
     code = "import sys, cutaway.views.plots; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SIGNS: dict[str, Callable[[Array], Array]] = {
+    "all": lambda values: values,
+    "positive": lambda values: np.where(values > 0, values, 0),
+    "negative": lambda values: np.where(values < 0, -values, 0),
+    "absolute": np.abs,
+}
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+def test_an_attribution_is_drawn_as_it_is_asked_for(sign: Any) -> None:
+    """Its sign, after the sum of colours; over the image, of a layer too; in these colours, as far as they go."""
+    result = image(rows=1)
+    drawn: Any = result.plot(sign=sign, blend=0.4, cmap="jet", outlier_percent=10, interpolation="bilinear")
+    pairs = [axes.images for axes in drawn.axes if len(axes.images) == 2]
+    sent = result.request.tensors["image"][0].astype(float)
+    levels = np.moveaxis((sent - sent.min()) / (sent.max() - sent.min()), 0, -1)
+    explained = [each.astype(float) for each in result.attributions[0].values.values()]
+    expected = [explained[0][0].sum(0), result.attributions[1].values["conv1"][0, 0].astype(float)]
+    for (below, above), values in zip(pairs, expected, strict=True):
+        np.testing.assert_allclose(below.get_array(), levels)
+        np.testing.assert_allclose(above.get_array(), SIGNS[sign](values), rtol=1e-6)
+        assert below.get_extent() == above.get_extent()
+        assert (above.get_alpha(), above.get_cmap().name, above.get_interpolation()) == (0.4, "jet", "bilinear")
+        high = np.quantile(np.abs(SIGNS[sign](values)), 0.9)
+        assert above.get_clim() == pytest.approx((-high if sign == "all" else 0, high))
+    assert all(len(axes.images) < 2 for axes in result.plot().axes)
+    bars: Any = table().plot(sign=sign)
+    features = [axes.patches for axes in bars.axes if len(axes.patches) == 10]
+    values = table().attributions[0].values["x"][0]  # behind the gradient, which is drawn as it is
+    largest = sorted(SIGNS[sign](values).astype(float), key=abs)[::-1][:10]
+    np.testing.assert_allclose(np.abs([bar.get_width() for bar in features[1]]), np.abs(largest), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("sign", "posItive", "did you mean 'positive'?"),
+        ("cmap", "jets", "did you mean 'jet'?"),
+        ("interpolation", "cubic", "did you mean 'bicubic'?"),
+        ("blend", 2, "a number from 0 to 1, not 2"),
+        ("outlier_percent", -1, "a number from 0 to 99, not -1"),
+    ],
+)
+def test_an_unknown_look_is_refused(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ca.InvalidArgument) as caught:
+        image().plot(**{field: value})
+    assert (caught.value.reason, caught.value.field) == ("INVALID_VALUE", field)
+    assert message in caught.value.message
+
+
+def test_classes_have_their_labels_in_a_figure() -> None:
+    """Those of the reply, and all others with `with_labels`: of the target, and of several attributions of a method."""
+    one = image(rows=1, attributions=2)
+    targets = np.array([[3, 4]])
+    several = tuple(replace(each, targets=targets[0][at : at + 1]) for at, each in enumerate(one.attributions[:2]))
+    result = replace(one, attributions=several, targets=targets, target_values=np.array([[1.5, 0.5]]))
+    drawn = "\n".join(text.get_text() for text in result.plot().texts)
+    assert "explained: class three 4, value 1.5 0.5" in drawn
+    assert "· class three ·" in drawn
+    named = result.with_labels([*"abc", "three", "four", *"fghij"])
+    drawn = "\n".join(text.get_text() for text in named.plot().texts)
+    assert "explained: class three four, value" in drawn
+    assert "· class four ·" in drawn

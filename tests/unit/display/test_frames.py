@@ -21,8 +21,8 @@ def test_attributions_are_tidy() -> None:
     result = table(rows=3)
     frame = result.to_pandas()
     assert list(frame.columns) == [
-        *("example", "attribution", "method", "layer", "input", "position", "feature", "value", "target", "verdict"),
-        "cause",
+        *("example", "attribution", "title", "method", "layer", "input", "position", "feature", "value", "target"),
+        *("verdict", "cause"),
     ]
     assert len(frame) == 2 * 3 * 30
     row = frame[(frame.example == 2) & (frame.method == "DeepLift") & (frame.feature == "feature 17")]
@@ -73,7 +73,7 @@ def test_predictions_are_tidy() -> None:
 
 def test_empty_results_have_the_columns() -> None:
     empty = Inspection.of(ca.InspectResult({}), InspectRequest("net"))
-    assert list(empty.to_pandas().columns)[:3] == ["example", "attribution", "method"]
+    assert list(empty.to_pandas().columns)[:3] == ["example", "attribution", "title"]
     assert len(empty.to_pandas("predictions")) == 0
     assert dict(empty.to_xarray().sizes) == {"example": 0}
 

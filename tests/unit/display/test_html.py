@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from IPython.core.formatters import DisplayFormatter
+from IPython.core.interactiveshell import InteractiveShell
 from PIL import Image
 
 import cutaway as ca
@@ -70,6 +71,27 @@ def test_notebooks_show_the_page() -> None:
     shown, _ = formatter.format(table())
     assert shown["text/html"] == table()._repr_html_()
     assert shown["text/plain"] == repr(table())
+
+
+def test_notebooks_show_a_figure() -> None:
+    """Also where nobody has asked for Matplotlib's inline figures."""
+    formatter = DisplayFormatter()
+    formatter.active_types = ["text/plain", "image/png"]
+    shown, _ = formatter.format(table().plot())
+    assert shown["image/png"].startswith(b"\x89PNG")
+
+
+def test_notebooks_show_an_error_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the frames of this package, which are nobody's question."""
+    shell = InteractiveShell.instance()
+    try:
+        shell.run_cell("import cutaway as ca\nca.Client('a b')", silent=True)
+    finally:
+        InteractiveShell.clear_instance()
+    shown = "".join(capsys.readouterr())
+    with pytest.raises(ca.InvalidArgument) as caught:
+        ca.Client("a b")
+    assert shown.strip() == f"InvalidArgument: {caught.value}"
 
 
 def test_table_has_bars_with_names_and_values() -> None:

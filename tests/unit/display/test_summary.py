@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
+from rich.console import Console
 
 import cutaway as ca
 from cutaway.contract.results import (
@@ -19,6 +22,7 @@ from cutaway.contract.results import (
 )
 from cutaway.contract.results import Warning as ResultWarning
 from cutaway.contract.results.summary import byte_count, harmless
+from cutaway.views.tables import result_tables
 from tests.support.made_results import DISAGREES, HOSTILE, capture, check, numbers, table, text
 
 ALL_ASCII = {chr(code) for code in range(32, 127)}
@@ -74,8 +78,55 @@ def test_summary_has_at_most_30_lines_and_says_what_it_leaves_out() -> None:
     assert max(map(len, lines)) <= 120
     left_out = [line.strip() for line in lines if line.strip().startswith("… ") or "  … " in line]
     assert [line.split("… ")[1] for line in left_out] == [
-        *("49 more", "997 more", "49 more", "19,995 more", "49 more", "49 more", "95 more", "97 more"),
+        *("49 more", "997 more", "49 more", "19,995 more", "49 more", "49 more", "95 more: 95 DISAGREES", "97 more"),
     ]
+
+
+def test_a_cut_shows_the_worst_and_says_how_the_others_came_out() -> None:
+    """Of any order: what failed or disagrees is in sight in print and in a notebook."""
+    values = {"x": numbers(1, 2)}
+    agrees = ca.AttributionResult("Saliency", "", values, checks=(check(ca.Verdict.AGREES),))
+    doubtful = replace(agrees, checks=(check(ca.Verdict.INCONCLUSIVE),))
+    failed = ca.AttributionResult.failed("LRP", "", ca.InvalidArgument("LAYER_NOT_FOUND", "no such layer"))
+    all_of_them = (agrees,) * 30 + (doubtful,) * 3 + (replace(agrees, checks=(DISAGREES,)), failed)
+    result = ca.Inspection({"y": numbers(1, 2)}, attributions=all_of_them)
+    lines = [line[15:] for line in repr(result).splitlines()[2:]]
+    words = [line.split("  ")[0] for line in lines[:-1]]
+    assert words == ["FAILED", "DISAGREES", *["INCONCLUSIVE"] * 3]
+    assert lines[-1] == "… 30 more: 30 AGREES"
+    assert "… 29 more attributions are not shown: 29 AGREES" in result._repr_html_()
+
+
+def test_variants_of_a_method_have_titles_of_their_own() -> None:
+    """By what was asked; numbered where that is the same, or not known. In all views."""
+    asked = (
+        *(ca.Saliency(), *(ca.Saliency(noise=ca.NoiseTunnel(n_samples=count)) for count in (3, 4))),
+        *(ca.IntegratedGradients(n_steps=2), ca.IntegratedGradients(baselines={"x": 1.0})),
+        *(ca.LayerGradCam(layer="a"), ca.LayerGradCam(layer="b"), ca.LayerGradCam(layer="b", relu=True)),
+        *(ca.IntegratedGradients(baselines={"x": 2.0}), ca.DeepLift(baselines={"x": 1.0})),
+    )
+    found = [
+        ca.AttributionResult(type(each).__name__, getattr(each, "layer", ""), {"x": numbers(1, 2)}) for each in asked
+    ]
+    expected = [
+        *("Saliency", "Saliency, NoiseTunnel, n_samples 3", "Saliency, NoiseTunnel, n_samples 4"),
+        *("IntegratedGradients, n_steps 2", "IntegratedGradients, baselines"),
+        *("LayerGradCam at a", "LayerGradCam at b", "LayerGradCam at b, relu True"),
+        *("IntegratedGradients, baselines (2)", "DeepLift"),
+    ]
+    request = ca.InspectRequest("m", attributions=asked)
+    result = ca.Inspection({"y": numbers(1, 2)}, attributions=tuple(found), request=request)
+    assert result.titles() == expected
+    assert list(result.to_pandas()["title"].unique()) == expected
+    page, terminal = result._repr_html_(), StringIO()
+    Console(file=terminal, width=300).print(*result_tables(result))
+    drawn = {each.get_text() for each in result.plot().findobj(Text)}
+    for title in expected:
+        own = title.replace(" at a", "").replace(" at b", "")
+        assert title in page
+        assert own in terminal.getvalue()
+        assert any(own.endswith(each.removeprefix("…")) for each in drawn if each), own
+    assert replace(result, request=ca.InspectRequest("m")).titles()[:3] == ["Saliency", "Saliency (2)", "Saliency (3)"]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,27 @@ def test_rows_take_what_is_alive_at_one_time(asked: dict[str, Any], row: int) ->
     assert row * 64 <= estimated(Net(), **asked) <= (row + 64) * 64
 
 
+def test_weights_of_fused_attention_count() -> None:
+    """They and their copy for the reply; of one query only while they are computed."""
+
+    class Attends(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x).mean((1, 2))
+
+    net, rows, tokens = Attends(), 64, 128
+    model = InspectedModel(net, lambda arguments: net(**arguments))
+    weights, inputs = 4 * 4 * tokens * tokens, {"x": torch.ones(rows, 4, tokens, 4)}
+
+    def of_captures(**part: Any) -> int:
+        captures = (ca.Capture(op=":attention_weights#0", **part),) if part else ()
+        return least_bytes(plan_request(model, InspectRequest("m", captures=captures), inputs), PLENTY) // rows
+
+    plain = of_captures()
+    assert plain < weights / 4
+    assert plain + weights <= of_captures(position=-1) < plain + 1.5 * weights
+    assert 2 * weights <= of_captures(call=None) < plain + 2.5 * weights
+
+
 def test_a_graph_keeps_what_a_plain_pass_lets_go() -> None:
     deep = nn.Sequential(*[nn.Sequential(nn.Conv2d(3, 3, 1), nn.Tanh()) for _ in range(8)])
     model = InspectedModel(deep, lambda arguments: deep(arguments["x"]))

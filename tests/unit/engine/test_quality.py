@@ -373,6 +373,18 @@ def test_a_pixel_is_all_its_channels_and_a_mask_groups_elements() -> None:
                 assert found[row, step] == pytest.approx(target, abs=1e-9)
 
 
+def test_a_methods_own_masks_are_its_features_whatever_their_size() -> None:
+    """Each element of a feature has the feature's value: a large one is no more relevant for its size."""
+    slope = torch.tensor([[3.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]])
+    model = wired(lambda m, x: (x * m.slope).sum(dim=1, keepdim=True), slope=lambda: nn.Parameter(slope))
+    masks = {"x": np.array([[0, 1, 1, 1, 1, 2, 2, 2]])}
+    asked = ca.FeatureAblation(masks=masks, metrics=(ca.Deletion(n_steps=3),))
+    result = ask(model(), {"x": torch.ones(1, 8)}, asked, target=ClassIndex((0,)), seed=SEED).attributions[0]
+    assert result.values["x"].tolist() == [[3, 2, 2, 2, 2, 1.5, 1.5, 1.5]]
+    assert result.metrics[0].curve is not None
+    assert result.metrics[0].curve.tolist() == [[6.5, 3.5, 1.5, 0]]
+
+
 class Reader(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -416,6 +428,21 @@ def test_removed_pixels_get_the_mean_of_their_neighbours() -> None:
     assert emptied.values[0] == pytest.approx(float((slope * weights).sum()))
     assert abs(filled.values[0]) < 8 * 4 * 0.01 * float(slope.std())
     assert filled.values[0] != 0
+
+
+def test_a_neighbour_beside_weighs_twice_as_much_as_one_at_a_corner() -> None:
+    """One hole: 4 / 6 less 4 / 12, where equal weights would give nothing; the noise is small."""
+    picture, weights = torch.zeros(1, 1, 5, 5), torch.zeros(1, 5, 5)
+    for y, x in ((1, 3), (3, 3), (2, 2), (2, 4)):
+        picture[0, 0, y, x] = 1
+    for y, x in ((1, 2), (1, 4), (3, 2), (3, 4)):
+        picture[0, 0, y, x] = -1
+    weights[0, 2, 3] = 1
+    model = wired(lambda m, x: (x * m.weights).sum(dim=(1, 2, 3))[:, None], weights=lambda: nn.Parameter(weights))
+    hole = ca.Comprehensiveness(fraction=1 / 25, imputation=ca.Imputation.NOISY_LINEAR)
+    asked = ca.Saliency(metrics=(hole,))
+    (found,) = ask(model(), {"x": picture}, asked, target=ClassIndex((0,)), seed=SEED).attributions[0].metrics
+    assert -found.values[0] == pytest.approx(1 / 3, abs=0.06)
 
 
 # The report as a whole.

@@ -130,6 +130,7 @@ def test_enum_member_of_a_newer_client_is_refused() -> None:
         "VectorNorm",
         "Quadrature",
         "DataType",
+        "Imputation",
         "LossReduction",
         "Combination",
         "Compression",

@@ -374,7 +374,7 @@ WRONG: dict[str, tuple[inspection_pb2.InspectRequest, Reason, str, str]] = {
         asked(attributions=[{"saliency": {}}, {"saliency": {}, "metrics": [{"infidelity": {}}, {}]}]),
         Reason.INVALID_VALUE,
         "attributions[1].metrics[1].metric",
-        "say which metric: infidelity or sensitivity_max",
+        "say which metric, such as infidelity",
     ),
     "metric without a spread": (
         asked(attributions=[{"saliency": {}, "metrics": [{"sensitivity_max": {"radius": 0.0}}]}]),

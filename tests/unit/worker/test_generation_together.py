@@ -22,7 +22,7 @@ from cutaway.contract.errors import CutawayError
 from cutaway.contract.results import InspectResult, Verdict
 from cutaway.engine.batching import Others, Outcome, answer_batch, inspect_batch
 from cutaway.engine.execution.inspect import inspect
-from cutaway.engine.hooks import observe
+from cutaway.engine.hooks import hook_site
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import Cancellation
 from cutaway.engine.planning.plan import RequestPlan, plan_request
@@ -70,7 +70,7 @@ def questions(draw: random.Random, blocks: str, path: str) -> Iterator[Question]
         some = tuple(sorted(draw.sample(range(steps), draw.randint(1, steps))))
         edits = [
             ca.AddVector(f"{blocks}.0", vector, norm=ca.VectorNorm.MATCH, path=path, steps=some),
-            ca.Scale(f"{blocks}.1", path=path, factor=1.2, position=draw.choice([None, -1])),
+            ca.Scale(f"{blocks}.1", path=path, factor=1.2, position=draw.choice([None, (-1,)])),
             ca.Zero(f"{blocks}.*", path=path, slices=(ca.Slice(-1, 3, 5),)),
         ]
         captures = [
@@ -282,7 +282,7 @@ def mixed_up(site: Any, share: Any, tensor: Tensor, step: int) -> Any:
     return (rows, *PLACE(site, share, tensor, step)[1:])
 
 
-PLACE = observe._SharedSite._place
+PLACE = hook_site.SharedSite._place
 
 
 @pytest.mark.parametrize("mode", [ca.CheckMode.SAME_PASS, ca.CheckMode.INDEPENDENT])
@@ -305,7 +305,7 @@ def test_rows_of_others_show_in_the_replay(mode: ca.CheckMode, gpt2: Served) -> 
         assert isinstance(found, InspectResult)
         assert found.replay is not None
         assert found.replay.verdict is Verdict.AGREES
-    with patch.object(observe._SharedSite, "_place", mixed_up):
+    with patch.object(hook_site.SharedSite, "_place", mixed_up):
         outcomes = gpt2.together(several)
     for found in outcomes:
         assert isinstance(found, InspectResult)

@@ -24,7 +24,7 @@ from cutaway.engine.planning.plan import plan_request
 from cutaway.server.archive import builder, reader
 from cutaway.server.worker.loading import load_archived
 from cutaway.server.worker.process import load_once
-from tests.support.causal_lms import BLOCKS, saved
+from tests.support.causal_lms import BLOCKS, by_hand, saved
 from tests.support.cli import cutaway
 
 WIDTH, FEATURES = 16, 40
@@ -174,6 +174,7 @@ def test_a_model_that_is_no_language_model_has_matrices_too(tmp_path: Path) -> N
         ({"architecture": "topk", "k": FEATURES + 1}, {}, "its k is 41, and it has 40 outputs"),
         ({"architecture": "jumprelu"}, {}, "threshold"),
         ({}, {"b_enc": torch.ones(3)}, r"its bias has shape \[3\], and its weight \[40, 16\]"),
+        ({}, {"W_dec": torch.ones(3, 4)}, r"its decoder has shape \[3, 4\], and its weight \[40, 16\]"),
         ({}, {"b_dec": torch.ones(3)}, r"its center has shape \[3\], and its weight \[40, 16\]"),
     ],
 )
@@ -241,3 +242,74 @@ def test_the_command_takes_several_matrices_of_different_names(tmp_path: Path) -
     assert {file.name for file in (tmp_path / "unpacked" / "matrices").iterdir()} == {
         "one.safetensors", "other.safetensors",
     }  # fmt: skip
+
+
+def direction(x: Tensor, vector: Tensor) -> Tensor:
+    return x @ vector / vector.norm()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@torch.no_grad()
+def test_a_row_of_a_matrix_is_the_vector_of_an_edit(architecture: str, dtype: str, tmp_path: Path) -> None:
+    """A row of an autoencoder's decoder, or of a probe's weight; as hooks by hand, and in a generation too."""
+    directory = saved(tmp_path, architecture)
+    sae(directory / "matrices" / "sae", AUTOENCODERS["jumprelu"][0], threshold=THRESHOLD)
+    save_file(PROBE, directory / "matrices" / "probe.safetensors")
+    adapter = CausalLMAdapter({"dtype": dtype}, directory)
+    model, block = load_model(adapter, "cpu"), f"{BLOCKS[architecture]}.0"
+    plain: Any = by_hand(directory).to(getattr(torch, dtype))
+    inputs = dict(adapter.collate([adapter.preprocess(text, "") for text in (b"see the hooks", b"the hooks")]))
+    alone = [[token for token, kept in zip(*row) if kept] for row in zip(*(each.tolist() for each in inputs.values()))]
+    rows = SAE["W_dec"][7], SAE["W_dec"][0], PROBE["weight"][2]
+    feature, other, probe = (row.to(getattr(torch, dtype)) for row in rows)
+    unit, apart = probe / probe.norm(), feature / feature.norm() - other / other.norm()
+    row = ca.Row("sae", 7)
+    edits: dict[str, tuple[ca.Edit, Callable[[Tensor], Tensor]]] = {
+        "add": (ca.AddVector(block, row, scale=0.5), lambda x: x + feature / 2),
+        "remove": (ca.ClampDirection(block, ca.Row("probe", 2), minimum=0, maximum=0),
+            lambda x: x - direction(x, probe)[..., None] * unit),
+        "swap": (ca.SwapDirections(block, row, ca.Row("sae", 0)),
+            lambda x: x - 2 * (x @ apart)[..., None] * apart / (apart @ apart)),
+        "sent": (ca.SwapDirections(block, feature, ca.Row("sae", 0)),
+            lambda x: x - 2 * (x @ apart)[..., None] * apart / (apart @ apart)),
+    }  # fmt: skip
+    for name, (edit, change) in edits.items():
+
+        def hook(_: Any, __: Any, output: Any, change: Any = change) -> Any:
+            return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+        with plain.get_submodule(block).register_forward_hook(hook):
+            expected = [plain(torch.tensor([ids])).logits[0, -1] for ids in alone]
+        found = inspect(model, ca.InspectRequest("lm", edits=(edit,)), inputs).predictions["next"]
+        atol = 1e-6 if dtype == "float64" else 3e-5
+        np.testing.assert_allclose(found, torch.stack(expected), rtol=0, atol=atol, err_msg=name)
+        written = inspect(model, ca.InspectRequest("lm", edits=(edit,), generate=ca.Generate(3)), inputs)
+        assert written.predictions["tokens"][:, 0].tolist() == [int(logits.argmax()) for logits in expected]
+        assert written.replay is not None
+        assert written.replay.verdict is ca.Verdict.AGREES
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (ca.AddVector("transformer.h.0", ca.Row("mine", 1)),
+            r"MODULE_NOT_FOUND \[edits\[0\].add_vector.vector_row.matrix\]: no matrix is named 'mine'; there are sae"),
+        (ca.AddVector("transformer.h.0", ca.Row("sae", FEATURES)),
+            r"SLICE_RANGE \[edits\[0\].add_vector.vector_row.index\]: 40; the matrix 'sae' has 40 vectors"),
+        (ca.SwapDirections("transformer.h.0", ca.Row("sae", 1), ca.Row("sae", -1)),
+            r"SLICE_RANGE \[edits\[0\].swap_directions.other_row.index\]: -1"),
+        (ca.AddVector("transformer.h.0.mlp.c_fc", ca.Row("sae", 1)), r"EDIT_SHAPE \[edits\[0\].add_vector.vector\]"),
+    ],
+)  # fmt: skip
+def test_a_row_that_is_not_there_is_refused(edit: ca.Edit, expected: str, tmp_path: Path) -> None:
+    directory = saved(tmp_path)
+    sae(directory / "matrices" / "sae", AUTOENCODERS["standard"][0])
+    with pytest.raises(InvalidArgument, match=expected):
+        inspect(served(directory), ca.InspectRequest("m", edits=(edit,)), {"input_ids": torch.tensor([[1, 2, 3]])})
+
+
+def test_a_model_without_matrices_has_no_rows(tmp_path: Path) -> None:
+    request = ca.InspectRequest("m", edits=(ca.AddVector("transformer.h.0", ca.Row("sae", 1)),))
+    with pytest.raises(InvalidArgument, match=r"MODULE_NOT_FOUND .*the archive has none"):
+        inspect(served(saved(tmp_path)), request, {"input_ids": torch.tensor([[1, 2, 3]])})

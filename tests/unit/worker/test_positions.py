@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +16,17 @@ import cutaway as ca
 from cutaway.adapters import TensorAdapter, load_model
 from cutaway.adapters.causal_lm import CausalLMAdapter
 from cutaway.contract.errors import InvalidArgument
-from cutaway.contract.results import InspectResult, Verdict
+from cutaway.contract.results import Verdict
 from cutaway.engine.execution.inspect import inspect
-from cutaway.engine.model.inspected_model import InspectedModel
-from tests.support.causal_lms import BLOCKS, saved
+from tests.support.causal_lms import saved
+from tests.support.served_texts import Served, flipped
 
 TEXTS = ("hooks see the layers", "see the hooks", "the hooks, the hooks see")
-
-
-class Served:
-    """A model as it is served, and the same by hand."""
-
-    def __init__(self, directory: Path, architecture: str = "gpt2") -> None:
-        self.adapter = CausalLMAdapter(directory=directory)
-        self.model: InspectedModel = load_model(self.adapter, "cpu")
-        self.plain: Any = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
-        self.block = f"{BLOCKS[architecture]}.0"
-
-    def ask(self, *texts: str, inputs: Mapping[str, Tensor] | None = None, **request: Any) -> InspectResult:
-        given = inputs or self.adapter.collate([self.adapter.preprocess(text.encode(), "") for text in texts])
-        return inspect(self.model, ca.InspectRequest("gpt", **request), dict(given))
-
-    def tokens(self, text: str) -> list[int]:
-        ids: list[int] = self.adapter.tokenizer.encode(text)
-        return ids
-
-    def ends(self, text: str, part: str) -> int:
-        """The number of the last token of ``part``, which ``text`` has once, and whose tokens are those of the text."""
-        return len(self.tokens(text[: text.index(part) + len(part)])) - 1
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(saved(tmp_path_factory.mktemp("gpt2")))
-
-
-def flipped(served: Served, *texts: str) -> dict[str, Tensor]:
-    """The texts with padding on the right."""
-    rows = [served.tokens(text) for text in texts]
-    longest = max(map(len, rows))
-    ids = [[*row, *[0] * (longest - len(row))] for row in rows]
-    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
-    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])

@@ -113,4 +113,16 @@ def test_only_what_may_be_of_another_type_is_named(server: Served) -> None:
     assert failure(server, "embedding", X + 9).field == ""  # out of range
     assert failure(server, "declared", X).field == ""
     assert failure(server, "decoded", "1 2 3 4").field == ""  # the caller sent none
-    assert failure(server, "two", {"ids": X, "x": X.astype(np.float64)}).field == ""
+
+
+@pytest.mark.parametrize("name", ["linear", "convolution", "norm", "two"])
+def test_who_sends_numpys_own_floats_is_told(server: Served, name: str) -> None:
+    """They are float64, which nobody chose; what the error says to do helps."""
+    x = X.astype(np.float64)
+    sent: Any = {"linear": x, "convolution": x[:, None], "norm": x, "two": {"ids": X, "x": x}}[name]
+    found = failure(server, name, sent)
+    assert found.field == f"tensors.by_name.{'x' if name == 'two' else 'input'}"
+    assert "is float64, and the model declares no type for it: NumPy's numbers are; send them as" in found.message
+    with ca.Client(server.address) as client:
+        single = {"ids": X, "x": x.astype("float32")} if name == "two" else sent.astype("float32")
+        assert client.inspect(name, single).predictions

@@ -22,6 +22,7 @@ const MOST_LAYERS = 64;
 export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
   const { captured } = asked.reply;
   const [wanted, setWanted] = useState("");
+  const [sought, setSought] = useState(0);
   const one =
     captured.find(({ name }) => name === wanted) ??
     captured.find(({ tensor }) => tensor.shape.length > 3) ??
@@ -58,7 +59,10 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
             <Button
               text="Which parts matter most?"
               class="quiet"
-              onClick={() => more(HookPoint.GRAD_OUTPUT, missing)}
+              onClick={() => {
+                setSought(sought + 1); // what was chosen is not what matters most
+                more(HookPoint.GRAD_OUTPUT, missing);
+              }}
             />
           )}
         </div>
@@ -89,7 +93,12 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
         )}
         <Statistics values={part.values} />
         {part.values.length > 0 && (
-          <View key={one.name} {...{ asked, row, ask, part }} captured={one} axes={axesAt(asked, one, part)} />
+          <View
+            key={`${one.name} ${sought}`}
+            {...{ asked, row, ask, part }}
+            captured={one}
+            axes={axesAt(asked, one, part)}
+          />
         )}
       </Panel>
     </div>

@@ -31,7 +31,7 @@ const PAGE = 128;
 /** Shows the channels of one capture. */
 export function Channels({ asked, row, ask, captured, part, axes }: CapturedProps): preact.JSX.Element {
   const gradient = useMemo(() => effectGradient(asked, captured, row), [asked, captured, row]);
-  const [wish, setOrder] = useState<Order>(gradient ? "effect" : "index");
+  const [wish = "effect", setOrder] = useState<Order>();
   const order = wish === "effect" && !gradient ? "index" : wish; // until it is there
   const [chosen, setChosen] = useState<number | undefined>(undefined);
   const [first, setFirst] = useState(0);

@@ -83,7 +83,7 @@ function Said({ answer: { question, reply, whole, milliseconds } }: { answer: Ex
   const replayed = comparedIn({ checks: replay ? [replay] : [] }, row.value);
   return (
     <>
-      <bdi class="said">
+      <bdi class={changed.value ? "said stale" : "said"}>
         {own ? own.label || `class ${own.index}` : textOf(reply.message, row.value) || outputs.join(", ")}
       </bdi>
       <span class="muted">

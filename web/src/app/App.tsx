@@ -1,7 +1,7 @@
 /** The page: header, navigation, and one view. */
 
 import { useState } from "preact/hooks";
-import { choose, draft, model, opening } from "../state/asking.js";
+import { choose, draft, model, opening, reopen } from "../state/asking.js";
 import { writeFragment } from "../state/fragment.js";
 import { place } from "../state/route.js";
 import { connect, enter, models, standing, token } from "../state/server.js";
@@ -104,7 +104,7 @@ function TokenForm({ onDone }: { onDone?: () => void }): preact.JSX.Element {
   const use = (given: string): void => {
     onDone?.();
     setText("");
-    void enter(given);
+    void enter(given).then(reopen);
   };
   return (
     <form

@@ -10,7 +10,7 @@ import { Scales, Steer } from "./Steering.js";
 import { Target } from "./Target.js";
 import { Writing } from "./Writing.js";
 import { Problem } from "../ui/problems.js";
-import { alter, asked, complete, draft, model, row } from "../state/asking.js";
+import { alter, asked, changed, complete, draft, model, row } from "../state/asking.js";
 import "./ask.css";
 
 /** The fields of the contract that have a section of their own here. */
@@ -64,7 +64,11 @@ export function AskView(): preact.JSX.Element | null {
           )}
           <Problem except={SECTIONS} />
           <Scales />
-          {asked.value && <Prediction asked={asked.value} row={row.value} />}
+          {asked.value && (
+            <div class={changed.value ? "stale" : ""}>
+              <Prediction asked={asked.value} row={row.value} />
+            </div>
+          )}
         </Panel>
         <History />
       </div>

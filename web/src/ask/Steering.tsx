@@ -131,7 +131,11 @@ async function vectorBetween(model: string, from: string, to: string, module: st
     path: one.path,
     kind: {
       case: "addVector",
-      value: { vector: toMessage(tensor(difference, [size])), scale: 1, norm: VectorNorm.MATCH },
+      value: {
+        vectorSource: { case: "vector", value: toMessage(tensor(difference, [size])) },
+        scale: 1,
+        norm: VectorNorm.MATCH,
+      },
     },
   });
 }

@@ -14,7 +14,7 @@ const MOST_CAPTURES = 6;
 /** Returns the first question about a model: what can be asked of its inputs and its first output. */
 export function startOf(detail: ModelDetail, name: string): Draft {
   const [output] = detail.outputs;
-  const differentiable = output === undefined || FLOATING.includes(output.dataType);
+  const differentiable = mayInspect(detail) && (output === undefined || FLOATING.includes(output.dataType));
   const byClass = output === undefined || output.shape.length === 2;
   const required = detail.inputs.filter(({ optional }) => !optional);
   const floating = differentiable && required.some(({ dataType }) => FLOATING.includes(dataType));
@@ -35,6 +35,11 @@ export function startOf(detail: ModelDetail, name: string): Draft {
     inputGradients: floating,
     attributionErrorsInPlace: true,
   };
+}
+
+/** Whether the caller may look into a model: who may not is told none of its modules. */
+export function mayInspect({ modules }: Pick<ModelDetail, "modules">): boolean {
+  return modules.length > 0;
 }
 
 /** Returns the model's own example. */

@@ -11,6 +11,7 @@ import { shapeText } from "../ui/text.js";
 import { ModuleTree } from "./ModuleTree.js";
 import { PlaceDetails } from "./PlaceDetails.js";
 import { allIn, type ModuleNode, treeOf } from "./tree.js";
+import { mayInspect } from "../ask/start.js";
 import "./models.css";
 
 /** The address of the place that is chosen. */
@@ -27,8 +28,12 @@ export function ModelsView(): preact.JSX.Element | null {
   const onChoose = ({ address }: ModuleNode): string => (chosen.value = address);
   const place = allIn(rows).find(({ address }) => address === chosen.value);
   const facts = [
-    ["Parameters", (rows[0]?.parameters ?? 0).toLocaleString("en")],
-    ["Modules", modules.length.toLocaleString("en")],
+    ...(mayInspect(detail)
+      ? ([
+          ["Parameters", (rows[0]?.parameters ?? 0).toLocaleString("en")],
+          ["Modules", modules.length.toLocaleString("en")],
+        ] as const)
+      : []),
     ["Classes", detail.labels.length ? detail.labels.length.toLocaleString("en") : "none"],
     ["Runs on", provenance?.device ?? ""],
     ["PyTorch", provenance?.torchVersion ?? ""],
@@ -48,12 +53,18 @@ export function ModelsView(): preact.JSX.Element | null {
         kind="insides"
         beside={operators.length > 0 && <Check label="Operators" checked={withOperators} onCheck={setWithOperators} />}
       >
-        <ModuleTree key={detail.model?.name} rows={rows} chosen={place} onChoose={onChoose} />
+        {mayInspect(detail) ? (
+          <ModuleTree key={detail.model?.name} rows={rows} chosen={place} onChoose={onChoose} />
+        ) : (
+          <p class="muted">Your token may not see modules of this model: that needs the scope inspect.</p>
+        )}
       </Panel>
-      <div class="beside">
-        <PlaceDetails row={place ?? rows[0]} />
-        <Graph key={detail.model?.name} rows={rows} chosen={place} onChoose={onChoose} />
-      </div>
+      {mayInspect(detail) && (
+        <div class="beside">
+          <PlaceDetails row={place ?? rows[0]} />
+          <Graph key={detail.model?.name} rows={rows} chosen={place} onChoose={onChoose} />
+        </div>
+      )}
     </div>
   );
 }

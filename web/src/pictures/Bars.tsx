@@ -51,7 +51,7 @@ export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = []
   const spanOf = spansOf(values, lengthOf);
   const drawn = bars.map((bar) => ({ ...bar, text: textOf(bar.value), span: spanOf(bar.value, bar.begin) }));
   return (
-    <div class="savable">
+    <div class="savable bars">
       <table class="named-bars">
         <tbody>
           {drawn.map(({ name, value, about, text, span }, index) => (

@@ -11,7 +11,7 @@ import {
 } from "@cutaway/client";
 import { type Exchange, bytesOf, rowsOf } from "./exchange.js";
 import { type Draft, emptyDraft } from "./draft.js";
-import { client, note } from "./server.js";
+import { client, models, note, standing } from "./server.js";
 import { startOf } from "../ask/start.js";
 
 /** The model that is looked at, with its module tree and operators. */
@@ -48,6 +48,12 @@ export const complete = computed(() => {
   return Array.isArray(inputs) || (inputs !== undefined && (model.value?.inputs ?? []).every(isGiven));
 });
 
+/** The question as it is now; undefined while it lacks an input. */
+export const question = computed((): Question | undefined => {
+  const { inputs, ...rest } = draft.value;
+  return inputs !== undefined && complete.value ? { ...rest, inputs } : undefined;
+});
+
 /** Whether the question is another one than that of the answer that is shown. */
 export const changed = computed(() => {
   const [now, then] = [draft.value, asked.value?.question] as Readonly<Record<string, unknown>>[];
@@ -58,6 +64,8 @@ const MOST_KEPT = 20;
 const MOST_KEPT_BYTES = 2 ** 28;
 
 let running = new AbortController();
+/** The question that the page began with for the model, which nobody has changed yet. */
+let begun: Draft | undefined;
 
 /** Reads the module tree of a model, and starts a question about it; or takes the one that a link brought, as it is. */
 export async function choose(name: string, linked?: Draft): Promise<void> {
@@ -65,9 +73,31 @@ export async function choose(name: string, linked?: Draft): Promise<void> {
     opening.value = name;
     const detail = await detailOf(name, signal);
     signal.throwIfAborted();
-    draft.value = linked ?? startOf(detail, name);
+    begun = startOf(detail, name);
+    draft.value = linked ?? begun;
     asked.value = undefined;
     model.value = detail; // the last, since the address follows it
+  });
+}
+
+/** Reads the model again for another caller, who may see more of it, or less; or another one, where that may not see it. */
+export async function reopen(): Promise<void> {
+  const { model: name } = draft.value;
+  if (model.value === undefined || standing.value.kind !== "ready") return;
+  if (!models.value.some((each) => [each.model, each.name.replace(/^models\//, "")].includes(name))) {
+    model.value = asked.value = undefined;
+    history.value = [];
+    return choose(models.value[0]?.model ?? name);
+  }
+  await newest(async (signal) => {
+    const detail = await detailOf(name, signal);
+    signal.throwIfAborted();
+    const isSame = (each: Exchange): boolean => each.model.model?.name === detail.model?.name;
+    const seen = history.value.map((each) => (isSame(each) ? { ...each, model: detail } : each));
+    asked.value = asked.value && seen[history.value.indexOf(asked.value)];
+    history.value = seen;
+    if (draft.value === begun) draft.value = begun = startOf(detail, name);
+    model.value = detail;
   });
 }
 
@@ -95,17 +125,15 @@ export function alter(parts: { readonly [Part in keyof Draft]?: Draft[Part] | un
  */
 export async function ask(change: Partial<Question> = {}): Promise<Exchange | undefined> {
   alter(change);
-  const { inputs, ...rest } = draft.value;
-  const detail = model.value;
-  if (!complete.value) failure.value = new CutawayError("INPUT_MISSING", "give the model all its inputs", "tensors");
-  if (inputs === undefined || !complete.value || detail === undefined) return undefined;
-  const question: Question = { ...rest, inputs };
+  const [now, detail] = [question.value, model.value];
+  if (!now) failure.value = new CutawayError("INPUT_MISSING", "give the model all its inputs", "tensors");
+  if (!now || detail === undefined) return undefined;
   return newest(async (signal) => {
     const began = performance.now();
     since.value = began;
     const show = (answering: ModelDetail, reply: Inspection, whole: boolean): Exchange => {
       const milliseconds = performance.now() - began;
-      const answer = { model: answering, question, reply, whole, milliseconds, when: new Date() };
+      const answer = { model: answering, question: now, reply, whole, milliseconds, when: new Date() };
       asked.value = answer;
       row.value = Math.min(row.value, Math.max(0, rowsOf(answer) - 1));
       return answer;
@@ -113,7 +141,7 @@ export async function ask(change: Partial<Question> = {}): Promise<Exchange | un
     const onProgress = (told: StreamProgress): void => {
       if (!signal.aborted) progress.value = told;
     };
-    const stream = client.value.inspectStream(question, { signal, onProgress });
+    const stream = client.value.inspectStream(now, { signal, onProgress });
     for await (const part of stream) {
       signal.throwIfAborted();
       show(detail, examplesFirst(part), false);
@@ -122,7 +150,7 @@ export async function ask(change: Partial<Question> = {}): Promise<Exchange | un
     signal.throwIfAborted();
     const weights = reply.message.provenance?.weightsSha256 ?? "";
     const isSame = ["", detail.provenance?.weightsSha256].includes(weights);
-    const answering = isSame ? detail : await detailOf(question.model, signal); // the server has another one of this name now
+    const answering = isSame ? detail : await detailOf(now.model, signal); // the server has another one of this name now
     signal.throwIfAborted();
     model.value = answering;
     const answer = show(answering, reply, true);

@@ -5,6 +5,7 @@ import { Panel } from "../ui/parts.js";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Question } from "@cutaway/client";
+import { changed, question as now } from "../state/asking.js";
 import type { ViewProps } from "../state/exchange.js";
 import { textOf } from "../state/draft.js";
 import { writeFragment } from "../state/fragment.js";
@@ -19,14 +20,22 @@ const ORDER = Object.keys(LANGUAGES) as Language[];
 export function TakeView({ asked }: ViewProps): preact.JSX.Element {
   const [language, setLanguage] = useState<Language>("python");
   const [withInputs, setWithInputs] = useState(false);
-  const { question } = asked;
+  const question = now.value ?? asked.question;
   const fragment = writeFragment({ view: "ask", question: textOf(question, withInputs) });
   const name = question.model.replaceAll("/", "-");
   return (
     <div class="take">
+      {changed.value && (
+        <p class="unsure">
+          The question has changed since the answer.{" "}
+          {now.value
+            ? "Programs and the link ask it as it is now; the answer is that to the question before."
+            : "It lacks an input: programs and the link ask it as it was."}
+        </p>
+      )}
       <Panel id="program" title="Ask it elsewhere">
         <Choice label="As" of={ORDER} names={LANGUAGES} value={language} onChoose={setLanguage} />
-        <Program key={`${language} ${asked.when.getTime()}`} {...{ question, language }} />
+        <Program {...{ question, language }} />
       </Panel>
       <Panel id="link" title="Link to this question">
         <p class="muted">What stands behind # is never sent to a server. The token is not in it.</p>
@@ -52,14 +61,21 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
   );
 }
 
-/** The question in a language; both stay the same as long as the component lives. */
+/** The question in a language. */
 function Program({ question, language }: { question: Question; language: Language }): preact.JSX.Element {
-  const [program, setProgram] = useState("");
+  const [program, setProgram] = useState({ question, language, text: "" });
   useEffect(() => {
-    const put = (text: unknown): void => setProgram(String(text));
+    let isLast = true;
+    const put = (text: unknown): void => {
+      if (isLast) setProgram({ question, language, text: String(text) });
+    };
     programOf(question, language).then(put, put);
-  }, []);
-  return <Snippet text={program} label={LANGUAGES[language]} />;
+    return (): void => {
+      isLast = false;
+    };
+  }, [question, language]);
+  const isOfThis = program.question === question && program.language === language;
+  return <Snippet text={isOfThis ? program.text : ""} label={LANGUAGES[language]} />;
 }
 
 type KeptProps = Readonly<{ title: string; onSave: () => void; children: ComponentChildren }>;

@@ -37,6 +37,7 @@ from cutaway.contract.requests import (
     Position,
     PredictedClass,
     Reduction,
+    Row,
     Target,
     TokenId,
 )
@@ -73,7 +74,8 @@ def is_list(value: Any) -> bool:
 def sequence(value: Any) -> list[Any]:
     """Returns the elements of a list; a text is none."""
     if not is_list(value):
-        raise wrong_type("a list", value)
+        example = "" if isinstance(value, Mapping) else f", such as [{brief(value)}]"
+        raise wrong_type(f"a list{example}", value)
     return list(value)
 
 
@@ -84,6 +86,17 @@ def map_values(function: Callable[[Any], Any], values: Mapping[Any, Any]) -> dic
         with at(str(name)):
             results[str(name)] = function(value)
     return results
+
+
+def _by_name(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+    """Reads a mapping; the error for a value alone, which could be one in it, shows how to name it."""
+    if isinstance(value, Mapping):
+        return map_values(function, value)
+    try:
+        function(value)
+    except CutawayError:
+        raise wrong_type("a mapping of names to values", value) from None
+    raise wrong_type(f"by name, such as {{x: {brief(value)}}}", value)
 
 
 def choice(known: Mapping[str, T], value: object) -> T:
@@ -142,6 +155,8 @@ def _number(value: Any, expected: str = "a number") -> float:
 
 
 def _text(value: Any) -> str:
+    if hasattr(value, "named_modules"):
+        raise wrong_type("the name of a module, as model.named_modules() has it", value)
     if not isinstance(value, str):
         raise wrong_type("a text; put it in quotes", value)
     return value
@@ -220,6 +235,10 @@ def _or_none(read_value: Callable[[Any], T]) -> Callable[[Any], T | None]:
     return lambda value: None if value is None else read_value(value)
 
 
+def _row_or_array(value: Any) -> Row | ArrayLike:
+    return _read_part(Row, value) if isinstance(value, (Row, Mapping)) else _array(value)
+
+
 def _name_or_array(value: Any) -> str | ArrayLike:
     return value if isinstance(value, str) else _array(value)
 
@@ -235,6 +254,7 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     ArrayLike: _array,
     float | ArrayLike: _number_or_array,
     str | ArrayLike: _name_or_array,
+    Row | ArrayLike | None: _or_none(_row_or_array),
     Position | None: _or_none(_position),
     Position | tuple[Position, ...] | None: _or_none(_positions),
     Baselines: _baselines,
@@ -315,7 +335,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return lambda value: tuple(convert_each(element, sequence(value)))
     if origin is Mapping:
         named = _reader(arguments[1])
-        return lambda value: map_values(named, mapping(value))
+        return partial(_by_name, named)
     return partial(member if issubclass(origin or hint, Enum) else _read_part, hint)  # an array has an origin
 
 

@@ -33,6 +33,7 @@ from cutaway.contract.requests.captures import PointName as PointName
 from cutaway.contract.requests.captures import Position as Position
 from cutaway.contract.requests.captures import Reduction as Reduction
 from cutaway.contract.requests.edits import *
+from cutaway.contract.requests.edits import VectorEdit as VectorEdit
 from cutaway.contract.requests.fields import advise_on_wrong_arguments
 from cutaway.contract.requests.inspect_request import *
 from cutaway.contract.requests.inspect_request import INPUT_FIELDS as INPUT_FIELDS

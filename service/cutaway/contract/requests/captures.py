@@ -37,6 +37,15 @@ POINTS = tuple(Point)
 
 PointName: TypeAlias = Literal["input", "output", "grad_input", "grad_output"]
 
+WEIGHTS = "attention_weights"
+"""Stands in the addresses of operators for the weights of a fused attention."""
+
+
+def names_weights(address: str) -> bool:
+    """Returns whether an address, or a glob of addresses, is of weights of fused attention."""
+    return address.rpartition(":")[2].startswith(f"{WEIGHTS}#")
+
+
 FloatingType: TypeAlias = Annotated[str, "the name of a floating data type, or nothing"]
 
 
@@ -144,6 +153,8 @@ class Capture:
             of a dotted name, ``**`` any text across parts, ``?`` one character.
         at: one point or several.
         op: in place of a module, an operator by its address, such as ``layer3.1:relu#0``, or a glob.
+            ``h.0.attn:attention_weights#0`` has the weights [batch, heads, queries, keys] of the first fused attention,
+            computed beside the pass; their positions are queries.
         parameter: in place of a module, a name in ``named_parameters()``: the target's gradient there.
         call: only this call, from 0; ``None`` is every call.
         path: only the tensor at this path (``[0]``, ``.logits``); ``""`` is every tensor.
@@ -154,8 +165,8 @@ class Capture:
         position: only this token of each row, along axis 1, which the result does not have; from the first token of the
             row's own text, without padding, a negative one from its last; or by its text, such as ``" Paris"``, whose
             last token it is. Several are axis 1 of the result; ``None`` is all tokens.
-        heads: only these heads of attention, in this order: parts of the last axis of the input of a module that joins
-            heads, such as ``o_proj``; empty is all channels.
+        heads: only these heads of attention, in this order: of weights of fused attention, or parts of the last axis of
+            the input of a module that joins heads, such as ``o_proj``; empty is all.
     """
 
     module: str = ""

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Literal
 
 from cutaway.contract.requests.captures import Heads, Point, PointName, Position, Slice, Steps, as_point
-from cutaway.contract.requests.fields import Number, bounded, distinct
+from cutaway.contract.requests.fields import Number, bounded, distinct, given
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
 
@@ -18,6 +18,7 @@ __all__ = [
     "Edit",
     "Mix",
     "Replace",
+    "Row",
     "Scale",
     "SwapDirections",
     "VectorNorm",
@@ -40,8 +41,8 @@ class Edit:
             every tensor where none floats.
         steps: only in these steps of a generation, from 0; empty is all.
         position: only this token of each row, along axis 1; from the first token of the row's own text, without
-            padding, a negative one from its last; or by its text, such as ``" Paris"``, of which it is the last token;
-            ``None`` is all tokens.
+            padding, a negative one from its last; or by its text, such as ``" Paris"``, of which it is the last token.
+            Several are axis 1 of the part that is edited, in their order; ``None`` is all tokens.
         heads: only these heads of attention: parts of the last axis of the input of a module that joins heads, such as
             ``o_proj``; empty is all channels.
     """
@@ -55,7 +56,7 @@ class Edit:
     slices: tuple[Slice, ...] = ()
     path: str = ""
     steps: Steps = ()
-    position: Position | None = None
+    position: Position | tuple[Position, ...] | None = None
     heads: Heads = ()
 
     @property
@@ -88,54 +89,71 @@ class VectorNorm(StrEnum):
 
 
 @dataclass(frozen=True)
-class AddVector(Edit):
+class Row:
+    """A vector of a matrix that the model's archive has: of a sparse autoencoder what the decoder writes for a feature,
+    of others a row of the weight.
+
+    Args:
+        matrix: the name of the matrix.
+        index: the number of the feature, or of the row, from 0.
+    """
+
+    matrix: Annotated[str, given("name the matrix")]
+    index: int
+
+
+@dataclass(frozen=True)
+class VectorEdit(Edit):
+    """A change along a vector.
+
+    Args:
+        vector: of the size of the value's last axis, or a `Row` of a matrix of the archive; required.
+    """
+
+    at: PointName | Point = field(default="output", kw_only=True)
+    vector: Row | ArrayLike | None = None
+
+
+@dataclass(frozen=True)
+class AddVector(VectorEdit):
     """``value + scale * vector`` at each position: steering along a direction.
 
     Args:
-        vector: of the size of the value's last axis; required.
         scale: how much of it; a negative one moves away.
         norm: the length that the vector gets before it is scaled.
     """
 
-    at: PointName | Point = field(default="output", kw_only=True)
-    vector: ArrayLike | None = None
     scale: Number = field(default=1.0, kw_only=True)
     norm: VectorNorm | Literal["own", "match"] = field(default=VectorNorm.OWN, kw_only=True)
 
 
 @dataclass(frozen=True)
-class ClampDirection(Edit):
+class ClampDirection(VectorEdit):
     """The value with its component along a direction between two bounds, at each position: a cap, or a removal.
 
     Its component is the inner product with the direction of length 1. ``minimum=0, maximum=0`` removes the direction
     (Arditi et al. 2024, arXiv:2406.11717).
 
     Args:
-        vector: the direction, of the size of the value's last axis; required.
         minimum: the least component; ``None`` is no bound.
         maximum: the largest component; at least one of the two.
     """
 
-    at: PointName | Point = field(default="output", kw_only=True)
-    vector: ArrayLike | None = None
     minimum: Number | None = field(default=None, kw_only=True)
     maximum: Number | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
-class SwapDirections(Edit):
+class SwapDirections(VectorEdit):
     """The value with two directions exchanged, at each position: the reflection that maps one onto the other.
 
     Of directions at a right angle it exchanges the components. Householder 1958, doi:10.1145/320941.320947.
 
     Args:
-        vector: one direction, of the size of the value's last axis; required.
-        other: the other one, of the same size; required.
+        other: the other direction, of the same size, or a `Row`; required.
     """
 
-    at: PointName | Point = field(default="output", kw_only=True)
-    vector: ArrayLike | None = None
-    other: ArrayLike | None = None
+    other: Row | ArrayLike | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +180,16 @@ class Clamp(Edit):
 class Mix(Edit):
     """``weight * value + (1 - weight) * value[permutation]``: manifold mixup. Verma et al. 2018, arXiv:1806.05236.
 
+    With weight 0 it is activation patching: ``permutation=(0, 0), position=-1, source_position=3`` puts what the first
+    text has at its token 3 into the last token of both.
+
     Args:
         weight: lambda, from 0 to 1; 0 takes all of the other row.
         permutation: the row that each one is mixed with, one index an example; a row may be there several times.
+        source_position: the tokens of that row, in its own text, as many as ``position`` has; ``None`` is the same
+            positions.
     """
 
     weight: Annotated[float, bounded(lambda weight: 0 <= weight <= 1, "from 0 to 1")]
     permutation: tuple[int, ...]
+    source_position: Position | tuple[Position, ...] | None = None

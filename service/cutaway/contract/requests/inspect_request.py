@@ -18,7 +18,7 @@ from cutaway.contract.requests.targets import PredictedClass, Target
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum, changed
 
-__all__ = ["Argument", "CheckMode", "CheckRequest", "ExplainIf", "Generate", "InspectRequest", "Raw", "Sweep"]
+__all__ = ["Argument", "CheckMode", "CheckRequest", "Direct", "ExplainIf", "Generate", "InspectRequest", "Raw", "Sweep"]
 
 
 # The condition for explaining an example.
@@ -181,6 +181,25 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class Direct:
+    """Direct logit attribution: what each part of a residual stream adds to the target through the last norm alone.
+
+    The denominator of the norm is held at its value in this pass, so that the target is a sum over the parts of the
+    stream. It must be linear in what the norm returns, as a logit and the difference of two are. Elhage et al. 2021, A
+    Mathematical Framework for Transformer Circuits.
+
+    Args:
+        modules: names in ``named_modules()``, or globs: their outputs are the parts of the stream.
+        norm: the last norm, such as ``transformer.ln_f``; its input is the stream.
+        heads: the modules that join heads, such as ``o_proj``, have a number for each head.
+    """
+
+    modules: Annotated[tuple[str, ...], given("name at least one module")]
+    norm: Annotated[str, given("name the last norm")]
+    heads: bool = False
+
+
+@dataclass(frozen=True)
 class InspectRequest:
     """One request to one model.
 
@@ -212,6 +231,7 @@ class InspectRequest:
         dry_run: run only one forward pass, and return an estimate of the reply.
         generate: write tokens behind the input, for causal language models; ``None`` is one pass.
         sweep: compute the target for each of a grid of patches; ``None`` is none.
+        direct: compute what each part of the residual stream adds to the target; ``None`` is none.
         attacks: change the inputs so that the loss of the target rises, and return what that changes.
     """
 
@@ -237,6 +257,7 @@ class InspectRequest:
     dry_run: bool = field(default=False, metadata=_ONE_REPLY)
     generate: Generate | None = field(default=None, metadata=_ONE_REPLY)
     sweep: Sweep | None = field(default=None, metadata=_ONE_REPLY)
+    direct: Direct | None = field(default=None, metadata=_ONE_REPLY)
     attacks: tuple[Attack, ...] = field(default=(), metadata=_ONE_REPLY)
 
     def with_input(

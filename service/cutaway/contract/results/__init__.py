@@ -11,7 +11,6 @@ import numpy as np
 from cutaway.contract.requests import Point
 from cutaway.contract.results.arrays import ATTACKS, ATTRIBUTIONS, CAPTURES, named, numbers
 from cutaway.contract.results.explanations import (
-    AttackedAttribution,
     AttackResult,
     AttributionError,
     AttributionResult,
@@ -23,14 +22,13 @@ from cutaway.contract.results.explanations import (
     TokenAttribution,
     Verdict,
 )
-from cutaway.contract.results.summary import describe_call, describe_capture, describe_model, summarise
+from cutaway.contract.results.summary import describe_call, describe_capture, describe_model, summarise, titles
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum
 
 __all__ = [
     "ArchiveState",
     "AttackResult",
-    "AttackedAttribution",
     "AttributionError",
     "AttributionResult",
     "Better",
@@ -160,6 +158,7 @@ class WarningCode(StrEnum):
     INPUT_NOT_READ = "INPUT_NOT_READ"
     INPUT_NOT_EXPLAINED = "INPUT_NOT_EXPLAINED"
     STEP_NOT_REACHED = "STEP_NOT_REACHED"
+    NO_TOKENS = "NO_TOKENS"
 
 
 @dataclass(frozen=True)
@@ -261,12 +260,14 @@ class EditReceipt:
         changed: whether it changed a value.
         norm: the 2-norm of what it changed, over all tensors.
         steps: the steps of a generation in which it was applied.
+        left_out: the places that an edit of a token, by a glob, leaves out: their tensors have no axis of tokens.
     """
 
     tensors: int = 0
     changed: bool = False
     norm: float = 0.0
     steps: tuple[int, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -300,8 +301,7 @@ class InspectResult:
     Attributes:
         predictions: the model's outputs by name, batch first; of the edited model, where there are edits.
         classes: the predicted class an example; empty for a model without classes.
-        targets: [batch], the class indices of the target, [batch, k] for a top-k target; None where no target was
-            needed or the target is no class.
+        targets: [batch], the class indices of the target, [batch, k] for a top-k target; None where it has none.
         target_values: of the same shape, the values of the target; None where no target was needed.
         captures: by module name, or by the operator's address.
         input_gradients: by input name, of the input's shape.
@@ -313,13 +313,14 @@ class InspectResult:
         provenance: the model and the software.
         timings: the time of each stage.
         explained_rows: [batch] of bool: with ``explain_if``, whether the row qualified and was explained; else None.
-        estimate: with ``dry_run``, the estimate of the reply; then predictions, captures, gradients and attributions
-            are empty.
-        feature_names: by input name, the names of the elements of its last axis; of inputs that have them, and that
-            gradients or attributions are about.
+        estimate: with ``dry_run``, the estimate of the reply; what is in none of it is empty then.
+        feature_names: by name of an input that gradients or attributions are about, those of its last axis' elements.
         sweep: with ``sweep``, by module, [batch, places]: the target of each row with that patch.
         sweep_estimates: the first-order estimates of these.
         sweep_agreement: [batch], the cosine between the changes of the target in ``sweep`` and their estimates.
+        direct: with ``direct``, by module, [batch] or [batch, heads]: what it adds to the target.
+        direct_rest: [batch], what the rest of the stream adds.
+        direct_bias: [batch], the target where the norm reads zeros; it, the rest and all parts sum to the target.
         attacks: what each attack of the request changed, in their order.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
@@ -352,12 +353,19 @@ class InspectResult:
     sweep: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep", "module"))
     sweep_estimates: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep_estimate", "module"))
     sweep_agreement: Array | None = field(default=None, metadata=numbers("sweep_agreement", np.float64))
+    direct: Mapping[str, Array] = field(default_factory=dict, metadata=named("direct", "module"))
+    direct_rest: Array | None = field(default=None, metadata=numbers("direct_rest", np.float64))
+    direct_bias: Array | None = field(default=None, metadata=numbers("direct_bias", np.float64))
     attacks: tuple[AttackResult, ...] = field(default=(), metadata=ATTACKS)
 
     @property
     def texts(self) -> tuple[str, ...]:
         """The text of each row that the model wrote; empty without a generation."""
         return tuple("".join(pieces) for pieces in zip(*(step.texts for step in self.generated)))
+
+    def titles(self) -> list[str]:
+        """Returns what people call each attribution: its method and layer, numbered where others have the same."""
+        return titles(self.attributions)
 
     def __repr__(self) -> str:
         return summarise(self)

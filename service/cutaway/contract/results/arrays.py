@@ -25,13 +25,13 @@ from cutaway.contract.values import changed
 
 if TYPE_CHECKING:
     from cutaway.contract.results import (
-        AttackedAttribution,
         AttackResult,
         AttributionResult,
         CapturedCall,
         InspectResult,
         ModuleCapture,
     )
+    from cutaway.contract.results.explanations import AttackedAttribution
 
 _METADATA = "arrays"
 T = TypeVar("T")

@@ -219,8 +219,8 @@ class AttributionResult:
         targets: [batch], the class indices explained, or None where the target is no class.
         checks: comparisons with raw hooks.
         n_steps: the number of steps on the path; 0 for a method without a path.
-        tokens: the attribution of each token, where the layer is an embedding; else None.
         metrics: the requested quality metrics, in order.
+        tokens: the attribution of each token, where the layer is an embedding; else None.
         standard_errors: of KernelSHAP and LIME, where they are checked: by input name, float64 of the input's shape,
             the standard error of each attribution from the draws; infinite where fewer draws would not determine it.
         error: why there is no attribution, where the request takes errors in their places; then ``values`` is empty.
@@ -239,8 +239,8 @@ class AttributionResult:
     targets: Array | None = field(default=None, metadata=numbers("targets", np.int64))
     checks: tuple[Check, ...] = ()
     n_steps: int = 0
-    tokens: TokenAttribution | None = field(default=None, metadata=parts("input"))
     metrics: tuple[MetricResult, ...] = field(default=(), metadata=parts("name"))
+    tokens: TokenAttribution | None = field(default=None, metadata=parts("input"))
     standard_errors: Mapping[str, Array] = field(default_factory=dict, metadata=named("standard_error", "input"))
     error: AttributionError | None = None
     inputs_left_out: tuple[str, ...] = ()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields, is_dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -54,9 +55,70 @@ def first(lines: Iterable[str], most: int, total: int) -> Iterator[str]:
         yield f"… {total - shown:,} more"
 
 
-def worst_first(attributions: Sequence[AttributionResult], most: int) -> Sequence[AttributionResult]:
+Titled: TypeAlias = tuple[str, "AttributionResult"]
+"""An attribution with what people call it."""
+
+
+def worst_first(result: InspectResult, most: int) -> list[Titled]:
     """Returns attributions as they are; those that deserve a look first, if they are more than the ``most`` shown."""
-    return sorted(attributions, key=lambda each: each.severity) if len(attributions) > most else attributions
+    titled = list(zip(result.titles(), result.attributions))
+    return sorted(titled, key=lambda each: each[1].severity) if len(titled) > most else titled
+
+
+def outcomes(attributions: Iterable[Titled]) -> str:
+    """Returns how many attributions have which outcome: ``3 INCONCLUSIVE, 2 AGREES``."""
+    counts = Counter(outcome(attribution) for _, attribution in attributions)
+    return ", ".join(f"{count:,} {word}" for word, count in counts.items())
+
+
+def outcome(attribution: AttributionResult) -> str:
+    """Returns ``FAILED``, the worst verdict, or ``NOT CHECKED``."""
+    if attribution.error is not None:
+        return "FAILED"
+    return "NOT CHECKED" if attribution.verdict is None else attribution.verdict.value
+
+
+def titles(attributions: Sequence[AttributionResult], asked: Sequence[Any] = ()) -> list[str]:
+    """Returns what people call each attribution: method and layer, and what tells it from others with the same.
+
+    Args:
+        attributions: of one result.
+        asked: what was requested, where that is known: one for each, or all are numbered.
+    """
+    names = [f"{each.method} at {harmless(each.layer)}" if each.layer else each.method for each in attributions]
+    if len(asked) == len(names):
+        alike = {name: [_told(one) for one, own in zip(asked, names) if own == name] for name in names}
+        names = [name + _differing(_told(one), alike[name]) for name, one in zip(names, asked)]
+    seen: Counter[str] = Counter()
+    for index, name in enumerate(names):
+        seen[name] += 1
+        names[index] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return names
+
+
+def without_layer(title: str, attribution: AttributionResult) -> str:
+    """Returns the title of an attribution without its layer, for where that stands beside it."""
+    return title.replace(f" at {harmless(attribution.layer)}", "", 1) if attribution.layer else title
+
+
+def _told(request: Any, above: str = "") -> dict[str, str]:
+    """Returns the fields of a request for an attribution that are not the default, in words; those of a part below the
+    part's name. Of arrays the words are the field's name alone."""
+    found: dict[str, str] = {}
+    for name, default, value in ((item.name, item.default, getattr(request, item.name)) for item in fields(request)):
+        if is_dataclass(value):
+            found |= {above + name: type(value).__name__, **_told(value, f"{above}{name}.")}
+        elif isinstance(value, Mapping) or hasattr(value, "dtype"):
+            found |= {above + name: name} if len(value) else {}
+        elif value != default:
+            found[above + name] = f"{name} {harmless(str(value), 24)}"
+    return found
+
+
+def _differing(own: Mapping[str, str], alike: Sequence[Mapping[str, str]]) -> str:
+    """Returns the words of ``own`` for fields in which requests for the same method differ: ``, n_steps 2``."""
+    told = (words for name, words in own.items() if len({each.get(name) for each in alike}) > 1)
+    return "".join(f", {words}" for words in told)
 
 
 def plural(count: int, noun: str, nouns: str = "") -> str:
@@ -75,6 +137,7 @@ def summarise(result: InspectResult) -> str:
     gradients, parameters = result.input_gradients, result.parameter_gradients
     captured = [f"{_call(place)} {_leaf(place.point, place.path, array)}" for place, array in captures(result)]
     explained = result.explained_rows
+    attributed = worst_first(result, _ATTRIBUTIONS)
     blocks = [
         _block("texts", _texts(result), 4, len(result.texts)),
         _block("predictions", _arrays(result.predictions), 2, len(result.predictions)),
@@ -84,9 +147,9 @@ def summarise(result: InspectResult) -> str:
         _block("gradients", _arrays(gradients), 2, len(gradients)),
         _block("parameters", _arrays(parameters), 2, len(parameters)),
         _block("sweep", _arrays(result.sweep), 2, len(result.sweep)),
+        _block("direct", _arrays(result.direct), 2, len(result.direct)),
         _block("attacks", map(_attack_line, result.attacks), 4, len(result.attacks)),
-        _block("attributions", map(_attribution_line, worst_first(result.attributions, _ATTRIBUTIONS)), _ATTRIBUTIONS,
-               len(result.attributions)),
+        _block("attributions", _attributions(attributed), _ATTRIBUTIONS, min(len(attributed), _ATTRIBUTIONS)),
         _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,
                len(result.warnings)),
         _block("explained", [] if explained is None else [f"{np.count_nonzero(explained):,} of {len(explained):,}"], 1,
@@ -116,7 +179,8 @@ def describe_capture(capture: ModuleCapture) -> str:
 
 def describe_attribution(attribution: AttributionResult) -> str:
     """Returns the method, the shapes and the verdict, in one line."""
-    return f"AttributionResult({harmless(_attribution_line(attribution), _WIDTH)})"
+    (title,) = titles([attribution])
+    return f"AttributionResult({harmless(_attribution_line(title, attribution), _WIDTH)})"
 
 
 def describe_model(detail: ModelDetail) -> str:
@@ -205,13 +269,20 @@ def _line(leaves: Iterable[str]) -> str:
     return ", ".join(first(shown, _NAMED, len(shown))) or "empty"
 
 
-def _attribution_line(attribution: AttributionResult) -> str:
-    layer = f" at {harmless(attribution.layer)}" if attribution.layer else ""
-    name = f"{harmless(attribution.method)}{layer}"
+def _attributions(titled: Sequence[Titled]) -> list[str]:
+    """Returns a line for each; of more than `_ATTRIBUTIONS`, the last line shown says how the others came out."""
+    lines = [_attribution_line(*each) for each in titled]
+    if len(lines) > _ATTRIBUTIONS:
+        left = titled[_ATTRIBUTIONS - 1 :]
+        lines = [*lines[: _ATTRIBUTIONS - 1], f"… {len(left):,} more: {outcomes(left)}"]
+    return lines
+
+
+def _attribution_line(title: str, attribution: AttributionResult) -> str:
+    name, verdict = harmless(title, _WIDTH), outcome(attribution)
     if attribution.error is not None:
-        return f"FAILED  {name}: {harmless(attribution.error.reason)}: {harmless(attribution.error.message, _WIDTH)}"
+        return f"{verdict}  {name}: {harmless(attribution.error.reason)}: {harmless(attribution.error.message, _WIDTH)}"
     check = attribution.worst_check
-    verdict = "NOT CHECKED" if check is None else check.verdict.value
     values = ", ".join(first(_arrays(attribution.values), _NAMED, len(attribution.values)))
     values = values.removeprefix(f"{harmless(attribution.layer)}  ")  # a layer has the only value
     return f"{verdict}  {name}  {values}{_why(check)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,15 @@ from cutaway.contract.requests import (
     PredictedClass,
     Project,
     Reduction,
+    Row,
     SequenceLogProbability,
     Slice,
     SwapDirections,
     Target,
     TopElements,
+    VectorEdit,
 )
-from cutaway.contract.requests.captures import as_point
+from cutaway.contract.requests.captures import as_point, names_weights
 from cutaway.contract.requests.fields import distinct, not_nan
 from cutaway.contract.wire.codec import (
     REQUIRED_TENSOR,
@@ -88,21 +91,25 @@ def _read_token(message: capture_pb2.TokenPosition) -> Position:
 _TOKENS = only(capture_pb2.TokenPositions.DESCRIPTOR, several(Codec(_write_token, _read_token)))
 
 
-def _write_tokens(capture: Capture, message: capture_pb2.TokenPositions) -> None:
-    if isinstance(capture.position, tuple):
-        message.SetInParent()
-        _TOKENS.write(capture.position, message)
+def _position(attribute: str) -> dict[str, FieldRule]:
+    """Returns the rules for the fields of a token by its number, by its text, and of several."""
+
+    def write(part: Any, message: capture_pb2.TokenPositions) -> None:
+        if isinstance(tokens := getattr(part, attribute), tuple):
+            message.SetInParent()
+            _TOKENS.write(tokens, message)
+
+    def read(message: capture_pb2.TokenPositions) -> dict[str, Any]:
+        return {attribute: _TOKENS.read(message)} if message.tokens else {}
+
+    return {
+        attribute: FieldRule(codec=_number(INT32)),
+        f"{attribute}_text": FieldRule(attribute, _TEXT),
+        f"{attribute}s": FieldRule(codec=Spread(write, read)),
+    }
 
 
-def _read_tokens(message: capture_pb2.TokenPositions) -> dict[str, Any]:
-    return {"position": _TOKENS.read(message)} if message.tokens else {}
-
-
-_POSITION = {
-    "position": FieldRule(codec=_number(INT32)),
-    "position_text": FieldRule("position", _TEXT),
-    "positions": FieldRule(codec=Spread(_write_tokens, _read_tokens)),
-}
+_POSITION = _position("position")
 
 _OF_PROJECT = spread(
     Project,
@@ -198,8 +205,6 @@ def _read(message: capture_pb2.CaptureRequest) -> Capture:
         for field, _ in message.ListFields():
             if field.name in ("points", "call", "path", "steps", "heads", *_POSITION):
                 raise error(Reason.INVALID_VALUE, f"a parameter has no {field.name}; leave it out", field.name)
-    if message.HasField("positions") and not message.positions.tokens:
-        raise error(Reason.INVALID_VALUE, "name at least one token", "positions.tokens")
     capture = Capture(**_FIELDS.read(message))
     _refuse_position(capture, message)
     return capture
@@ -238,7 +243,27 @@ def _check_clamp(edit: Clamp | ClampDirection) -> None:
         raise error(Reason.INVALID_VALUE, f"the minimum {edit.minimum} is above the maximum {edit.maximum}")
 
 
-def _check_vector(edit: AddVector | ClampDirection | SwapDirections) -> None:
+_ROW = record(Row, edit_pb2.MatrixRow)
+
+
+def _vector(attribute: str) -> dict[str, FieldRule]:
+    """Returns the rules for the fields of a vector that is sent, and of one that a matrix has."""
+
+    def write(codec: Codec, is_row: bool, edit: Any, message: Any) -> None:
+        value = getattr(edit, attribute)
+        if value is not None and isinstance(value, Row) is is_row:
+            codec.write(value, message)
+
+    def read(codec: Codec, message: Any) -> dict[str, Any]:
+        return {attribute: codec.read(message)} if message.ByteSize() else {}
+
+    return {
+        name: FieldRule(codec=Spread(partial(write, codec, is_row), partial(read, codec)))
+        for name, codec, is_row in ((attribute, TENSOR, False), (f"{attribute}_row", _ROW, True))
+    }
+
+
+def _check_vector(edit: VectorEdit) -> None:
     if edit.vector is None:
         raise error(Reason.INVALID_VALUE, "send the vector", "vector")
     if isinstance(edit, ClampDirection):
@@ -257,8 +282,10 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
         "slices": FieldRule(codec=SLICES),
         "tensor": REQUIRED_TENSOR,
         "lambda": FieldRule("weight"),
-        "position": _POSITION["position"],
-        "position_text": _POSITION["position_text"],
+        **_POSITION,
+        **_position("source_position"),
+        **_vector("vector"),
+        **_vector("other"),
     },
     special={Add: Spread(_write_add, _read_add)},
     checks={Clamp: _check_clamp, **dict.fromkeys((AddVector, ClampDirection, SwapDirections), _check_vector)},
@@ -266,8 +293,11 @@ EDIT_KINDS: OneOf[Edit] = OneOf(
 
 
 def _refuse_position(part: Capture | Edit, message: Any) -> None:
-    """Refuses the position of an operator's tensor, whose axis 1 may be that of heads."""
-    if part.op and part.position is not None:
+    """Refuses an empty list of positions, and that of an operator's tensor but weights of attention: its axis 1 may be
+    that of heads."""
+    if message.WhichOneof("token") == "positions" and not message.positions.tokens:
+        raise error(Reason.INVALID_VALUE, "name at least one token", "positions.tokens")
+    if part.op and part.position is not None and not names_weights(part.op):
         what = "positions are those of modules: take a part of an operator's by slices"
         raise error(Reason.INVALID_VALUE, what, message.WhichOneof("token"))
 

@@ -15,6 +15,7 @@ from cutaway.contract.requests import POINTS as ALL_POINTS
 from cutaway.contract.requests import Point
 from cutaway.contract.results import Verdict
 from cutaway.contract.results.arrays import ArrayField, array_fields
+from cutaway.contract.results.explanations import AttackedAttribution
 from cutaway.contract.tensors import DTYPES, Array, dtype_name
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.codec import Codec, FieldRule, Rules, Spread, record, several, spread
@@ -202,9 +203,9 @@ def _codec(form: str) -> Codec:
         },
     )
     attacked = record(
-        plain.AttackedAttribution,
+        AttackedAttribution,
         attack_pb2.AttackedAttribution,
-        {**_arrays(plain.AttackedAttribution, tensor), "attribution": FieldRule(codec=attribution)},
+        {**_arrays(AttackedAttribution, tensor), "attribution": FieldRule(codec=attribution)},
     )
     attack = record(
         plain.AttackResult,

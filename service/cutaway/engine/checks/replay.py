@@ -23,14 +23,23 @@ from cutaway.contract.results.explanations import WORST_FIRST
 from cutaway.contract.values import changed
 from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.edits import NumberedEdit, Override, apply_edit
-from cutaway.engine.hooks.hook_site import Batch
-from cutaway.engine.hooks.observe import Share, observing, observing_together
+from cutaway.engine.hooks.hook_site import Batch, Share
+from cutaway.engine.hooks.observe import observing, observing_together
 from cutaway.engine.hooks.recording import RecordedCall, Recording
-from cutaway.engine.hooks.tokens import MASK, RowTexts, text_ranges
+from cutaway.engine.hooks.tokens import MASK, RowTexts, has_tokens, text_ranges
 from cutaway.engine.model.inspected_model import Generation, Inputs, InspectedModel, Outputs
+from cutaway.engine.model.module_tree import is_glob
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
-from cutaway.engine.runtime.numerics import REPEATED, SAME_SHAPES, Tolerances, errors, largest_error, largest_magnitude
+from cutaway.engine.runtime.numerics import (
+    REPEATED,
+    SAME_SHAPES,
+    Path,
+    Tolerances,
+    errors,
+    largest_error,
+    largest_magnitude,
+)
 from cutaway.engine.runtime.rng import new_seed
 
 EditsBySite: TypeAlias = Mapping[str, Sequence[NumberedEdit]]
@@ -161,12 +170,15 @@ class _Segments:
         for step, tokens in enumerate(segments):
             own = value[:, tokens]
             is_edited = step in (edit.steps or (step,))
-            parts.append(apply_edit(once, own, 0, self._texts(own, step)) if is_edited else own)
+            texts = self._texts(own, step)
+            is_left_out = edit.position is not None and not has_tokens(edit.position, own.shape, 0, texts)
+            is_edited &= not (is_left_out and is_glob(edit.module))
+            parts.append(apply_edit(once, own, 0, texts) if is_edited else own)
         return torch.cat([*parts, value[:, segments[-1].stop :]], dim=1)
 
     def _texts(self, value: Tensor, step: int) -> RowTexts | None:
         """Returns the tokens of each row of ``value``, the tokens of ``step``, that are no padding."""
-        return None if step or value.shape[1] != self.prompt else self.texts
+        return None if step or (self.is_apart and value.shape[1] != self.prompt) else self.texts
 
     def taken(self, spec: CaptureSpec, value: Tensor, step: int) -> Tensor:
         """Returns what ``spec`` takes of ``value``, the tokens of ``step``."""
@@ -340,14 +352,22 @@ def _segments(generated: Generated) -> _Segments:
     inputs = generated.plan.inputs
     mask = inputs.get(MASK)
     prompt = max(tensor.shape[1] for tensor in inputs.values() if tensor.ndim > 1)
-    texts = (generated.batch.texts or RowTexts())._replace(ranges=None if mask is None else text_ranges(mask))
+    ranges = None if mask is None else text_ranges(mask)
+    texts = (generated.batch.texts or RowTexts())._replace(ranges=ranges, size=prompt)
     is_apart = bool(way_of(generated.plan.model).encoder)
     return _Segments(prompt, is_apart, len(generated.written.steps), generated.plan.rows, texts)
 
 
 def _again(generated: Generated, segments: _Segments, edits: EditsBySite) -> tuple[CaptureSites, EditsBySite]:
     """Returns what the replay captures, whole, and its edits."""
-    repeated = {name: [_repeated(segments, *numbered) for numbered in several] for name, several in edits.items()}
+    repeated = {
+        name: [
+            _repeated(segments, number, changed(edit, path=path))
+            for number, edit in several
+            for path in _edited_paths(generated.recording, name, number, edit)
+        ]
+        for name, several in edits.items()
+    }
     whole = {
         name: {point: CaptureSpec(call=spec.call, path=spec.path) for point, spec in specs.items()}
         for name, specs in generated.sites.items()
@@ -377,6 +397,14 @@ def _scores(generated: Generated, logits: Tensor, recording: Recording, segments
     scale = largest_magnitude(sums - logits.amin(dim=-1)) or 1.0
     lacks = way_of(plan.model).shortfalls(plan.inputs, tokens, logits, chosen_of(plan), seeds_of(plan))
     return _Replay(own.double().cpu(), scale, lacks.cpu(), recording, segments)
+
+
+def _edited_paths(recording: Recording, name: str, number: int, edit: Edit) -> Sequence[Path]:
+    """Returns the paths of an edit at a module: those that it was applied to, where it leaves others out."""
+    at_point = (name, edit.point)
+    if not any(numbered == number and place[:2] == at_point for numbered, place in recording.left_out):
+        return (edit.path,)
+    return sorted(place.path for numbered, place in recording.edited if numbered == number and place[:2] == at_point)
 
 
 def _repeated(segments: _Segments, number: int, edit: Edit) -> NumberedEdit:

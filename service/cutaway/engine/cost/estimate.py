@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, at
+from cutaway.contract.requests.captures import names_weights
 from cutaway.contract.results import (
-    AttackedAttribution,
     AttackResult,
     AttributionResult,
     Check,
@@ -28,6 +28,7 @@ from cutaway.contract.results import (
     Verdict,
 )
 from cutaway.contract.results.arrays import array_fields
+from cutaway.contract.results.explanations import AttackedAttribution
 from cutaway.contract.tensors import Array, cast
 from cutaway.engine.checks.completeness import compared_sums
 from cutaway.engine.cost import pass_count
@@ -46,7 +47,7 @@ from cutaway.engine.execution.collect import (
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
 from cutaway.engine.execution.row_parts import plan_divides
-from cutaway.engine.execution.sweep import swept
+from cutaway.engine.execution.sweep import direct_parts, swept
 from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
 from cutaway.engine.hooks.observe import observing
@@ -223,6 +224,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
         unedited=_typed(arrays(outputs), plan, "unedited:") if plan.request.compare else {},
         unedited_classes=main.predictions if plan.request.compare else (),
         **sweep,
+        **_direct(plan),
         attacks=attacks,
         estimate=Estimate(0, {}, passes),
     )
@@ -241,6 +243,19 @@ def _sweep(plan: RequestPlan) -> dict[str, Any]:
     if not asked.estimate:
         return {"sweep": grid}
     return {"sweep": grid, "sweep_estimates": grid, "sweep_agreement": to_numpy(zeros.expand(plan.rows))}
+
+
+def _direct(plan: RequestPlan) -> dict[str, Any]:
+    """Returns the fields of a result with the parts of a stream."""
+    asked = plan.request.direct
+    if asked is None:
+        return {}
+    zeros, shapes = torch.zeros((), dtype=torch.float64), direct_parts(plan.model.tree, asked)
+    by_row = to_numpy(zeros.expand(plan.rows))
+    parts = {
+        name: to_numpy(pass_count.expanded_zeros((plan.rows, *heads[:1]), zeros)) for name, heads in shapes.items()
+    }
+    return {"direct": parts, "direct_rest": by_row, "direct_bias": by_row}
 
 
 def _attacks(main: MainPass, explained: Sequence[AttributionResult]) -> tuple[AttackResult, ...]:
@@ -387,24 +402,28 @@ def _runs_backward(plan: RequestPlan) -> bool:
     return plan.differentiates or any(method_of(part.request).runs_backward for part in plan.attributions)
 
 
-def _captured(plan: RequestPlan) -> Iterator[str]:
-    """Yields the modules whose whole output is kept for the reply."""
+def _captured(plan: RequestPlan) -> Iterator[tuple[str, bool]]:
+    """Yields the modules whose whole output is kept for the reply, and weights of attention, with whether all of them
+    are kept: they are computed whole."""
     for name, specs in plan.sites.items():
-        if name in plan.model.tree.modules and specs.get(requests.Point.OUTPUT) == CaptureSpec():
-            yield name
+        is_whole = specs.get(requests.Point.OUTPUT) in (CaptureSpec(), CaptureSpec(of_weights=True))
+        if names_weights(name) or (name in plan.model.tree.modules and is_whole):
+            yield name, is_whole
 
 
 def _most_bytes(plan: RequestPlan, copies: int) -> _Bytes:
     """Returns the bytes of a forward pass of ``copies`` of the first row."""
     model, backward = plan.model, _runs_backward(plan)
-    kept = {name: {requests.Point.OUTPUT: CaptureSpec()} for name in _captured(plan)}
+    whole, shape = CaptureSpec(), ShapeSpec()
+    kept = {name: {requests.Point.OUTPUT: whole if is_whole else shape} for name, is_whole in _captured(plan)}
     with model.session(plan.cancellation, plan.request.arguments), model.unrecorded():
         inputs = concatenated([{name: tensor[:1] for name, tensor in plan.inputs.items()}] * copies)
         if backward:
             inputs = {name: x.requires_grad_() if x.is_floating_point() else x for name, x in inputs.items()}
-        with torch.set_grad_enabled(backward), observing(model.tree, kept) as recording, LiveBytes() as live:
+        with torch.set_grad_enabled(backward), LiveBytes() as live, observing(model.tree, kept) as recording:
             live.ignore([*model.module.parameters(), *model.module.buffers(), *inputs.values()])
             with recording.forward():
                 outputs = model.run(inputs)
-    captured = (part.values for name in kept for call in recording.calls[name] for *_, part in call.entries() if part)
+    entries = (entry for calls in recording.calls.values() for call in calls for entry in call.entries())
+    captured = (part.values for *_, part in entries if part is not None and not part.values.is_meta)
     return _Bytes(live.most, sum(tensor.nbytes for tensor in (*outputs.values(), *captured)))

@@ -17,7 +17,7 @@ from torch import Tensor
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
-from cutaway.engine.execution.sweep import sweep_passes
+from cutaway.engine.execution.sweep import DIRECT_PASSES, sweep_passes
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.tokens import RowTexts
 from cutaway.engine.methods.captum_call import method_of, shares_passes
@@ -103,6 +103,8 @@ def costs(plan: RequestPlan) -> Iterator[tuple[str, int]]:
         yield f"attributions[{number}].{requests.field_name(type(attribution.request))}", passes * plan.rows
     if plan.request.sweep is not None:
         yield "sweep", sweep_passes(plan)
+    if plan.request.direct is not None:
+        yield "direct", DIRECT_PASSES * plan.rows
     for number, attack in enumerate(plan.request.attacks):
         yield f"attacks[{number}]", _attack_passes(plan, attack, explanations)
 

@@ -28,7 +28,7 @@ from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import joined_parts, main_pass_that_fits
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.methods.captum_call import attack_mask, drawing, least_parameter, perturb
-from cutaway.engine.methods.metrics import spearman
+from cutaway.engine.methods.feature_metrics import spearman
 from cutaway.engine.model.inspected_model import Inputs
 from cutaway.engine.model.session import is_out_of_memory, timed
 from cutaway.engine.passes.findings import Finding

@@ -25,7 +25,7 @@ from cutaway.engine.execution.unread_inputs import unread_warnings
 from cutaway.engine.hooks.capture_spec import CaptureSpec, watching
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.hooks.recording import RecordedCall, StopForward
+from cutaway.engine.hooks.recording import RecordedCall, Recording, StopForward
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs
 from cutaway.engine.passes.pass_recorder import AttributionProblem, ResolvedAttribution, Values
@@ -132,7 +132,9 @@ def collect_main_pass(main: MainPass, unedited: Outputs) -> results.InspectResul
         targets=None if classes is None else to_numpy(classes),
         target_values=None if target_values is None else to_numpy(target_values),
         captures={
-            name: _capture(recording.calls[name], specs) for name, specs in main.sites.items() if recording.calls[name]
+            name: _capture(recording.calls[name], specs)
+            for name, specs in main.sites.items()
+            if recording.calls[name] and not missing.are_left_out(recording.calls[name])
         },
         input_gradients=arrays(main.input_gradients),
         parameter_gradients=arrays(main.parameter_gradients),
@@ -167,9 +169,7 @@ def whole_result(result: results.InspectResult, main: MainPass) -> results.Inspe
     plan, model = main.plan, main.plan.model
     return changed(
         result,
-        receipts=tuple(
-            main.recording.receipts.get(number, results.EditReceipt()) for number, _ in enumerate(plan.request.edits)
-        ),
+        receipts=tuple(_receipt(main.recording, number) for number, _ in enumerate(plan.request.edits)),
         warnings=(
             *result.warnings,
             *missing.edit_warnings(plan, main.recording),
@@ -179,6 +179,11 @@ def whole_result(result: results.InspectResult, main: MainPass) -> results.Inspe
         provenance=changed(provenance(model), seed=plan.seed or 0),
         timings=main.timings,
     )
+
+
+def _receipt(recording: Recording, number: int) -> results.EditReceipt:
+    places = tuple(str(place) for numbered, place in recording.left_out if numbered == number)
+    return replace(recording.receipts.get(number, results.EditReceipt()), left_out=places)
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:

@@ -25,9 +25,9 @@ from cutaway.contract.values import changed
 from cutaway.engine.checks.replay import Generated, Written, chosen_of, replayed, replayed_together, seeds_of, way_of
 from cutaway.engine.execution.collect import captured_call, collect_main_pass, whole_result, with_attributions
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward
-from cutaway.engine.execution.missing import captured_calls
-from cutaway.engine.hooks.hook_site import Batch
-from cutaway.engine.hooks.observe import Shapes, Share, observing, observing_together
+from cutaway.engine.execution.missing import are_left_out, captured_calls
+from cutaway.engine.hooks.hook_site import Batch, Shapes, Share
+from cutaway.engine.hooks.observe import observing, observing_together
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, Outputs, Texts
 from cutaway.engine.model.session import EVERY_S, FIRST_S, latest, timed
@@ -280,7 +280,11 @@ class _Writing:
             self._seen[name] = len(self.recording.calls[name])
             if captured := captured_calls(new, specs):
                 self._calls.setdefault(name, []).extend(captured_call(call, specs) for call in captured)
-        captures = {name: results.ModuleCapture(tuple(calls)) for name, calls in self._calls.items()}
+        captures = {
+            name: results.ModuleCapture(tuple(calls))
+            for name, calls in self._calls.items()
+            if not are_left_out(self.recording.calls[name])
+        }
         return results.InspectResult({}, captures=captures, generated=tuple(self.written.steps))
 
     @property

@@ -40,7 +40,7 @@ from cutaway.engine.execution.fitting import attribution_too_large, in_passes_th
 from cutaway.engine.execution.generation import Tell, generate
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
-from cutaway.engine.execution.sweep import with_sweep
+from cutaway.engine.execution.sweep import with_direct, with_sweep
 from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import axes_first, observing
@@ -464,8 +464,8 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
         attributions += several
         if tell is not None:
             tell(with_attributions(result, attributions, main))
-    result = with_attacks(with_attributions(result, attributions, main), main, run_attributions)
-    return whole_result(with_sweep(result, main), main)
+    result = with_direct(with_sweep(with_attributions(result, attributions, main), main), main)
+    return whole_result(with_attacks(result, main, run_attributions), main)
 
 
 # The description of a model: its modules, its outputs, and the operators of its forward pass.

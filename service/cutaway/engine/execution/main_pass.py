@@ -50,6 +50,7 @@ def may_share(request: InspectRequest) -> bool:
         request.dry_run
         or request.generate
         or request.sweep
+        or request.direct
         or request.attacks
         or request.edits
         or isinstance(request.target, Neuron)

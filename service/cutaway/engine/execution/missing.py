@@ -8,13 +8,15 @@ from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import POINTS, Point
+from cutaway.contract.requests.captures import WEIGHTS
 from cutaway.contract.results import Warning, WarningCode
 from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
 from cutaway.engine.hooks.hook_site import VALUE_POINTS
-from cutaway.engine.hooks.operators import is_address, nearest_addresses
+from cutaway.engine.hooks.operators import is_address, nearest_addresses, operator_matcher
 from cutaway.engine.hooks.recording import RecordedCall, Recording
+from cutaway.engine.hooks.tokens import position_field
 from cutaway.engine.model.inspected_model import Outputs
-from cutaway.engine.model.module_tree import ModuleTree, glob_matcher, is_glob
+from cutaway.engine.model.module_tree import ModuleTree, is_glob
 from cutaway.engine.planning.attribution_setup import embedding_hint
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
 from cutaway.engine.runtime.numerics import equal
@@ -30,7 +32,7 @@ def resolve_operators(plan: RequestPlan, recording: Recording) -> CaptureSites:
     for name, specs in plan.sites.items():
         addresses = [name]
         if is_address(name):
-            matches = glob_matcher(name) if is_glob(name) else None
+            matches = operator_matcher(name) if is_glob(name) else None
             ran = recording.operators if matches else [name] if recording.calls[name] else []
             addresses = [address for address in ran if matches is None or matches(address)]
         if not addresses:
@@ -51,12 +53,26 @@ def captured_calls(calls: Sequence[RecordedCall], specs: Mapping[Point, CaptureS
     return [call for call in calls if spec.takes(call)]
 
 
+def are_left_out(calls: Sequence[RecordedCall]) -> bool:
+    """Returns whether a glob leaves out all that it would capture of ``calls``, those of one module."""
+    return bool(calls) and all(call.is_left_out for call in calls)
+
+
 def refuse_captures(sites: CaptureSites, recording: Recording, tree: ModuleTree) -> None:
     """Refuses captures that name a call, a point or a path that does not exist for any input.
 
     Raises:
-        InvalidArgument: ``CALL_NOT_FOUND``, ``POINT_NOT_FOUND``, ``PATH_NOT_FOUND`` or ``POINT_NOT_DIFFERENTIABLE``.
+        InvalidArgument: ``CALL_NOT_FOUND``, ``POINT_NOT_FOUND``, ``PATH_NOT_FOUND`` or ``POINT_NOT_DIFFERENTIABLE``;
+            ``AXIS_RANGE`` for a glob that leaves all out.
     """
+    recorded = [(call, name, specs) for name, specs in sites.items() for call in recording.calls[name]]
+    left_out = {
+        specs[point].field: (name, specs[point]) for call, name, specs in recorded for point, _ in call.left_out
+    }
+    kept = {specs[point].field for call, _, specs in recorded for point, *_ in call.entries()} if left_out else set()
+    for field, (name, spec) in left_out.items():
+        if field not in kept:
+            raise error(Reason.AXIS_RANGE, f"{_NO_TOKENS}, as {name!r}", f"{field}.{position_field(spec.position)}")
     for name, specs in sites.items():
         calls = captured_calls(recording.calls[name], specs)
         for point, spec in specs.items():
@@ -69,6 +85,11 @@ def refuse_captures(sites: CaptureSites, recording: Recording, tree: ModuleTree)
 
 def refuse_edits(plan: RequestPlan, recording: Recording, tree: ModuleTree) -> None:
     """Refuses edits as `refuse_captures`; after a forward pass that stopped early, what exists is not known."""
+    reached = {number for number, _ in recording.edited}
+    for number, place in recording.left_out if not recording.stopped_early else ():
+        if number not in reached:
+            field = f"edits[{number}].{position_field(plan.request.edits[number].position)}"
+            raise error(Reason.AXIS_RANGE, f"{_NO_TOKENS}, as {place}", field)
     for name, edits in plan.edits.items() if not recording.stopped_early else ():
         for number, edit in edits:
             if is_glob(edit.module):  # some of whose modules may have no such point
@@ -102,6 +123,8 @@ def _refuse_point(
     if not at_path:
         paths = ", ".join(map(repr, dict(dtypes)))
         text = f"no tensor at {path!r} of the {value.value} of {name!r}; there is {paths}"
+        if value is Point.OUTPUT and "Attention" in type(tree.modules.get(name)).__name__:
+            text += f". The weights of fused attention are op='{name}:{WEIGHTS}#0'"
         raise error(Reason.PATH_NOT_FOUND, text, "path")
     if point.is_gradient and not any(dtype.is_floating_point or dtype.is_complex for dtype in at_path):
         text = f"the {value.value} of {name!r} is {str(at_path[0]).removeprefix('torch.')} and has no gradient"
@@ -116,8 +139,13 @@ def capture_warnings(sites: CaptureSites, recording: Recording, tree: ModuleTree
             continue
         calls = captured_calls(recording.calls[name], specs)
         for point in (point for point in POINTS if point in specs):
-            numbers = ", ".join(str(call.number) for call in calls if not call.captured(point))
+            empty = [call for call in calls if not (call.captured(point) or call.left_out)]
+            numbers = ", ".join(str(call.number) for call in empty)
             which = f"the {point.value} of call {numbers} of {name!r}"
+            tokenless = dict.fromkeys(path for call in calls for other, path in call.left_out if other is point)
+            if tokenless:
+                text = f"the {point.value} {', '.join(tokenless)}".rstrip() + f" of {name!r} {_WITHOUT_TOKENS}"
+                yield Warning(WarningCode.NO_TOKENS, name, text)
             left_out = [path for call in calls for path in _without_array(call, point, specs[point])]
             if left_out:
                 paths = ", ".join(dict.fromkeys(left_out))
@@ -129,6 +157,8 @@ def capture_warnings(sites: CaptureSites, recording: Recording, tree: ModuleTree
                 yield Warning(WarningCode.NOT_A_TENSOR, name, f"there is no tensor at {which}")
 
 
+_NO_TOKENS = "all modules that the glob matches are without an axis of tokens"
+_WITHOUT_TOKENS = "is left out: no axis of it has the tokens of each row, of which the position is one"
 _NO_ARRAY = "is nested or inside torch.vmap, and no array has its values: name a module before or behind it"
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from cutaway.contract.requests import (
     TopElements,
 )
 from cutaway.contract.tensors import Array, as_array, too_large
-from cutaway.engine.hooks.tokens import RowTexts, of_token
+from cutaway.engine.hooks.tokens import RowTexts, has_tokens, of_heads, of_query, of_token
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import Path, tensor_like
 
@@ -61,6 +61,8 @@ class CaptureSpec:
         call: only the call with this number; ``None`` for every call.
         steps: only these steps of a generation; empty for all.
         position: only this token of each row, or these along axis 1; ``None`` for all.
+        heads: of weights of attention, only these; empty for all.
+        of_weights: whether the tensors are weights of attention, [batch, heads, queries, keys], and tokens the queries.
         path: only the tensor at this path; ``""`` for every tensor.
         slices: the part of each tensor that is captured.
         reduce: the reduction of that part.
@@ -79,6 +81,8 @@ class CaptureSpec:
     type_field: str = dataclasses.field(default="", compare=False)
     exact: bool = dataclasses.field(default=False, compare=False)
     steps: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    of_weights: bool = False
     position: Position | tuple[Position, ...] | None = None
 
     def takes(self, call: Call) -> bool:
@@ -88,6 +92,12 @@ class CaptureSpec:
     def matches(self, call: Call, path: Path) -> bool:
         """Returns whether to capture the tensor at ``path`` of ``call``."""
         return self.path in ("", path) and self.takes(call)
+
+    def leaves_out(self, shape: torch.Size, row_axis: int | None, texts: RowTexts | None) -> bool:
+        """Returns whether a glob leaves a tensor of ``shape`` out, as it has no tokens to take one of."""
+        if self.exact or self.of_weights or self.position is None:
+            return False
+        return not has_tokens(self.position, shape, row_axis, texts)
 
     def apply(
         self, tensor: Tensor, result_field: str, row_axis: int | None, texts: RowTexts | None = None
@@ -103,11 +113,14 @@ class CaptureSpec:
         Raises:
             InvalidArgument: ``SLICE_RANGE``, ``AXIS_RANGE`` or ``INVALID_VALUE``.
         """
-        if not (self.slices or self.reduce or self.data_type or self.position is not None):
+        if not (self.slices or self.reduce or self.data_type or self.heads or self.position is not None):
             return CapturedValues(tensor, row_axis=row_axis)
         with at(self.field):
+            if self.heads:
+                with at("heads"):
+                    tensor = of_heads(tensor, self.heads)
             if self.position is not None:
-                tensor = of_token(tensor, self.position, row_axis, texts)
+                tensor = (of_query if self.of_weights else of_token)(tensor, self.position, row_axis, texts)
             if self.slices:
                 with at("slices"):
                     tensor = tensor[crossed(slice_index(self.slices, tensor.shape), tensor.shape)]
@@ -119,6 +132,10 @@ class CaptureSpec:
             return part
         with at(self.type_field):
             return part._replace(values=_cast(part.values, self.data_type, result_field))
+
+
+SpecsBySite: TypeAlias = Mapping[str, Mapping[Point, CaptureSpec]]
+"""Capture specs by module name or operator address, and by point."""
 
 
 class ShapeSpec(CaptureSpec):
@@ -271,6 +288,7 @@ class Matrix:
         center: subtracted from the value first, [size of the last axis]; None is nothing.
         relu: whether negative results become 0.
         k: only so many results stay, the largest ones; 0 is all.
+        decoder: a vector for each output, [outputs, size of the last axis]; None is the weight.
     """
 
     weight: Tensor
@@ -279,6 +297,12 @@ class Matrix:
     center: Tensor | None = None
     relu: bool = False
     k: int = 0
+    decoder: Tensor | None = None
+
+    @property
+    def vectors(self) -> Tensor:
+        """A vector for each output: the direction that a sparse autoencoder writes, or a probe reads."""
+        return self.weight if self.decoder is None else self.decoder
 
     def __call__(self, value: Tensor) -> Tensor:
         """Returns the results for ``value`` [..., size of the last axis], [..., outputs]."""
@@ -286,14 +310,19 @@ class Matrix:
         if self.center is not None:
             value = value - self.center.to(value.device)
         found = value @ self.weight.to(value.device).T
-        if self.bias is not None:
-            found = found + self.bias.to(value.device)
-        if self.k:
-            largest = found.topk(self.k, dim=-1)
-            found = torch.zeros_like(found).scatter(-1, largest.indices, largest.values)
-        if self.relu:
-            found = found.relu()
-        return found if self.threshold is None else found.where(found > self.threshold.to(value.device), 0.0)
+        return _activated(found, self.bias, self.threshold, self.relu, self.k)
+
+
+def _activated(found: Tensor, bias: Tensor | None, threshold: Tensor | None, relu: bool, k: int = 0) -> Tensor:
+    """Returns what a matrix returns of its products with a value; arguments are those of `Matrix`."""
+    if bias is not None:
+        found = found + bias.to(found.device)
+    if k:
+        largest = found.topk(k, dim=-1)
+        found = torch.zeros_like(found).scatter(-1, largest.indices, largest.values)
+    if relu:
+        found = found.relu()
+    return found if threshold is None else found.where(found > threshold.to(found.device), 0.0)
 
 
 @dataclass(frozen=True)
@@ -324,12 +353,7 @@ def projection(tree: ModuleTree, project: Project) -> Projection:
             maps.append(tree.map_of(project.to))
     else:
         maps.append(partial(_by_matrix, as_array(project.to)))
-    if project.bias is not None:
-        maps.append(partial(_plus, as_array(project.bias)))
-    if project.relu:
-        maps.append(torch.relu)
-    if project.threshold is not None:
-        maps.append(partial(_above, as_array(project.threshold)))
+    maps.append(partial(_by_arrays, project))
     return Projection(tuple(maps), project.then)
 
 
@@ -337,12 +361,11 @@ def _by_matrix(matrix: Array, value: Tensor) -> Tensor:
     return value @ tensor_like(matrix, value).T
 
 
-def _plus(bias: Array, value: Tensor) -> Tensor:
-    return value + tensor_like(bias, value)
-
-
-def _above(threshold: Array, value: Tensor) -> Tensor:
-    return value.where(value > tensor_like(threshold, value), 0.0)
+def _by_arrays(project: Project, value: Tensor) -> Tensor:
+    bias, threshold = (
+        None if part is None else tensor_like(as_array(part), value) for part in (project.bias, project.threshold)
+    )
+    return _activated(value, bias, threshold, project.relu)
 
 
 @torch.no_grad()

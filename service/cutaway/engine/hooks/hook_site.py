@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import (
-    Point,
-)
+from cutaway.contract.requests import Edit, Point
 from cutaway.contract.results import EditReceipt
 from cutaway.contract.results.arrays import Place
-from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.capture_spec import CaptureSpec, SpecsBySite
 from cutaway.engine.hooks.edits import NumberedEdit, apply_edit
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward
-from cutaway.engine.hooks.tokens import RowTexts
+from cutaway.engine.hooks.tokens import ONE_TOKEN, RowTexts, has_tokens
+from cutaway.engine.model.module_tree import is_glob
 from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
 from cutaway.engine.runtime.numerics import Path, equal
 
@@ -221,13 +220,26 @@ class HookSite:
         return [
             (number, edit)
             for number, edit in edits
-            if edit.call in (None, call.number) and (not edit.steps or call.step in edit.steps)
+            if edit.call in (None, call.number)
+            and (not edit.steps or call.step in edit.steps)
+            and self._reaches(number, edit, call, Place(self.name, point, path), tensor)
         ]
+
+    def _reaches(self, number: int, edit: Edit, call: RecordedCall, place: Place, tensor: Tensor) -> bool:
+        """Returns whether an edit of a token is applied to ``tensor``, and notes it; a glob leaves others out."""
+        if edit.position is None or not is_glob(edit.module):
+            return True
+        axis = self._row_axis(call, place.point, place.path, tensor)
+        if has_tokens(edit.position, tensor.shape, axis, self._texts(call)):
+            self.recording.edited.add((number, place))
+            return True
+        self.recording.left_out[number, place] = None
+        return False
 
     def _texts(self, call: RecordedCall) -> RowTexts | None:
         """Returns which tokens are the rows' own; later steps of a generation have one token of each."""
-        texts = None if self.batch is None or call.step else self.batch.texts
-        return None if texts is None else texts.inside(self.name)
+        texts = None if self.batch is None else self.batch.texts
+        return None if texts is None else ONE_TOKEN if call.step else texts.inside(self.name)
 
     def _row_axis(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> int | None:
         """Returns the axis of a tensor, or of its gradient, that has the rows of the request, or None."""
@@ -258,12 +270,21 @@ class HookSite:
         self.recording.receipts[number] = EditReceipt(known.tensors + 1, known.changed or is_changed, norm, steps)
 
     def _record(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> None:
-        spec = self.specs.get(point)
-        if spec is not None and spec.matches(call, path):
+        if (spec := self._taking(call, point, path, tensor)) is not None:
             axis = self._row_axis(call, point, path, tensor)
             # A place in words, for the one error that names it, takes as long as the copy of a small tensor.
             named = f"capture:{Place(self.name, point, path)}" if spec.data_type else ""
             call.record(point, path, spec.apply(dense(tensor.detach()), named, axis, self._texts(call)))
+
+    def _taking(self, call: RecordedCall, point: Point, path: Path, tensor: Tensor) -> CaptureSpec | None:
+        """Returns the spec that takes ``tensor`` at ``point``, or None; notes that a glob leaves it out."""
+        spec = self.specs.get(point)
+        if spec is None or not spec.matches(call, path):
+            return None
+        if not spec.leaves_out(tensor.shape, self._row_axis(call, point, path, tensor), self._texts(call)):
+            return spec
+        call.left_out += ((point, path),)
+        return None
 
     def _with_gradient_hook(
         self, call: RecordedCall, side: Side, path: Path, tensor: Tensor, shared: bool, bare: bool
@@ -273,9 +294,8 @@ class HookSite:
         A copy gets the hook, where one on the tensor itself would also see gradients of other uses. ``bare``: the
         model continues with this very object, so that no copy may take its place.
         """
-        spec = self.specs.get(side.gradient)
         edits = self._matching_edits(call, side.gradient, path, tensor, floating=True)
-        captured = spec is not None and spec.matches(call, path)
+        captured = self._taking(call, side.gradient, path, tensor) is not None
         can_have_gradient = torch.is_grad_enabled() and (tensor.is_floating_point() or tensor.is_complex())
         if not (edits or captured) or not can_have_gradient:
             return tensor
@@ -344,9 +364,136 @@ def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:
-    if one is other:
-        return True
-    if not (has_array(one) and has_array(other)):
-        return False
+    if one is other or not (has_array(one) and has_array(other)):
+        return one is other
     pointers = [{part.untyped_storage().data_ptr() for part in arrays_of(tensor)} for tensor in (one, other)]
     return not pointers[0].isdisjoint(pointers[1])
+
+
+# Several requests whose rows run in one pass, each with its own captures, edits and record.
+
+
+class Share(NamedTuple):
+    """The rows of one request in passes that several share.
+
+    Attributes:
+        recording: where its hooks record.
+        sites: what it captures.
+        edits: its edits.
+        batch: its rows, as if they ran alone.
+        rows: where they are in the batch of all.
+        padding: the tokens of padding in front of its own prompt, which the longest prompt of all needs.
+        is_open: returns whether it has not ended.
+        tail: the tokens of others behind its own.
+    """
+
+    recording: Recording
+    sites: SpecsBySite
+    edits: Mapping[str, Sequence[NumberedEdit]]
+    batch: Batch
+    rows: slice
+    padding: int
+    is_open: Callable[[], bool]
+    tail: int = 0
+
+
+Shapes: TypeAlias = dict[tuple[str, Point, Path, "int | None"], Sequence[int]]
+"""The shapes of tensors in the last pass, by module, point, path and call."""
+
+
+class SharedSite:
+    """The sites of several requests at one module, each of which sees its own rows."""
+
+    def __init__(
+        self, recording: Recording, name: str, shares: Sequence[Share], sizes: tuple[int, int, int], shapes: Shapes
+    ) -> None:
+        self.recording, self.name = recording, name
+        self._rows, self._width, self._last = sizes
+        asked = [share for share in shares if name in share.sites or name in share.edits]
+        self._own = [
+            (share, HookSite(share.recording, name, share.sites.get(name, {}), share.edits.get(name, ()), share.batch))
+            for share in asked
+        ]
+        self._open: list[list[RecordedCall | None]] = []
+        self._shapes = shapes
+
+    only_records_outputs = False  # a call begins for each request by itself
+
+    def needs_gradients(self, side: Side) -> bool:
+        """Returns False: passes that several share have none."""
+        return False
+
+    def only_records(self, side: Side) -> bool:
+        """Returns False: `process` alone gives each request its rows."""
+        return False
+
+    def record(self, call: RecordedCall, side: Side, tensors: Mapping[Path, Tensor]) -> None:
+        """Records as `process`."""
+        self.process(call, side, tensors, lambda _: True)
+
+    def process(
+        self, joint: RecordedCall, side: Side, tensors: Mapping[Path, Tensor], shared: Callable[[Tensor], bool]
+    ) -> dict[Path, Tensor]:
+        """Edits and records the rows of each request, and returns the tensors that the model continues with."""
+        if side is INCOMING:
+            self._open.append(
+                [site.recording.begin_call(self.name) if share.is_open() else None for share, site in self._own]
+            )
+        calls = self._open[-1] if side is INCOMING else self._open.pop()
+        results = dict(tensors)
+        for (share, site), call in zip(self._own, calls):
+            if call is None:
+                continue
+            call.dtypes[side.value] = {path: tensor.dtype for path, tensor in tensors.items()}
+            if site.only_records(side) and side.value not in site.specs:
+                continue
+            paths = {spec.path for spec in site.specs.values()} | {edit.path for _, edit in site.edits}
+            asked = {path: tensor for path, tensor in results.items() if {"", path} & paths}
+            if share.padding or share.tail:
+                self._refuse_other_tokens(joint, side, asked)
+            own = {path: tensor[self._place(share, tensor, call.step)] for path, tensor in asked.items()}
+            if site.only_records(side):
+                site.record(call, side, own)
+                continue
+            for path, new in site.process(call, side, own, shared).items():
+                if new is not own[path]:
+                    whole = results[path].clone() if results[path] is tensors[path] else results[path]
+                    whole[self._place(share, whole, call.step)] = new
+                    results[path] = whole
+        for path, tensor in tensors.items():
+            self._shapes[self.name, side.value, path, joint.number] = tensor.shape
+        return results
+
+    def _refuse_other_tokens(self, call: RecordedCall, side: Side, tensors: Mapping[Path, Tensor]) -> None:
+        """Refuses tensors with an element for each token on another axis than 1, as attention weights have. Such an
+        axis grows with every step; in the first one, no axis may have as many elements by chance.
+
+        Raises:
+            CutawayError: ``INTERNAL``; alone a request has none.
+        """
+        tokens = self._width + call.step
+        for path, tensor in tensors.items():
+            before = self._shapes.get((self.name, side.value, path, call.number), ())
+            for axis, size in enumerate(tensor.shape[2:], 2):
+                is_same = len(before) > axis and before[axis] == size
+                is_of_heads = tensor.ndim > 3 and tensor.shape[1] == self._width
+                if is_of_heads or (size == tokens and not is_same):
+                    raise self._undivided(tensor)
+
+    def _undivided(self, tensor: Tensor) -> CutawayError:
+        return error(
+            Reason.INTERNAL, f"a tensor {list(tensor.shape)} of {self.name!r} cannot be divided among requests"
+        )
+
+    def _place(self, share: Share, tensor: Tensor, step: int) -> tuple[slice, ...]:
+        """Returns where the rows of a request are in ``tensor``, without the tokens of others.
+
+        Raises:
+            CutawayError: ``INTERNAL``, for a tensor whose rows are elsewhere; alone a request has none.
+        """
+        size = tensor.shape[1] if tensor.ndim > 1 and not step else 0
+        if tensor.shape[:1] != (self._rows,):
+            raise self._undivided(tensor)
+        if size == self._width:
+            return share.rows, slice(share.padding, size - share.tail)
+        return (share.rows, slice(size - share.tail)) if size == self._last > 0 else (share.rows,)

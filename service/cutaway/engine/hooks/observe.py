@@ -22,29 +22,34 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
-from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Point
-from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.capture_spec import CaptureSpec, SpecsBySite
 from cutaway.engine.hooks.edits import NumberedEdit
-from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, Batch, HookSite, Side, shares_memory
+from cutaway.engine.hooks.hook_site import (
+    INCOMING,
+    OUTGOING,
+    Batch,
+    HookSite,
+    Shapes,
+    Share,
+    SharedSite,
+    shares_memory,
+)
 from cutaway.engine.hooks.operators import Operators, is_address
 from cutaway.engine.hooks.recording import HookScope, RecordedCall, Recording
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs, graph_nodes
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.numerics import Path, argument_tensors, leaves, map_leaves, replace_arguments
-
-SpecsBySite: TypeAlias = Mapping[str, Mapping[Point, CaptureSpec]]
-"""Capture specs by module name or operator address, and by point."""
 
 
 @contextmanager
@@ -99,7 +104,7 @@ def observing(
         if addresses:
             own_specs = {name: sites[name] for name in addresses if name in sites}
             own_edits = {name: changes[name] for name in addresses if name in changes}
-            operators = Operators(seen, new_site, own_specs, own_edits)
+            operators = Operators(seen, new_site, tree.modules, own_specs, own_edits)
             handles.extend(_scope_hooks(tree, operators))
             ends.enter_context(operators)
         for name in names:
@@ -107,37 +112,6 @@ def observing(
                 site = new_site(name, sites.get(name, {}), changes.get(name, ()))
                 handles.extend(_ModuleHooks(site).register(tree.modules[name]))
         yield seen
-
-
-# Several requests whose rows run in one pass, each with its own captures, edits and record.
-
-
-class Share(NamedTuple):
-    """The rows of one request in passes that several share.
-
-    Attributes:
-        recording: where its hooks record.
-        sites: what it captures.
-        edits: its edits.
-        batch: its rows, as if they ran alone.
-        rows: where they are in the batch of all.
-        padding: the tokens of padding in front of its own prompt, which the longest prompt of all needs.
-        is_open: returns whether it has not ended.
-        tail: the tokens of others behind its own.
-    """
-
-    recording: Recording
-    sites: SpecsBySite
-    edits: Mapping[str, Sequence[NumberedEdit]]
-    batch: Batch
-    rows: slice
-    padding: int
-    is_open: Callable[[], bool]
-    tail: int = 0
-
-
-Shapes: TypeAlias = dict[tuple[str, Point, Path, "int | None"], Sequence[int]]
-"""The shapes of tensors in the last pass, by module, point, path and call."""
 
 
 @contextmanager
@@ -171,7 +145,7 @@ def observing_together(
     _thread.recordings.append(joint)
     try:
         for name in names:
-            site = _SharedSite(joint, name, shares, (rows, width, last), {} if shapes is None else shapes)
+            site = SharedSite(joint, name, shares, (rows, width, last), {} if shapes is None else shapes)
             handles.extend(_ModuleHooks(site).register(tree.modules[name]))
         yield joint
     finally:
@@ -182,102 +156,15 @@ def observing_together(
             recording.release()
 
 
-class _SharedSite:
-    """The sites of several requests at one module, each of which sees its own rows."""
-
-    def __init__(
-        self, recording: Recording, name: str, shares: Sequence[Share], sizes: tuple[int, int, int], shapes: Shapes
-    ) -> None:
-        self.recording, self.name = recording, name
-        self._rows, self._width, self._last = sizes
-        asked = [share for share in shares if name in share.sites or name in share.edits]
-        self._own = [
-            (share, HookSite(share.recording, name, share.sites.get(name, {}), share.edits.get(name, ()), share.batch))
-            for share in asked
-        ]
-        self._open: list[list[RecordedCall | None]] = []
-        self._shapes = shapes
-
-    only_records_outputs = False  # a call begins for each request by itself
-
-    def needs_gradients(self, side: Side) -> bool:
-        """Returns False: passes that several share have none."""
-        return False
-
-    def only_records(self, side: Side) -> bool:
-        """Returns False: `process` alone gives each request its rows."""
-        return False
-
-    def record(self, call: RecordedCall, side: Side, tensors: Mapping[Path, Tensor]) -> None:
-        """Records as `process`."""
-        self.process(call, side, tensors, lambda _: True)
-
-    def process(
-        self, joint: RecordedCall, side: Side, tensors: Mapping[Path, Tensor], shared: Callable[[Tensor], bool]
-    ) -> dict[Path, Tensor]:
-        """Edits and records the rows of each request, and returns the tensors that the model continues with."""
-        if side is INCOMING:
-            self._open.append(
-                [site.recording.begin_call(self.name) if share.is_open() else None for share, site in self._own]
-            )
-        calls = self._open[-1] if side is INCOMING else self._open.pop()
-        results = dict(tensors)
-        for (share, site), call in zip(self._own, calls):
-            if call is None:
-                continue
-            call.dtypes[side.value] = {path: tensor.dtype for path, tensor in tensors.items()}
-            if site.only_records(side) and side.value not in site.specs:
-                continue
-            paths = {spec.path for spec in site.specs.values()} | {edit.path for _, edit in site.edits}
-            asked = {path: tensor for path, tensor in results.items() if {"", path} & paths}
-            if share.padding or share.tail:
-                self._refuse_other_tokens(joint, side, asked)
-            own = {path: tensor[self._place(share, tensor, call.step)] for path, tensor in asked.items()}
-            if site.only_records(side):
-                site.record(call, side, own)
-                continue
-            for path, new in site.process(call, side, own, shared).items():
-                if new is not own[path]:
-                    whole = results[path].clone() if results[path] is tensors[path] else results[path]
-                    whole[self._place(share, whole, call.step)] = new
-                    results[path] = whole
-        for path, tensor in tensors.items():
-            self._shapes[self.name, side.value, path, joint.number] = tensor.shape
-        return results
-
-    def _refuse_other_tokens(self, call: RecordedCall, side: Side, tensors: Mapping[Path, Tensor]) -> None:
-        """Refuses tensors with an element for each token on another axis than 1, as attention weights have. Such an
-        axis grows with every step; in the first one, no axis may have as many elements by chance.
-
-        Raises:
-            CutawayError: ``INTERNAL``; alone a request has none.
-        """
-        tokens = self._width + call.step
-        for path, tensor in tensors.items():
-            before = self._shapes.get((self.name, side.value, path, call.number), ())
-            for axis, size in enumerate(tensor.shape[2:], 2):
-                is_same = len(before) > axis and before[axis] == size
-                is_of_heads = tensor.ndim > 3 and tensor.shape[1] == self._width
-                if is_of_heads or (size == tokens and not is_same):
-                    raise self._undivided(tensor)
-
-    def _undivided(self, tensor: Tensor) -> CutawayError:
-        return error(
-            Reason.INTERNAL, f"a tensor {list(tensor.shape)} of {self.name!r} cannot be divided among requests"
-        )
-
-    def _place(self, share: Share, tensor: Tensor, step: int) -> tuple[slice, ...]:
-        """Returns where the rows of a request are in ``tensor``, without the tokens of others.
-
-        Raises:
-            CutawayError: ``INTERNAL``, for a tensor whose rows are elsewhere; alone a request has none.
-        """
-        size = tensor.shape[1] if tensor.ndim > 1 and not step else 0
-        if tensor.shape[:1] != (self._rows,):
-            raise self._undivided(tensor)
-        if size == self._width:
-            return share.rows, slice(share.padding, size - share.tail)
-        return (share.rows, slice(size - share.tail)) if size == self._last > 0 else (share.rows,)
+@contextmanager
+def calling_first(modules: Iterable[nn.Module], function: Callable[[], None]) -> Iterator[None]:
+    """Calls ``function`` before each forward of ``modules`` while the block runs."""
+    handles = [module.register_forward_pre_hook(lambda *_: function()) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Thread(threading.local):
@@ -311,7 +198,7 @@ def _scope_hooks(tree: ModuleTree, operators: Operators) -> Iterator[RemovableHa
 class _ModuleHooks:
     """The hooks of one module. Calls are numbered when they begin, so that one record has all points of a call."""
 
-    def __init__(self, site: HookSite | _SharedSite) -> None:
+    def __init__(self, site: HookSite | SharedSite) -> None:
         self._recording = site.recording
         self._site = site
         self._open: list[tuple[RecordedCall, list[Tensor]]] = []

@@ -4,10 +4,14 @@
 that is made of others (``multi_head_attention_forward``) is one operator. A function that computes nothing (``detach``)
 or returns no tensor (``size``, ``item``) is none. PyTorch shows operators to a `TorchFunctionMode`,
 https://pytorch.org/docs/stable/torch.overrides.html, in the thread that entered the mode and in no other.
+
+Fused attention returns no weights. ``h.0.attn:attention_weights#0`` has those of the first fused attention in one call
+of ``h.0.attn``, computed from the same arguments beside the pass. It is no operator of the model: a glob must name it.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 import traceback
@@ -18,12 +22,14 @@ from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import multi_head_attention_forward
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import Point
+from cutaway.contract.requests.captures import WEIGHTS, names_weights
 from cutaway.contract.values import near_names
 from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
 from cutaway.engine.hooks.edits import NumberedEdit
@@ -73,8 +79,19 @@ def is_address(name: str) -> bool:
     return "#" in name and re.search(r":[^:.#]+#[\d*?]+\Z", name) is not None
 
 
+def operator_matcher(glob: str) -> Callable[[str], bool]:
+    """Returns a function that tells whether an address matches ``glob``; that of weights must be named by it."""
+    matches, of_weights = glob_matcher(glob), names_weights(glob)
+    return lambda address: names_weights(address) == of_weights and matches(address)
+
+
 def nearest_addresses(address: str, ran: Sequence[str]) -> str:
     """Returns a hint for an error message: the addresses among ``ran`` that are most similar to ``address``."""
+    if names_weights(address):
+        own = [(module, name.split("#")) for module, _, name in (other.rpartition(":") for other in ran)]
+        ran = [f"{module}:{WEIGHTS}#{number}" for module, (name, number) in own if name in _WEIGHED]
+        if not ran:
+            return "; no attention is fused here: its weights are those of softmax, or what its module returns"
     nearest = near_names(address, ran, n=3, cutoff=0.3) or list(ran[:3])
     return "; nearest: " + ", ".join(nearest) if nearest else "; no operator ran inside a module"
 
@@ -95,6 +112,7 @@ class Operators(TorchFunctionMode):
     Args:
         recording: where to record.
         new_site: creates the site of an address.
+        modules: those of the model, by name.
         specs: what to capture, by address or glob.
         edits: the edits, by address.
     """
@@ -103,13 +121,15 @@ class Operators(TorchFunctionMode):
         self,
         recording: Recording,
         new_site: SiteFactory,
+        modules: Mapping[str, nn.Module],
         specs: Mapping[str, Mapping[Point, CaptureSpec]],
         edits: Mapping[str, Sequence[NumberedEdit]],
     ) -> None:
         super().__init__()
         self._recording = recording
         self._new_site = new_site
-        self._globs = [(glob_matcher(glob), specs[glob]) for glob in specs if is_glob(glob)]
+        self._modules = modules
+        self._globs = [(operator_matcher(glob), specs[glob]) for glob in specs if is_glob(glob)]
         self._specs = {address: specs[address] for address in specs if not is_glob(address)}
         self._edits = edits
         self._sites = {address: self._create_site(address) for address in {**self._specs, **edits}}
@@ -158,18 +178,35 @@ class Operators(TorchFunctionMode):
         number = counts.get(name, 0)
         counts[name] = number + 1  # before it runs: an operator that raises and is caught keeps its number
         address = f"{module}:{name}#{number}"
-        site = self._find_site(address) if self._globs else self._sites.get(address)
+        site = self._find_site(address)
         if site is None:
             returned = func(*args, **kwargs)
         else:
-            returned = self._run_hooked(address, _HookedOperator(site, func, name, args, kwargs))
+            hooked = _HookedOperator(site, func, name, args, kwargs)
+            returned = self._run_hooked(address, hooked)
+            args, kwargs = hooked.arguments
+        if name in _WEIGHED and not in_backward():
+            self._record_weights(module, counts, partial(_WEIGHED[name], *args, **kwargs))
         if isinstance(returned, Tensor) or name in _RETURNS_NOTHING or leaves(returned):
             self._recording.operators[address] = None
         else:
             counts[name] = number
         return returned
 
+    def _record_weights(self, module: str, counts: dict[str, int], weights: Callable[[], Tensor]) -> None:
+        """Records the weights of a fused attention of a running module, if they are captured."""
+        address = f"{module}:{WEIGHTS}#{counts.get(WEIGHTS, 0)}"
+        counts[WEIGHTS] = counts.get(WEIGHTS, 0) + 1
+        site = self._find_site(address)
+        if site is not None:
+            self._recording.operators[address] = None
+            with self._recording.hook_scope(), torch.no_grad():
+                found = _by_head(weights(), self._modules[module])
+                site.record(self._recording.begin_call(address), OUTGOING, {"": found})
+
     def _find_site(self, address: str) -> HookSite | None:
+        if not self._globs:
+            return self._sites.get(address)
         if address not in self._sites:
             with self._recording.hook_scope():
                 self._sites[address] = self._create_site(address)
@@ -321,8 +358,13 @@ class _HookedOperator:
             return self._run()
 
     def _run(self) -> Any:
-        args, kwargs = replace_arguments(self.args, self.kwargs, {**self._substitutes, **self._outs})
+        args, kwargs = self.arguments
         return self.func(*args, **kwargs)
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the operator gets, edited."""
+        return replace_arguments(self.args, self.kwargs, {**self._substitutes, **self._outs})
 
     def process_result(self, returned: Any) -> Any:
         """Edits and records what the operator returned, and returns what the model continues with."""
@@ -335,6 +377,56 @@ class _HookedOperator:
                 self.func(*self.args, **self.kwargs)
             results = dict.fromkeys(results, self._target.copy_(next(iter(results.values()))))
         return map_leaves(returned, lambda path, _: results[path])
+
+
+# The weights of fused attention, computed once more by PyTorch's own unfused code.
+
+
+def _weights_of_product(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Returns those of `scaled_dot_product_attention` before dropout, [..., queries, keys]; 0 for a query that sees no
+    key."""
+    if attn_mask is not None and attn_mask.dtype is torch.bool:  # the function below would add 0 and 1
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    unfused = torch.ops.aten._scaled_dot_product_attention_math
+    weights: Tensor = unfused(query, key, value, attn_mask, 0.0, is_causal, None, **options)[1]
+    return weights
+
+
+def _weights_of_heads(*args: Any, **kwargs: Any) -> Tensor:
+    """Returns those of `multi_head_attention_forward` by head, [batch, heads, queries, keys]."""
+    given = inspect.signature(multi_head_attention_forward).bind(*args, **kwargs)
+    given.arguments |= {"need_weights": True, "average_attn_weights": False, "training": False}
+    weights = multi_head_attention_forward(*given.args, **given.kwargs)[1]
+    if weights is None:
+        raise error(Reason.INTERNAL, "attention returned no weights")
+    return weights
+
+
+_WEIGHED: Mapping[str, Callable[..., Tensor]] = {
+    "scaled_dot_product_attention": _weights_of_product,
+    "multi_head_attention_forward": _weights_of_heads,
+}
+"""The weights of each operator that fuses attention, from its arguments."""
+
+
+def _by_head(weights: Tensor, module: nn.Module) -> Tensor:
+    """Returns ``weights`` [batch, heads, queries, keys]. transformers packs the heads that share keys as the queries,
+    where each row has one query."""
+    group, heads = getattr(module, "num_key_value_groups", 1), getattr(module, "config", None)
+    packed = (getattr(heads, "num_attention_heads", 0), group)
+    is_packed = weights.ndim == 4 and group > 1 and (weights.shape[1] * group, weights.shape[2]) == packed
+    return weights.flatten(1, 2).unsqueeze(2) if is_packed else weights
 
 
 _RETURNS_NOTHING = {"setitem"}

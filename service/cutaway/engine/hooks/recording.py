@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Point
 from cutaway.contract.results import EditReceipt
+from cutaway.contract.results.arrays import Place
 from cutaway.engine.hooks.capture_spec import CapturedValues
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.runtime.layouts import dense
@@ -79,18 +80,25 @@ class RecordedCall:
         step: the step of a generation.
         dtypes: by INPUT and OUTPUT, the data type of every tensor, captured or not.
         without_array: the points of values, and the paths, of tensors that no array can hold.
+        left_out: the points and paths of tensors that a glob leaves out.
     """
 
-    __slots__ = ("_captured", "_pending_copies", "dtypes", "number", "step", "without_array")
+    __slots__ = ("_captured", "_pending_copies", "dtypes", "left_out", "number", "step", "without_array")
 
     def __init__(self, number: int | None = 0, step: int = 0) -> None:
         self.number = number
         self.step = step
         self.dtypes: dict[Point, dict[Path, torch.dtype]] = {}
         self.without_array: tuple[tuple[Point, Path], ...] = ()
+        self.left_out: tuple[tuple[Point, Path], ...] = ()
         # A gradient is None until a backward pass brings it, but keeps its place among the module's tensors.
         self._captured: dict[Point, dict[Path, CapturedValues | None]] = {}
         self._pending_copies = PendingCopies()
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether a glob leaves out all that it would capture of this call."""
+        return bool(self.left_out) and not self._captured
 
     def at(self, point: Point) -> dict[Path, Tensor]:
         """Returns the values at ``point`` on the host, by path, in the order of the module's arguments or outputs."""
@@ -172,6 +180,8 @@ class Recording:
             so that the backward pass reaches them.
         operators: the addresses of all operators that ran, in order, if operators are observed.
         receipts: by number of an edit that was applied, what it did.
+        edited: the numbers of edits, and the places where they are applied.
+        left_out: the same of places that an edit by a glob leaves out, in order.
         unreached_inputs: the explained inputs that a target does not depend on.
         on_leaves: the hooks on leaves, which do not end with the graph.
         kept_output: the first output tensor, in the graph, of the module whose output is kept.
@@ -186,6 +196,8 @@ class Recording:
         self.gradient_roots: list[GradientEdge] = []
         self.operators: dict[str, None] = {}
         self.receipts: dict[int, EditReceipt] = {}
+        self.edited: set[tuple[int, Place]] = set()
+        self.left_out: dict[tuple[int, Place], None] = {}
         self.unreached_inputs: dict[str, None] = {}
         self.on_leaves: list[RemovableHandle] = []
         self.kept_output: Tensor | None = None

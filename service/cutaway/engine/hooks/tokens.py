@@ -59,10 +59,12 @@ class RowTexts(NamedTuple):
         ranges: those that are no padding; None where all tokens are the row's.
         named: by text, its token in each row, counted from the row's first; of a text that is read, where another is
             written.
+        size: the number of tokens, with padding; None where it is not known, and of two texts.
     """
 
     ranges: Ranges | TwoTexts | None = None
     named: Mapping[str, Sequence[int]] = MappingProxyType({})
+    size: int | None = None
 
     def of(self, size: int) -> Ranges | None:
         """Returns the tokens of each row along an axis of ``size``; None where all are the row's; raises as
@@ -71,14 +73,18 @@ class RowTexts(NamedTuple):
 
     def inside(self, name: str) -> RowTexts:
         """Returns those of the text that a module or operator reads, if it is inside of an encoder."""
-        is_read = isinstance(self.ranges, TwoTexts) and self.ranges.is_inside(name)
-        return self._replace(ranges=self.ranges.read) if is_read else self  # type: ignore[union-attr]
+        if not isinstance(self.ranges, TwoTexts) or not self.ranges.is_inside(name):
+            return self
+        return self._replace(ranges=self.ranges.read, size=self.ranges.sizes[0])
 
     @property
     def written(self) -> RowTexts:
         """Returns those of the text that is written, where an encoder reads another one."""
         return self._replace(ranges=self.ranges.written) if isinstance(self.ranges, TwoTexts) else self
 
+
+ONE_TOKEN = RowTexts(size=1)
+"""The tokens of later steps of a generation."""
 
 MASK = "attention_mask"
 """The input of transformers' models that is 0 where a text is padded."""
@@ -98,14 +104,63 @@ def of_token(
 ) -> Tensor:
     """Returns token ``position`` of each row of ``tensor`` [batch, tokens, ...]; of several along axis 1. Arguments and
     errors are those of `token_index`."""
-    is_unpadded = (texts is None or texts.ranges is None) and row_axis == 0 and tensor.ndim > 1
+    is_unpadded = (texts is None or texts.ranges is None) and has_tokens(position, tensor.shape, row_axis, texts)
     if is_unpadded and isinstance(position, int) and -tensor.shape[1] <= position < tensor.shape[1]:
         return tensor.select(1, position)  # each step of a generation comes here: an index takes ten times as long
     return tensor[token_index(position, tensor.shape, row_axis, texts)]
 
 
-def token_index(
+def of_query(
+    weights: Tensor, position: Position | tuple[Position, ...], row_axis: int | None, texts: RowTexts | None
+) -> Tensor:
+    """Returns what `of_token` does of ``weights`` of attention [batch, heads, queries, keys], for a query; several stay
+    on their axis."""
+    by_query = weights.movedim(-2, 1)
+    taken: Tensor = of_token(by_query.flatten(2), position, row_axis, texts).unflatten(-1, by_query.shape[2:])
+    return taken.movedim(1, -2) if isinstance(position, tuple) else taken
+
+
+def of_heads(weights: Tensor, heads: Sequence[int]) -> Tensor:
+    """Returns ``heads`` of weights of attention [batch, heads, queries, keys].
+
+    Raises:
+        InvalidArgument: ``AXIS_RANGE`` or ``SLICE_RANGE``.
+    """
+    if weights.ndim != 4:
+        raise error(Reason.AXIS_RANGE, f"the weights have the shape {list(weights.shape)}, without an axis of heads")
+    for number, head in enumerate(heads):
+        if not 0 <= head < weights.shape[1]:
+            raise error(Reason.SLICE_RANGE, f"{head}; there are heads 0 to {weights.shape[1] - 1}", f"[{number}]")
+    return weights[:, list(heads)]
+
+
+def position_field(position: Position | tuple[Position, ...] | None) -> str:
+    """Returns the contract's field for a position."""
+    return "positions" if isinstance(position, tuple) else "position_text" if isinstance(position, str) else "position"
+
+
+def has_tokens(
     position: Position | tuple[Position, ...], shape: torch.Size, row_axis: int | None, texts: RowTexts | None
+) -> bool:
+    """Returns whether axis 1 of a tensor of ``shape`` has tokens of each row, as far as sizes tell; arguments are those
+    of `token_index`. Logits may be those of the last token alone, which is ``position`` -1."""
+    if row_axis != 0 or len(shape) < 2:
+        return False
+    known = RowTexts() if texts is None else texts
+    sizes = known.ranges.sizes if isinstance(known.ranges, TwoTexts) else (known.size or shape[1],)
+    are_weights = len(shape) == 4 and 1 < shape[1] == shape[2] == shape[3]  # of as many heads as tokens
+    several = position if isinstance(position, tuple) else (position,)
+    is_last = shape[1] == 1 and {*several} == {-1} and len(shape) < 4
+    return is_last or (shape[1] in sizes and not (are_weights and known.size))
+
+
+def token_index(
+    position: Position | tuple[Position, ...],
+    shape: torch.Size,
+    row_axis: int | None,
+    texts: RowTexts | None,
+    of_rows: Sequence[int] = (),
+    field: str = "position",
 ) -> tuple[Tensor, Tensor]:
     """Returns the index of token ``position`` of each row, in a tensor of ``shape``; of several along axis 1.
 
@@ -114,32 +169,40 @@ def token_index(
         shape: [batch, tokens, ...].
         row_axis: the axis that has the rows; only 0 is possible.
         texts: the rows' own texts; None where all tokens are, and none is named.
+        of_rows: the rows; empty for all.
+        field: the request field of the position.
 
     Raises:
         InvalidArgument: ``AXIS_RANGE`` or ``SLICE_RANGE``.
     """
-    several, rows = position if isinstance(position, tuple) else (position,), torch.arange(shape[0], device="cpu")
-    columns = []
+    several, own, columns = position if isinstance(position, tuple) else (position,), of_rows or range(shape[0]), []
     for number, one in enumerate(several):
-        with at(f"positions.tokens[{number}].position" if several is position else "position"):
+        with at(f"{field}s.tokens[{number}].position" if several is position else field):
             if row_axis != 0 or len(shape) < 2:
                 raise error(Reason.AXIS_RANGE, f"the shape {list(shape)} has no rows on axis 0 with tokens on axis 1")
-            columns.append(torch.tensor(_token_places(one, shape, texts or RowTexts()), device="cpu"))
+            if texts and texts.size and shape[1:2] != (1,) and not has_tokens(one, shape, row_axis, texts):
+                what = f"the shape {list(shape)} has something else on axis 1 than the {texts.size} tokens"
+                raise error(Reason.AXIS_RANGE, f"{what}: of a module with several tensors, name the one: path='[0]'")
+            columns.append(torch.tensor(_token_places(one, shape, texts or RowTexts(), own), device="cpu"))
+    rows = torch.tensor(own, device="cpu")
     return (rows.unsqueeze(1), torch.stack(columns, dim=1)) if several is position else (rows, columns[0])
 
 
-def _token_places(position: Position, shape: torch.Size, texts: RowTexts) -> list[int]:
-    rows, size = shape[0], shape[1]
+def _token_places(position: Position, shape: torch.Size, texts: RowTexts, own: Sequence[int]) -> list[int]:
+    size = shape[1]
     is_last = size == 1 and position == -1  # logits of the last token alone
     if isinstance(position, str) and isinstance(texts.ranges, TwoTexts):
         what = (
             f"{position!r:.80} is a token that is read: name a module inside of {texts.ranges.encoder!r}, or a number"
         )
         raise error(Reason.AXIS_RANGE, what)
-    ranges = (None if is_last else texts.of(size)) or [(0, size)] * rows
-    numbers = texts.named[position] if isinstance(position, str) else [position] * rows
-    places = [(stop if number < 0 else start) + number for number, (start, stop) in zip(numbers, ranges)]
-    for row, ((start, stop), place) in enumerate(zip(ranges, places)):
+    ranges = (None if is_last else texts.of(size)) or [(0, size)] * shape[0]
+    places = []
+    for row in own:
+        start, stop = ranges[row]
+        number = texts.named[position][row] if isinstance(position, str) else position
+        place = (stop if number < 0 else start) + number
+        places.append(place)
         if not start <= place < stop <= size:
             what = f"row {row} has {stop - start} tokens, and axis 1 has size {size}: there is no token {position!r}"
             hint = "; of a generation, steps=(0,) has the tokens of the prompt, a later step one of each row"

@@ -20,7 +20,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.engine.methods import deeplift, gradients, lrp, neurons, perturbations, spec
 from cutaway.engine.methods.captum_patches import quicker_captum, with_rows_apart, with_single_root
 from cutaway.engine.methods.wrappers import captum_tunnel, llm_values, with_llm_attribution, with_noise_tunnel
-from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.pass_memory import SharedPasses
 from cutaway.engine.passes.pass_recorder import (
@@ -274,6 +274,56 @@ def _explained(problem: AttributionProblem) -> str:
 
 
 # Captum's attacks.
+
+_MOST_TRIALS = 1000
+
+
+def refuse_attack(attack: requests.Attack, inputs: Inputs, explained: Sequence[str]) -> None:
+    """Raises for an attack that makes no sense for the ``explained`` inputs, before anything runs.
+
+    Raises:
+        InvalidArgument: fields are relative to the attack's message.
+    """
+    _refuse_bounds(attack, inputs, explained)
+    _refuse_search(attack)
+    flat = [name for name in explained if inputs[name].ndim < 2]
+    if flat and isinstance(attack, requests.PGD) and attack.norm == requests.AttackNorm.L2:
+        what = f"the input {flat[0]!r} has one number an example, whose norm is its magnitude: use Linf"
+        raise error(Reason.METHOD_INAPPLICABLE, what, "pgd.norm")
+
+
+def _refuse_bounds(attack: requests.Attack, inputs: Inputs, explained: Sequence[str]) -> None:
+    """Refuses bounds that exclude each other, or values of the input: putting these inside would be no small change."""
+    lower, upper = attack.lower_bound, attack.upper_bound
+    if lower is not None and upper is not None and lower >= upper:
+        raise error(Reason.INVALID_VALUE, f"{lower} is not below the upper bound {upper}", "lower_bound")
+    for name in explained:
+        for field, bound, is_outside in (("lower_bound", lower, torch.lt), ("upper_bound", upper, torch.gt)):
+            if bound is not None and bool(is_outside(inputs[name], bound).any()):
+                least, most = inputs[name].min().item(), inputs[name].max().item()
+                what = f"{bound}; the input {name!r} has values from {least:.6g} to {most:.6g}, and must lie inside"
+                raise error(Reason.INVALID_VALUE, what, field)
+
+
+def _refuse_search(attack: requests.Attack) -> None:
+    search = attack.search
+    if search is None:
+        return
+    with at("search"):
+        known = [name for name in ("epsilon", "radius", "step_size", "n_steps") if hasattr(attack, name)]
+        if search.parameter not in known:
+            what = f"{type(attack).__name__} has no {search.parameter!r}; there are {', '.join(known)}"
+            raise error(Reason.INVALID_VALUE, what, "parameter")
+        if search.upper <= search.lower + search.step:
+            raise error(Reason.INVALID_VALUE, f"{search.upper}; above lower plus one step", "upper")
+        if (search.upper - search.lower) / search.step > _MOST_TRIALS:
+            raise error(Reason.INVALID_VALUE, f"more than {_MOST_TRIALS} values up to upper", "step")
+        if search.parameter == "n_steps" and any(float(each) % 1 for each in (search.lower, search.step, search.upper)):
+            raise error(Reason.INVALID_VALUE, "a number of steps is whole, as are its bounds", "step")
+        if getattr(attack, "random_start", False):
+            what = "it begins elsewhere each time, so that no value is the least: leave random_start out"
+            raise error(Reason.INVALID_VALUE, what, "parameter")
+
 
 _CAPTUM_NAMES = {"n_steps": "step_num"}
 """Captum's names of parameters of attacks, where they differ."""

@@ -351,6 +351,17 @@ def pearson(one: Tensor, other: Tensor) -> Tensor:
     return (first * second).sum(dim=1) / lengths
 
 
+def spearman(one: Tensor, other: Tensor) -> Tensor:
+    """Returns the rank correlation of each row of [batch, numbers]; equal numbers have their mean rank."""
+    return pearson(_ranks(one), _ranks(other))
+
+
+def _ranks(values: Tensor) -> Tensor:
+    ordered = values.cpu().contiguous().sort(dim=1).values
+    below, not_above = (torch.searchsorted(ordered, values.cpu().contiguous(), side=side) for side in ("left", "right"))
+    return (below + not_above).double() / 2
+
+
 # Complexity, and localisation.
 
 

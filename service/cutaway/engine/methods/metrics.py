@@ -19,10 +19,11 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import CheckMode, Metric
 from cutaway.contract.results import Better, Cause, Check, MetricResult, RowCheck, TokenAttribution, Verdict
 from cutaway.engine.hooks.capture_spec import watching
+from cutaway.engine.hooks.observe import calling_first
 from cutaway.engine.hooks.recording import in_backward
 from cutaway.engine.methods import feature_metrics, spec
 from cutaway.engine.methods.captum_call import drawing, explain
-from cutaway.engine.methods.feature_metrics import Judged, Measured, as_tuple, of_rows, pearson
+from cutaway.engine.methods.feature_metrics import Judged, Measured, as_tuple, of_rows, spearman
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.features import baselines, feature_numbers
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, interleave_copies, split_copies
@@ -304,7 +305,7 @@ def _with_parameters(problem: AttributionProblem, others: dict[nn.Parameter, nn.
     modules = problem.model.module.modules()
     places = [(module, name, own) for module in modules for name, own in _own(module) if own in others]
 
-    def refuse_again(*_: Any) -> None:
+    def refuse_again() -> None:
         if in_backward():
             text = "the model runs its forward again during the backward pass (activation checkpointing)"
             raise spec.inapplicable(f"{text}, with its own weights")
@@ -320,13 +321,8 @@ def _with_parameters(problem: AttributionProblem, others: dict[nn.Parameter, nn.
             for module, name, own in places:
                 setattr(module, name, own)
 
-    handles = [module.register_forward_pre_hook(refuse_again) for module, *_ in places]
-    try:
-        with problem.model.passes_inside(swapped):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with calling_first({module for module, *_ in places}, refuse_again), problem.model.passes_inside(swapped):
+        yield
 
 
 def _randomised(judged: Judged, part: float) -> Tensor:
@@ -374,14 +370,6 @@ def _random_logit(_: requests.RandomLogit, judged: Judged) -> Measured:
     with drawing(problem):
         numbers = judged.again(replace(problem, target=element(problem.target.source, other)))
     return spearman(judged.flat, numbers), None
-
-
-def spearman(one: Tensor, other: Tensor) -> Tensor:
-    """Returns the rank correlation of each row of [batch, numbers]; equal numbers have their mean rank."""
-    from scipy.stats import rankdata  # it takes a second
-
-    ranks = [torch.from_numpy(rankdata(values.cpu().numpy(), axis=1)).double() for values in (one, other)]
-    return pearson(*ranks)
 
 
 def insensitive(results: Sequence[MetricResult], values: Values, mode: CheckMode) -> tuple[Check, ...]:

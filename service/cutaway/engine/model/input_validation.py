@@ -208,7 +208,8 @@ def _check_tensor(spec: InputSpec, tensor: Tensor) -> None:
     if tensor.shape[0] == 0:
         raise error(Reason.INPUT_EMPTY, f"the shape is {list(tensor.shape)}: a batch of no rows; send at least one")
     if spec.data_type and dtype_text(tensor) != spec.data_type:
-        raise error(Reason.INPUT_DTYPE, f"got {dtype_text(tensor)}, the model takes {_description(spec)}")
+        remedy = f"; send x.astype({spec.data_type!r})" if dtype_text(tensor) == "float64" else ""
+        raise error(Reason.INPUT_DTYPE, f"got {dtype_text(tensor)}, the model takes {_description(spec)}{remedy}")
     if spec.shape and not _matches(spec.shape, tensor.shape):
         raise error(Reason.INPUT_SHAPE, f"got {list(tensor.shape)}, the model takes {_description(spec)}")
 
@@ -222,26 +223,34 @@ def _description(spec: InputSpec) -> str:
     return f"{spec.name}: {spec.data_type or 'a tensor'}{f' [{sizes}]' if spec.shape else ''}"
 
 
-_OF_WHOLE_NUMBERS = re.compile(r"\b([Ll]ong|int64|mixed dtype)\b")
-"""Matches what PyTorch says of whole numbers where it takes floats alone."""
+_UNDECLARED = {
+    "int64": (
+        re.compile(r"\b([Ll]ong|int64|mixed dtype)\b"),
+        "send float32 if it takes floats (in JSON, one number with a point)",
+    ),
+    "float64": (
+        re.compile(r"\b([Dd]ouble|float64|mixed dtype)\b"),
+        "NumPy's numbers are; send them as float32, x.astype('float32')",
+    ),
+}
+"""By a data type that callers send without meaning it: what PyTorch says where it takes another, and what is right."""
 
 
 def naming_undeclared_type(
     failure: CutawayError, specs: Sequence[InputSpec], tensors: Mapping[str, Array]
 ) -> CutawayError:
-    """Returns ``failure``, or, where PyTorch complains of whole numbers, one that names the input which may be floats.
+    """Returns ``failure``, or, where PyTorch complains of a data type, one that names the input which has it.
 
-    Lists of numbers have no type: without a declared one, whole numbers are int64. An embedding takes these, and a
-    linear layer does not, so that only the caller knows.
+    Lists of numbers have no type: without a declared one, whole numbers are int64, and NumPy's floats are float64. An
+    embedding takes the first, and a linear layer does not, so that only the caller knows.
     """
     told = failure.message.partition(": ")[2]  # behind what the model ran on
-    if failure.reason != Reason.MODEL_FAILED or not _OF_WHOLE_NUMBERS.search(told):
+    if failure.reason != Reason.MODEL_FAILED:
         return failure
     declared = {spec.name for spec in specs if spec.data_type}
-    arrays = named(specs, tensors)
-    names = [name for name, array in arrays.items() if array.dtype.name == "int64" and name not in declared]
-    if not names:
-        return failure
-    what = f"{names[0]} is int64, and the model declares no type for it: send float32 if it takes floats"
-    text = f"{failure.message}; {what} (in JSON, one number with a point)"
-    return error(Reason.MODEL_FAILED, text, f"tensors.by_name.{names[0]}")
+    for name, array in named(specs, tensors).items():
+        complaint, remedy = _UNDECLARED.get(array.dtype.name, (None, ""))
+        if name not in declared and complaint is not None and complaint.search(told):
+            what = f"{name} is {array.dtype.name}, and the model declares no type for it: {remedy}"
+            return error(Reason.MODEL_FAILED, f"{failure.message}; {what}", f"tensors.by_name.{name}")
+    return failure

@@ -28,10 +28,12 @@ class ModuleTree:
     Attributes:
         modules: by their own names.
         matrices: by name, maps of a last axis that are kept with the model, and are no modules.
+        vectors: by the same names, a vector for each output, [outputs, size of the last axis].
     """
 
     def __init__(self, root: nn.Module) -> None:
         self.matrices: Mapping[str, Callable[[Tensor], Tensor]] = {}
+        self.vectors: Mapping[str, Tensor] = {}
         self.modules: dict[str, nn.Module] = dict(root.named_modules())
         self._of_model = dict(self.modules)
         own = {module: name for name, module in self.modules.items()}

@@ -83,7 +83,7 @@ class LiveBytes(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(returned):
-            if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+            if isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta:
                 self._count(tensor.untyped_storage())
         return returned
 

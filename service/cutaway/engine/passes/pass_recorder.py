@@ -15,9 +15,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, error
-from cutaway.engine.hooks.capture_spec import watching
+from cutaway.engine.hooks.capture_spec import SpecsBySite, watching
 from cutaway.engine.hooks.edits import NumberedEdit
-from cutaway.engine.hooks.observe import SpecsBySite, observing
+from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall, Recording, copy_to_host
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
 from cutaway.engine.passes.features import Features

@@ -17,7 +17,7 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.tensors import ArrayLike, as_array
 from cutaway.contract.values import changed, near_names
 from cutaway.engine.hooks.tokens import MASK, Ranges, RowTexts, TwoTexts, text_ranges
-from cutaway.engine.methods.captum_call import TABLE, method_of
+from cutaway.engine.methods.captum_call import TABLE, method_of, refuse_attack
 from cutaway.engine.methods.metrics import refuse_metric
 from cutaway.engine.methods.wrappers import refuse_llm_attribution, refuse_noise
 from cutaway.engine.model.inspected_model import CONTINUATION, LOGITS, Inputs, InspectedModel, dtype_text
@@ -205,9 +205,25 @@ def embedding_hint(tree: ModuleTree) -> str:
     return f"; take the gradient where numbers begin: GRAD_OUTPUT of {embeddings[0]!r}" if embeddings else ""
 
 
-# Attacks.
+# Sweeps and attacks.
 
-_MOST_TRIALS = 1000
+
+def refuse_sweep(request: requests.InspectRequest, rows: int) -> None:
+    """Refuses a sweep of rows that are not there, and several targets.
+
+    Raises:
+        InvalidArgument: ``ROW_RANGE``, or ``INVALID_VALUE``.
+    """
+    if requests.is_several(request.target) and (request.sweep or request.direct):
+        raise error(Reason.INVALID_VALUE, "a number of each example is computed: name one target", "target")
+    if request.sweep is None:
+        return
+    if request.sweep.source >= rows and not request.sweep.zeros:
+        what = f"row {request.sweep.source}; the batch has rows 0 to {rows - 1}"
+        raise error(Reason.ROW_RANGE, what, "sweep.source")
+    if rows < 2 and not request.sweep.zeros:
+        what = "a batch of one row has no other one to put its values into: send a second row, or zeros=True"
+        raise error(Reason.ROW_RANGE, what, "sweep.source")
 
 
 def resolve_attacks(
@@ -227,16 +243,10 @@ def resolve_attacks(
             remedy = "; an attack moves floats: send embeddings such as inputs_embeds, if the model takes them"
             explained = differentiable(model, inputs, attack.inputs, remedy)
             masks = {name: _mask(name, mask, inputs, explained) for name, mask in attack.masks.items()}
-            _refuse_bounds(attack, inputs, explained)
-            _refuse_search(attack)
+            refuse_attack(attack, inputs, explained)
             if attack.targeted and isinstance(request.target, requests.PredictedClass):
                 what = "it lowers the loss of a class to reach, and the target is the predicted one: name it"
                 raise error(Reason.INVALID_VALUE, what, "targeted")
-            if isinstance(attack, requests.PGD) and attack.norm == requests.AttackNorm.L2:
-                flat = [name for name in explained if inputs[name].ndim < 2]
-                if flat:
-                    what = f"the input {flat[0]!r} has one number an example, whose norm is its magnitude: use Linf"
-                    raise error(Reason.METHOD_INAPPLICABLE, what, "pgd.norm")
         draws = getattr(attack, "random_start", False)
         yield ResolvedAttribution(
             model, requests.Saliency(), inputs, explained, edits=changes, features=Features(masks),
@@ -253,39 +263,6 @@ def _mask(name: str, mask: ArrayLike, inputs: Inputs, explained: tuple[str, ...]
         if not ((array == 0) | (array == 1)).all():
             raise error(Reason.INVALID_VALUE, "a mask has 1 for elements that may change, and 0 for others", name)
         return from_numpy(array.astype(bool)).to(inputs[name].device)
-
-
-def _refuse_bounds(attack: requests.Attack, inputs: Inputs, explained: tuple[str, ...]) -> None:
-    """Refuses bounds that exclude each other, or values of the input: putting these inside would be no small change."""
-    lower, upper = attack.lower_bound, attack.upper_bound
-    if lower is not None and upper is not None and lower >= upper:
-        raise error(Reason.INVALID_VALUE, f"{lower} is not below the upper bound {upper}", "lower_bound")
-    for name in explained:
-        for field, bound, is_outside in (("lower_bound", lower, torch.lt), ("upper_bound", upper, torch.gt)):
-            if bound is not None and bool(is_outside(inputs[name], bound).any()):
-                least, most = inputs[name].min().item(), inputs[name].max().item()
-                what = f"{bound}; the input {name!r} has values from {least:.6g} to {most:.6g}, and must lie inside"
-                raise error(Reason.INVALID_VALUE, what, field)
-
-
-def _refuse_search(attack: requests.Attack) -> None:
-    search = attack.search
-    if search is None:
-        return
-    with at("search"):
-        known = [name for name in ("epsilon", "radius", "step_size", "n_steps") if hasattr(attack, name)]
-        if search.parameter not in known:
-            what = f"{type(attack).__name__} has no {search.parameter!r}; there are {', '.join(known)}"
-            raise error(Reason.INVALID_VALUE, what, "parameter")
-        if search.upper <= search.lower + search.step:
-            raise error(Reason.INVALID_VALUE, f"{search.upper}; above lower plus one step", "upper")
-        if (search.upper - search.lower) / search.step > _MOST_TRIALS:
-            raise error(Reason.INVALID_VALUE, f"more than {_MOST_TRIALS} values up to upper", "step")
-        if search.parameter == "n_steps" and any(float(each) % 1 for each in (search.lower, search.step, search.upper)):
-            raise error(Reason.INVALID_VALUE, "a number of steps is whole, as are its bounds", "step")
-        if getattr(attack, "random_start", False):
-            what = "it begins elsewhere each time, so that no value is the least: leave random_start out"
-            raise error(Reason.INVALID_VALUE, what, "parameter")
 
 
 # Labels of classes become indices, and texts tokens.
@@ -407,34 +384,37 @@ def row_texts(model: InspectedModel, request: requests.InspectRequest, inputs: I
     asked = [*_positions(request)]
     if not asked:
         return None
-    ranges = _ranges(model, inputs)
+    own = _own_texts(model, inputs)
     named: dict[str, list[int]] = {}
     tokens: list[Sequence[str]] = []
     for field, position, part in asked:
         if isinstance(position, str):
             _refuse_later_steps(request, part, field.split(".")[0])
             with at(f"{field}_text"):
-                tokens = tokens or _token_texts(model, inputs, ranges)
-                found = [_ends(position, own) for own in tokens]
-                for row in (part.rows if isinstance(part, requests.Edit) else ()) or range(len(tokens)):
+                tokens = tokens or _token_texts(model, inputs, own.ranges)
+                found = [_ends(position, texts) for texts in tokens]
+                for row in _rows_with(part, ".mix." in field) or range(len(tokens)):
                     _refuse_not_one(position, found[row], tokens[row], row)
             named[position] = [places[0] if places else 0 for places in found]
-    return RowTexts(ranges, named)
+    return own._replace(named=named)
 
 
-def _ranges(model: InspectedModel, inputs: Inputs) -> Ranges | TwoTexts | None:
-    """Returns the tokens of each row that the model reads and that are no padding; None where all are."""
+def _own_texts(model: InspectedModel, inputs: Inputs) -> RowTexts:
+    """Returns the tokens of each row that the model reads and that are no padding."""
     mask, more = inputs.get(MASK), inputs.get(CONTINUATION)
     encoder = "" if model.generate is None else model.generate.encoder
+    prompt = next(iter(inputs.values()))
     if more is not None or encoder:
-        prompt = next(iter(inputs.values()))
         mask = torch.ones_like(prompt) if mask is None else mask
         behind = mask[:, :0] if more is None else (more[:, 1:] >= 0).to(mask.dtype)
         if encoder:
             written = pad(behind, (1, 0), value=1)
-            return TwoTexts(encoder, text_ranges(mask), text_ranges(written), (mask.shape[1], written.shape[1]))
+            sizes = (mask.shape[1], written.shape[1])
+            return RowTexts(TwoTexts(encoder, text_ranges(mask), text_ranges(written), sizes))
         mask = torch.cat([mask, behind], dim=1)
-    return None if mask is None or mask.ndim != 2 else text_ranges(mask)
+    if mask is None or mask.ndim != 2:
+        return RowTexts(size=None if model.generate is None else prompt.shape[1])
+    return RowTexts(text_ranges(mask), size=mask.shape[1])
 
 
 def _positions(request: requests.InspectRequest) -> Iterator[tuple[str, requests.Position, _Part]]:
@@ -442,14 +422,23 @@ def _positions(request: requests.InspectRequest) -> Iterator[tuple[str, requests
     parts: dict[str, _Part | None] = {f"captures[{number}]": one for number, one in enumerate(request.captures)}
     parts |= {f"edits[{number}]": one for number, one in enumerate(request.edits)}
     for field, part in {**parts, **_targets(request)}.items():
-        asked = None if part is None else part.position
-        if part is None or asked is None:
+        if part is None:
             continue
-        if isinstance(asked, tuple):
-            for number, position in enumerate(asked):
-                yield f"{field}.positions.tokens[{number}].position", position, part
-        else:
-            yield f"{field}.position", asked, part
+        asked = {f"{field}.position": part.position}
+        if isinstance(part, requests.Mix):
+            asked[f"{field}.mix.source_position"] = part.source_position
+        for own, position in asked.items():
+            if isinstance(position, tuple):
+                yield from ((f"{own}s.tokens[{number}].position", each, part) for number, each in enumerate(position))
+            elif position is not None:
+                yield own, position, part
+
+
+def _rows_with(part: _Part, is_source: bool) -> Sequence[int]:
+    """Returns the rows whose tokens an edit names, or that a `Mix` reads; none for all."""
+    if is_source and isinstance(part, requests.Mix):
+        return [part.permutation[row] for row in part.rows or range(len(part.permutation))]
+    return part.rows if isinstance(part, requests.Edit) else ()
 
 
 def _token_texts(model: InspectedModel, inputs: Inputs, ranges: Ranges | TwoTexts | None) -> list[Sequence[str]]:

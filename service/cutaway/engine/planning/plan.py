@@ -13,10 +13,11 @@ from torch import nn
 
 from cutaway.contract import requests
 from cutaway.contract.errors import Code, CutawayError, Reason, at, error
+from cutaway.contract.requests.captures import names_weights
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.values import changed, near_names
 from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs, projection
-from cutaway.engine.hooks.edits import NumberedEdit, validate_edit
+from cutaway.engine.hooks.edits import NumberedEdit, validate_edit, with_vectors
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.tokens import with_heads
 from cutaway.engine.methods.captum_call import method_of
@@ -30,6 +31,7 @@ from cutaway.engine.planning.attribution_setup import (
     differentiable,
     moves_integers,
     needs_logits,
+    refuse_sweep,
     resolve_attacks,
     resolve_attribution,
     row_texts,
@@ -61,11 +63,13 @@ def resolve_sites(tree: ModuleTree, request: requests.InspectRequest) -> Capture
             spec = _spec(tree, request, capture, f"captures[{index}]")
             with at(spec.field), at("op" if capture.op else "module"):
                 places = [_operator(tree, capture.op)] if capture.op else tree.match(capture.module)
+            if spec.of_weights and capture.points != (requests.Point.OUTPUT,):
+                raise error(Reason.POINT_NOT_FOUND, f"weights of attention have no other point; {_BESIDE}", spec.field)
             for name in places:
-                with at(spec.field):
-                    own = (
-                        replace(spec, slices=with_heads(tree, name, capture, capture.points)) if capture.heads else spec
-                    )
+                own = spec
+                if capture.heads and not spec.of_weights:
+                    with at(spec.field):
+                        own = replace(spec, slices=with_heads(tree, name, capture, capture.points))
                 merge_specs(name, sites.setdefault(name, {}), dict.fromkeys(capture.points, own))
     return sites
 
@@ -73,10 +77,13 @@ def resolve_sites(tree: ModuleTree, request: requests.InspectRequest) -> Capture
 def _spec(tree: ModuleTree, request: requests.InspectRequest, capture: requests.Capture, field: str) -> CaptureSpec:
     with at(field), at("reduction"):
         reduce = _reduction(tree, capture)
+    of_weights = names_weights(capture.op)
     return CaptureSpec(
         call=capture.call,
         steps=tuple(capture.steps),
         position=capture.position,
+        heads=tuple(capture.heads) if of_weights else (),
+        of_weights=of_weights,
         path=capture.path,
         slices=tuple(capture.slices),
         reduce=reduce,
@@ -99,6 +106,9 @@ def _reduction(tree: ModuleTree, capture: requests.Capture) -> requests.Reductio
         if capture.parameter or any(point.is_gradient for point in capture.points):
             raise error(Reason.INVALID_VALUE, "a gradient is not mapped: capture values")
         return projection(tree, capture.reduce)
+
+
+_BESIDE = "they are computed beside the pass, which uses none: package with --option attention=eager, and name softmax"
 
 
 def _operator(tree: ModuleTree, address: str) -> str:
@@ -162,6 +172,7 @@ def resolve_edits(tree: ModuleTree, request: requests.InspectRequest, batch: int
     for number, edit in enumerate(request.edits):
         with at(f"edits[{number}]"):
             validate_edit(edit, batch)
+            edit = with_vectors(tree, edit)
             for place in _edited_places(tree, edit):
                 own = changed(edit, slices=with_heads(tree, place, edit, [edit.point])) if edit.heads else edit
                 edits.setdefault(place, []).append((number, own))
@@ -213,29 +224,12 @@ _OF_ONE_PASS: Mapping[str, object] = {
     "explain_if": None,
     "dry_run": False,
     "sweep": None,
+    "direct": None,
     "attacks": (),
     "target": requests.PredictedClass(),
     "arguments": {},
 }
 """The fields of a request that a generation cannot have, and their values where they ask for nothing."""
-
-
-def _refuse_sweep(request: requests.InspectRequest, rows: int) -> None:
-    """Refuses a sweep of rows that are not there, or of several targets.
-
-    Raises:
-        InvalidArgument: ``ROW_RANGE``, or ``INVALID_VALUE``.
-    """
-    if request.sweep is None:
-        return
-    if request.sweep.source >= rows and not request.sweep.zeros:
-        what = f"row {request.sweep.source}; the batch has rows 0 to {rows - 1}"
-        raise error(Reason.ROW_RANGE, what, "sweep.source")
-    if rows < 2 and not request.sweep.zeros:
-        what = "a batch of one row has no other one to put its values into: send a second row, or zeros=True"
-        raise error(Reason.ROW_RANGE, what, "sweep.source")
-    if requests.is_several(request.target):
-        raise error(Reason.INVALID_VALUE, "a sweep computes one number of each example: name one target", "target")
 
 
 def _edited_places(tree: ModuleTree, edit: requests.Edit) -> list[str]:
@@ -245,6 +239,8 @@ def _edited_places(tree: ModuleTree, edit: requests.Edit) -> list[str]:
     with at("op"):
         if is_glob(edit.op):
             raise error(Reason.INVALID_VALUE, f"{edit.op!r}: an edit names one operator, and no glob")
+        if names_weights(edit.op):
+            raise error(Reason.EDIT_INAPPLICABLE, _BESIDE)
         return [_operator(tree, edit.op)]
 
 
@@ -327,6 +323,7 @@ class RequestPlan:
         return (
             self.differentiates
             or self.request.sweep is not None
+            or self.request.direct is not None
             or bool(self.request.attacks)
             or self.request.target != requests.PredictedClass()
             or any(uses)
@@ -364,7 +361,7 @@ def plan_request(
     # Tensors that were made in inference mode cannot be differentiated.
     inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
     _refuse_generation(model, request)
-    _refuse_sweep(request, len(next(iter(inputs.values()))))
+    refuse_sweep(request, len(next(iter(inputs.values()))))
     inputs = with_continuation(model, request, inputs)
     unasked = (LOGITS,) if needs_logits(model, request) else ()
     if unasked:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from cutaway.contract.requests import LayerAttribution, NeuronAttribution, Point
-from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec
+from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, SpecsBySite
 from cutaway.engine.hooks.edits import Override
-from cutaway.engine.hooks.observe import SpecsBySite, observing
+from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.hooks.tokens import RowTexts
 from cutaway.engine.passes.findings import retested

@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from cutaway.contract.requests import Edit, NeuronAttribution, Point, Saliency
 from cutaway.contract.results import Cause
-from cutaway.engine.hooks.capture_spec import watching
+from cutaway.engine.hooks.capture_spec import SpecsBySite, watching
 from cutaway.engine.hooks.edits import Override
-from cutaway.engine.hooks.observe import SpecsBySite, observing
+from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.findings import Finding

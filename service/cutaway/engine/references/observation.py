@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cutaway.contract.requests import NeuronAttribution, Point
 from cutaway.contract.results import Cause
-from cutaway.engine.hooks.capture_spec import watching
-from cutaway.engine.hooks.observe import SpecsBySite, observing
+from cutaway.engine.hooks.capture_spec import SpecsBySite, watching
+from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.findings import Finding

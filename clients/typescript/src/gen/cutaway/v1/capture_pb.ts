@@ -47,7 +47,8 @@ export type CaptureRequest = Message<"cutaway.v1.CaptureRequest"> & {
     /**
      * An operator inside a module's forward: the module's name, the operator's, and which of that name it is
      * in one call of the module, from 0, as in `layer3.1:relu#0`. `:add#0` is the model's own. Marks of globs
-     * stand for the same as in modules.
+     * stand for the same as in modules. `h.0.attn:attention_weights#0` has the weights [batch, heads, queries, keys] of
+     * the first fused attention, which are computed beside the pass; their positions are queries.
      *
      * @generated from field: string op = 3;
      */
@@ -138,8 +139,8 @@ export type CaptureRequest = Message<"cutaway.v1.CaptureRequest"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * Only these heads of attention, in this order: parts of the last axis, at the input of a module that joins heads, such
-   * as `o_proj`. Default: all channels.
+   * Only these heads of attention, in this order: of weights of fused attention, or parts of the last axis, at the input
+   * of a module that joins heads, such as `o_proj`. Default: all.
    *
    * @generated from field: repeated uint32 heads = 14;
    */

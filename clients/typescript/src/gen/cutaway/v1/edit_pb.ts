@@ -4,7 +4,7 @@
 
 import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
-import type { AxisSlice, HookPoint } from "./capture_pb.js";
+import type { AxisSlice, HookPoint, TokenPositions } from "./capture_pb.js";
 import { file_cutaway_v1_capture } from "./capture_pb.js";
 import type { Tensor } from "./tensor_pb.js";
 import { file_cutaway_v1_tensor } from "./tensor_pb.js";
@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/edit.proto.
  */
 export const file_cutaway_v1_edit: GenFile = /*@__PURE__*/
-  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEi/QQKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEjUKD2NsYW1wX2RpcmVjdGlvbhgRIAEoCzIaLmN1dGF3YXkudjEuQ2xhbXBEaXJlY3Rpb25IARI1Cg9zd2FwX2RpcmVjdGlvbnMYEiABKAsyGi5jdXRhd2F5LnYxLlN3YXBEaXJlY3Rpb25zSAESEQoEY2FsbBgKIAEoDUgDiAEBEgwKBHJvd3MYCyADKA0SJQoGc2xpY2VzGAwgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USDAoEcGF0aBgNIAEoCRINCgVzdGVwcxgPIAMoDRISCghwb3NpdGlvbhgQIAEoBUgCEhcKDXBvc2l0aW9uX3RleHQYEyABKAlIAhINCgVoZWFkcxgUIAMoDUIHCgV3aGVyZUIGCgRraW5kQgcKBXRva2VuQgcKBV9jYWxsIhcKBVNjYWxlEg4KBmZhY3RvchgBIAEoASJHCgNBZGQSEAoGc2NhbGFyGAEgASgBSAASJAoGdGVuc29yGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3JIAEIICgZhZGRlbmQiLQoHUmVwbGFjZRIiCgZ0ZW5zb3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvciIGCgRaZXJvIksKBUNsYW1wEhQKB21pbmltdW0YASABKAFIAIgBARIUCgdtYXhpbXVtGAIgASgBSAGIAQFCCgoIX21pbmltdW1CCgoIX21heGltdW0iKgoDTWl4Eg4KBmxhbWJkYRgBIAEoARITCgtwZXJtdXRhdGlvbhgCIAMoDSJzCglBZGRWZWN0b3ISIgoGdmVjdG9yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISEgoFc2NhbGUYAiABKAFIAIgBARIkCgRub3JtGAMgASgOMhYuY3V0YXdheS52MS5WZWN0b3JOb3JtQggKBl9zY2FsZSJ4Cg5DbGFtcERpcmVjdGlvbhIiCgZ2ZWN0b3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIUCgdtaW5pbXVtGAIgASgBSACIAQESFAoHbWF4aW11bRgDIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIlcKDlN3YXBEaXJlY3Rpb25zEiIKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiEKBW90aGVyGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3IqVQoKVmVjdG9yTm9ybRIbChdWRUNUT1JfTk9STV9VTlNQRUNJRklFRBAAEhMKD1ZFQ1RPUl9OT1JNX09XThABEhUKEVZFQ1RPUl9OT1JNX01BVENIEAJiBnByb3RvMw", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
+  fileDesc("ChVjdXRhd2F5L3YxL2VkaXQucHJvdG8SCmN1dGF3YXkudjEirgUKBEVkaXQSEAoGbW9kdWxlGAEgASgJSAASDAoCb3AYAiABKAlIABIkCgVwb2ludBgDIAEoDjIVLmN1dGF3YXkudjEuSG9va1BvaW50EiIKBXNjYWxlGAQgASgLMhEuY3V0YXdheS52MS5TY2FsZUgBEh4KA2FkZBgFIAEoCzIPLmN1dGF3YXkudjEuQWRkSAESJgoHcmVwbGFjZRgGIAEoCzITLmN1dGF3YXkudjEuUmVwbGFjZUgBEiAKBHplcm8YByABKAsyEC5jdXRhd2F5LnYxLlplcm9IARIiCgVjbGFtcBgIIAEoCzIRLmN1dGF3YXkudjEuQ2xhbXBIARIeCgNtaXgYCSABKAsyDy5jdXRhd2F5LnYxLk1peEgBEisKCmFkZF92ZWN0b3IYDiABKAsyFS5jdXRhd2F5LnYxLkFkZFZlY3RvckgBEjUKD2NsYW1wX2RpcmVjdGlvbhgRIAEoCzIaLmN1dGF3YXkudjEuQ2xhbXBEaXJlY3Rpb25IARI1Cg9zd2FwX2RpcmVjdGlvbnMYEiABKAsyGi5jdXRhd2F5LnYxLlN3YXBEaXJlY3Rpb25zSAESEQoEY2FsbBgKIAEoDUgDiAEBEgwKBHJvd3MYCyADKA0SJQoGc2xpY2VzGAwgAygLMhUuY3V0YXdheS52MS5BeGlzU2xpY2USDAoEcGF0aBgNIAEoCRINCgVzdGVwcxgPIAMoDRISCghwb3NpdGlvbhgQIAEoBUgCEhcKDXBvc2l0aW9uX3RleHQYEyABKAlIAhIvCglwb3NpdGlvbnMYFSABKAsyGi5jdXRhd2F5LnYxLlRva2VuUG9zaXRpb25zSAISDQoFaGVhZHMYFCADKA1CBwoFd2hlcmVCBgoEa2luZEIHCgV0b2tlbkIHCgVfY2FsbCIXCgVTY2FsZRIOCgZmYWN0b3IYASABKAEiRwoDQWRkEhAKBnNjYWxhchgBIAEoAUgAEiQKBnRlbnNvchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySABCCAoGYWRkZW5kIi0KB1JlcGxhY2USIgoGdGVuc29yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3IiBgoEWmVybyJLCgVDbGFtcBIUCgdtaW5pbXVtGAEgASgBSACIAQESFAoHbWF4aW11bRgCIAEoAUgBiAEBQgoKCF9taW5pbXVtQgoKCF9tYXhpbXVtIq0BCgNNaXgSDgoGbGFtYmRhGAEgASgBEhMKC3Blcm11dGF0aW9uGAIgAygNEhkKD3NvdXJjZV9wb3NpdGlvbhgDIAEoBUgAEh4KFHNvdXJjZV9wb3NpdGlvbl90ZXh0GAQgASgJSAASNgoQc291cmNlX3Bvc2l0aW9ucxgFIAEoCzIaLmN1dGF3YXkudjEuVG9rZW5Qb3NpdGlvbnNIAEIOCgxzb3VyY2VfdG9rZW4iKgoJTWF0cml4Um93Eg4KBm1hdHJpeBgBIAEoCRINCgVpbmRleBgCIAEoDSKzAQoJQWRkVmVjdG9yEiQKBnZlY3RvchgBIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySAASKwoKdmVjdG9yX3JvdxgEIAEoCzIVLmN1dGF3YXkudjEuTWF0cml4Um93SAASEgoFc2NhbGUYAiABKAFIAYgBARIkCgRub3JtGAMgASgOMhYuY3V0YXdheS52MS5WZWN0b3JOb3JtQg8KDXZlY3Rvcl9zb3VyY2VCCAoGX3NjYWxlIrgBCg5DbGFtcERpcmVjdGlvbhIkCgZ2ZWN0b3IYASABKAsyEi5jdXRhd2F5LnYxLlRlbnNvckgAEisKCnZlY3Rvcl9yb3cYBCABKAsyFS5jdXRhd2F5LnYxLk1hdHJpeFJvd0gAEhQKB21pbmltdW0YAiABKAFIAYgBARIUCgdtYXhpbXVtGAMgASgBSAKIAQFCDwoNdmVjdG9yX3NvdXJjZUIKCghfbWluaW11bUIKCghfbWF4aW11bSLVAQoOU3dhcERpcmVjdGlvbnMSJAoGdmVjdG9yGAEgASgLMhIuY3V0YXdheS52MS5UZW5zb3JIABIrCgp2ZWN0b3Jfcm93GAMgASgLMhUuY3V0YXdheS52MS5NYXRyaXhSb3dIABIjCgVvdGhlchgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29ySAESKgoJb3RoZXJfcm93GAQgASgLMhUuY3V0YXdheS52MS5NYXRyaXhSb3dIAUIPCg12ZWN0b3Jfc291cmNlQg4KDG90aGVyX3NvdXJjZSpVCgpWZWN0b3JOb3JtEhsKF1ZFQ1RPUl9OT1JNX1VOU1BFQ0lGSUVEEAASEwoPVkVDVE9SX05PUk1fT1dOEAESFQoRVkVDVE9SX05PUk1fTUFUQ0gQAmIGcHJvdG8z", [file_cutaway_v1_capture, file_cutaway_v1_tensor]);
 
 /**
  * One change at one place. Captures show what is there after all edits.
@@ -168,7 +168,7 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
   steps: number[];
 
   /**
-   * Only this token of each row, along axis 1. Default: all tokens.
+   * Only these tokens of each row, along axis 1. Default: all tokens.
    *
    * @generated from oneof cutaway.v1.Edit.token
    */
@@ -189,6 +189,14 @@ export type Edit = Message<"cutaway.v1.Edit"> & {
      */
     value: string;
     case: "positionText";
+  } | {
+    /**
+     * Several tokens, which are axis 1 of the part that is edited; in no row two may be one token.
+     *
+     * @generated from field: cutaway.v1.TokenPositions positions = 21;
+     */
+    value: TokenPositions;
+    case: "positions";
   } | { case: undefined; value?: undefined };
 
   /**
@@ -348,6 +356,37 @@ export type Mix = Message<"cutaway.v1.Mix"> & {
    * @generated from field: repeated uint32 permutation = 2;
    */
   permutation: number[];
+
+  /**
+   * The tokens of the other row, as many as the edit's own. Default: the same positions.
+   *
+   * @generated from oneof cutaway.v1.Mix.source_token
+   */
+  sourceToken: {
+    /**
+     * The token by its number, as in an edit.
+     *
+     * @generated from field: int32 source_position = 3;
+     */
+    value: number;
+    case: "sourcePosition";
+  } | {
+    /**
+     * The token by its text, as in an edit.
+     *
+     * @generated from field: string source_position_text = 4;
+     */
+    value: string;
+    case: "sourcePositionText";
+  } | {
+    /**
+     * Several tokens, in the order of the edit's own.
+     *
+     * @generated from field: cutaway.v1.TokenPositions source_positions = 5;
+     */
+    value: TokenPositions;
+    case: "sourcePositions";
+  } | { case: undefined; value?: undefined };
 };
 
 /**
@@ -358,6 +397,35 @@ export const MixSchema: GenMessage<Mix> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_edit, 6);
 
 /**
+ * A vector that a matrix of the model's archive has.
+ *
+ * @generated from message cutaway.v1.MatrixRow
+ */
+export type MatrixRow = Message<"cutaway.v1.MatrixRow"> & {
+  /**
+   * The name of the matrix; required.
+   *
+   * @generated from field: string matrix = 1;
+   */
+  matrix: string;
+
+  /**
+   * Its number, from 0: of a sparse autoencoder that of a feature, for which the decoder writes the vector; of others that
+   * of a row of the weight.
+   *
+   * @generated from field: uint32 index = 2;
+   */
+  index: number;
+};
+
+/**
+ * Describes the message cutaway.v1.MatrixRow.
+ * Use `create(MatrixRowSchema)` to create a new message.
+ */
+export const MatrixRowSchema: GenMessage<MatrixRow> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_edit, 7);
+
+/**
  * value + scale * vector, at each position; the vector is along the last axis.
  *
  * @generated from message cutaway.v1.AddVector
@@ -366,9 +434,25 @@ export type AddVector = Message<"cutaway.v1.AddVector"> & {
   /**
    * The vector, of the size of the last axis; required.
    *
-   * @generated from field: cutaway.v1.Tensor vector = 1;
+   * @generated from oneof cutaway.v1.AddVector.vector_source
    */
-  vector?: Tensor | undefined;
+  vectorSource: {
+    /**
+     * As it is sent.
+     *
+     * @generated from field: cutaway.v1.Tensor vector = 1;
+     */
+    value: Tensor;
+    case: "vector";
+  } | {
+    /**
+     * As a matrix of the model's archive has it.
+     *
+     * @generated from field: cutaway.v1.MatrixRow vector_row = 4;
+     */
+    value: MatrixRow;
+    case: "vectorRow";
+  } | { case: undefined; value?: undefined };
 
   /**
    * The scale. Default: 1.
@@ -390,7 +474,7 @@ export type AddVector = Message<"cutaway.v1.AddVector"> & {
  * Use `create(AddVectorSchema)` to create a new message.
  */
 export const AddVectorSchema: GenMessage<AddVector> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_edit, 7);
+  messageDesc(file_cutaway_v1_edit, 8);
 
 /**
  * The value with its component along a direction between two bounds, at each position. The component is the inner
@@ -402,9 +486,25 @@ export type ClampDirection = Message<"cutaway.v1.ClampDirection"> & {
   /**
    * The direction, of the size of the last axis; required.
    *
-   * @generated from field: cutaway.v1.Tensor vector = 1;
+   * @generated from oneof cutaway.v1.ClampDirection.vector_source
    */
-  vector?: Tensor | undefined;
+  vectorSource: {
+    /**
+     * As it is sent.
+     *
+     * @generated from field: cutaway.v1.Tensor vector = 1;
+     */
+    value: Tensor;
+    case: "vector";
+  } | {
+    /**
+     * As a matrix of the model's archive has it.
+     *
+     * @generated from field: cutaway.v1.MatrixRow vector_row = 4;
+     */
+    value: MatrixRow;
+    case: "vectorRow";
+  } | { case: undefined; value?: undefined };
 
   /**
    * The least component. Default: no bound.
@@ -426,7 +526,7 @@ export type ClampDirection = Message<"cutaway.v1.ClampDirection"> & {
  * Use `create(ClampDirectionSchema)` to create a new message.
  */
 export const ClampDirectionSchema: GenMessage<ClampDirection> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_edit, 8);
+  messageDesc(file_cutaway_v1_edit, 9);
 
 /**
  * The value with two directions exchanged, at each position: the reflection that maps one onto the other.
@@ -437,16 +537,48 @@ export type SwapDirections = Message<"cutaway.v1.SwapDirections"> & {
   /**
    * One direction, of the size of the last axis; required.
    *
-   * @generated from field: cutaway.v1.Tensor vector = 1;
+   * @generated from oneof cutaway.v1.SwapDirections.vector_source
    */
-  vector?: Tensor | undefined;
+  vectorSource: {
+    /**
+     * As it is sent.
+     *
+     * @generated from field: cutaway.v1.Tensor vector = 1;
+     */
+    value: Tensor;
+    case: "vector";
+  } | {
+    /**
+     * As a matrix of the model's archive has it.
+     *
+     * @generated from field: cutaway.v1.MatrixRow vector_row = 3;
+     */
+    value: MatrixRow;
+    case: "vectorRow";
+  } | { case: undefined; value?: undefined };
 
   /**
    * The other one, of the same size; required.
    *
-   * @generated from field: cutaway.v1.Tensor other = 2;
+   * @generated from oneof cutaway.v1.SwapDirections.other_source
    */
-  other?: Tensor | undefined;
+  otherSource: {
+    /**
+     * As it is sent.
+     *
+     * @generated from field: cutaway.v1.Tensor other = 2;
+     */
+    value: Tensor;
+    case: "other";
+  } | {
+    /**
+     * As a matrix of the model's archive has it.
+     *
+     * @generated from field: cutaway.v1.MatrixRow other_row = 4;
+     */
+    value: MatrixRow;
+    case: "otherRow";
+  } | { case: undefined; value?: undefined };
 };
 
 /**
@@ -454,7 +586,7 @@ export type SwapDirections = Message<"cutaway.v1.SwapDirections"> & {
  * Use `create(SwapDirectionsSchema)` to create a new message.
  */
 export const SwapDirectionsSchema: GenMessage<SwapDirections> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_edit, 9);
+  messageDesc(file_cutaway_v1_edit, 10);
 
 /**
  * The length of a vector that is added.

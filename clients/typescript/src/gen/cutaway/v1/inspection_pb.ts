@@ -26,7 +26,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/inspection.proto.
  */
 export const file_cutaway_v1_inspection: GenFile = /*@__PURE__*/
-  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEi5gUKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUSIAoFc3dlZXAYECABKAsyES5jdXRhd2F5LnYxLlN3ZWVwGkYKDkFyZ3VtZW50c0VudHJ5EgsKA2tleRgBIAEoCRIjCgV2YWx1ZRgCIAEoCzIULmN1dGF3YXkudjEuQXJndW1lbnQ6AjgBQgcKBWlucHV0IpEBCgVTd2VlcBIOCgZtb2R1bGUYASABKAkSEQoEYXhpcxgCIAEoDUgAiAEBEg4KBnNvdXJjZRgDIAEoDRINCgV6ZXJvcxgEIAEoCBIOCgZwbGFjZXMYBSADKAMSDAoEcGF0aBgGIAEoCRIQCghlc3RpbWF0ZRgHIAEoCBINCgVoZWFkcxgIIAEoCEIHCgVfYXhpcyLzAQoIR2VuZXJhdGUSFgoObWF4X25ld190b2tlbnMYASABKA0SEwoLdGVtcGVyYXR1cmUYAiABKAESDQoFdG9wX2sYAyABKA0SEgoFdG9wX3AYBCABKAFIAIgBARISCgVtaW5fcBgFIAEoAUgBiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgGIAEoAUgCiAEBEgwKBHN0b3AYByADKAkSEwoLc3RvcF90b2tlbnMYCCADKAMSFAoMYWx0ZXJuYXRpdmVzGAkgASgNQggKBl90b3BfcEIICgZfbWluX3BCFQoTX3JlcGV0aXRpb25fcGVuYWx0eSImChRJbnB1dEdyYWRpZW50UmVxdWVzdBIOCgZpbnB1dHMYASADKAkimQEKEEV4cGxhaW5Db25kaXRpb24SIQoUcHJvYmFiaWxpdHlfYXRfbGVhc3QYASABKAFIAIgBARIgChNwcm9iYWJpbGl0eV9hdF9tb3N0GAIgASgBSAGIAQESDwoHY2xhc3NlcxgDIAMoA0IXChVfcHJvYmFiaWxpdHlfYXRfbGVhc3RCFgoUX3Byb2JhYmlsaXR5X2F0X21vc3QixgEKB09wdGlvbnMSLQoPcmVwbHlfZGF0YV90eXBlGAEgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRIsCgtjb21wcmVzc2lvbhgCIAEoDjIXLmN1dGF3YXkudjEuQ29tcHJlc3Npb24SEQoEc2VlZBgDIAEoBEgAiAEBEhcKD21heF9yZXBseV9ieXRlcxgEIAEoBBIPCgdkcnlfcnVuGAUgASgIEhgKEG9taXRfcHJlZGljdGlvbnMYBiABKAhCBwoFX3NlZWQihgcKD0luc3BlY3RSZXNwb25zZRIsCgtwcmVkaWN0aW9ucxgBIAEoCzIXLmN1dGF3YXkudjEuUHJlZGljdGlvbnMSJQoIY2FwdHVyZXMYAiADKAsyEy5jdXRhd2F5LnYxLkNhcHR1cmUSMAoPaW5wdXRfZ3JhZGllbnRzGAMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchI0ChNwYXJhbWV0ZXJfZ3JhZGllbnRzGAQgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchItCgxhdHRyaWJ1dGlvbnMYBSADKAsyFy5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uEjUKFHVuZWRpdGVkX3ByZWRpY3Rpb25zGAYgASgLMhcuY3V0YXdheS52MS5QcmVkaWN0aW9ucxIlCgh3YXJuaW5ncxgHIAMoCzITLmN1dGF3YXkudjEuV2FybmluZxIqCgpwcm92ZW5hbmNlGAggASgLMhYuY3V0YXdheS52MS5Qcm92ZW5hbmNlEiQKB3RpbWluZ3MYCSABKAsyEy5jdXRhd2F5LnYxLlRpbWluZ3MSJgoIZXN0aW1hdGUYCiABKAsyFC5jdXRhd2F5LnYxLkVzdGltYXRlEhYKDmV4cGxhaW5lZF9yb3dzGAsgAygIEi8KDWZlYXR1cmVfbmFtZXMYDCADKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVOYW1lcxItCgxleGFtcGxlX2F4ZXMYDSADKAsyFy5jdXRhd2F5LnYxLkV4YW1wbGVBeGlzEiwKCWdlbmVyYXRlZBgOIAMoCzIZLmN1dGF3YXkudjEuR2VuZXJhdGVkU3RlcBIwCg5maW5pc2hfcmVhc29ucxgPIAMoDjIYLmN1dGF3YXkudjEuRmluaXNoUmVhc29uEhYKDnVuZWRpdGVkX3RleHRzGBAgAygJEiEKBnJlcGxheRgRIAEoCzIRLmN1dGF3YXkudjEuQ2hlY2sSKQoIcmVjZWlwdHMYEiADKAsyFy5jdXRhd2F5LnYxLkVkaXRSZWNlaXB0EiYKBXN3ZWVwGBMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIwCg9zd2VlcF9lc3RpbWF0ZXMYFCADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEhcKD3N3ZWVwX2FncmVlbWVudBgVIAMoASKGAQoNR2VuZXJhdGVkU3RlcBIOCgZ0b2tlbnMYASADKAMSDQoFdGV4dHMYAiADKAkSGQoRbG9nX3Byb2JhYmlsaXRpZXMYAyADKAESFAoMYWx0ZXJuYXRpdmVzGAQgAygDEiUKHWFsdGVybmF0aXZlX2xvZ19wcm9iYWJpbGl0aWVzGAUgAygBIkwKC0VkaXRSZWNlaXB0Eg8KB3RlbnNvcnMYASABKA0SDwoHY2hhbmdlZBgCIAEoCBIMCgRub3JtGAMgASgBEg0KBXN0ZXBzGAQgAygNIjkKC0V4YW1wbGVBeGlzEg4KBnRlbnNvchgBIAEoCRIRCgRheGlzGAIgASgNSACIAQFCBwoFX2F4aXMiLAoMRmVhdHVyZU5hbWVzEg0KBWlucHV0GAEgASgJEg0KBW5hbWVzGAIgAygJIqoBCgtQcmVkaWN0aW9ucxIoCgdvdXRwdXRzGAEgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIsCgdjbGFzc2VzGAIgAygLMhsuY3V0YXdheS52MS5DbGFzc1ByZWRpY3Rpb24SDwoHdGFyZ2V0cxgDIAMoAxIVCg10YXJnZXRfdmFsdWVzGAQgAygBEhsKE3RhcmdldHNfcGVyX2V4YW1wbGUYBSABKA0iRAoPQ2xhc3NQcmVkaWN0aW9uEg0KBWluZGV4GAEgASgDEg0KBWxhYmVsGAIgASgJEhMKC3Byb2JhYmlsaXR5GAMgASgBIlIKB1dhcm5pbmcSJQoEY29kZRgBIAEoDjIXLmN1dGF3YXkudjEuV2FybmluZ0NvZGUSDwoHc3ViamVjdBgCIAEoCRIPCgdtZXNzYWdlGAMgASgJIqYBCgdUaW1pbmdzEhAKCHF1ZXVlX21zGAEgASgBEhEKCWRlY29kZV9tcxgCIAEoARISCgpmb3J3YXJkX21zGAMgASgBEhMKC2JhY2t3YXJkX21zGAQgASgBEhYKDmF0dHJpYnV0aW9uX21zGAUgASgBEhAKCGNoZWNrX21zGAYgASgBEhEKCWVuY29kZV9tcxgHIAEoARIQCghwcm9vZl9tcxgIIAEoASJZCghFc3RpbWF0ZRITCgtyZXBseV9ieXRlcxgBIAEoBBIoCgd0ZW5zb3JzGAIgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIOCgZwYXNzZXMYAyABKAQqdgoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBABEhUKEUZJTklTSF9SRUFTT05fRU5EEAISFgoSRklOSVNIX1JFQVNPTl9TVE9QEAMq4wIKC1dhcm5pbmdDb2RlEhwKGFdBUk5JTkdfQ09ERV9VTlNQRUNJRklFRBAAEiIKHldBUk5JTkdfQ09ERV9NT0RVTEVfTk9UX0NBTExFRBABEhwKGFdBUk5JTkdfQ09ERV9OT19HUkFESUVOVBACEiQKIFdBUk5JTkdfQ09ERV9FRElUX1dJVEhPVVRfRUZGRUNUEAMSHQoZV0FSTklOR19DT0RFX05PVF9BX1RFTlNPUhAEEiUKIVdBUk5JTkdfQ09ERV9ST1dTX05PVF9JTkRFUEVOREVOVBAFEh4KGldBUk5JTkdfQ09ERV9OT1RfRVhQTEFJTkVEEAYSHwobV0FSTklOR19DT0RFX0lOUFVUX05PVF9SRUFEEAcSJAogV0FSTklOR19DT0RFX0lOUFVUX05PVF9FWFBMQUlORUQQCBIhCh1XQVJOSU5HX0NPREVfU1RFUF9OT1RfUkVBQ0hFRBAJYgZwcm90bzM", [file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
+  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEiigYKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUSIAoFc3dlZXAYECABKAsyES5jdXRhd2F5LnYxLlN3ZWVwEiIKBmRpcmVjdBgRIAEoCzISLmN1dGF3YXkudjEuRGlyZWN0GkYKDkFyZ3VtZW50c0VudHJ5EgsKA2tleRgBIAEoCRIjCgV2YWx1ZRgCIAEoCzIULmN1dGF3YXkudjEuQXJndW1lbnQ6AjgBQgcKBWlucHV0IpEBCgVTd2VlcBIOCgZtb2R1bGUYASABKAkSEQoEYXhpcxgCIAEoDUgAiAEBEg4KBnNvdXJjZRgDIAEoDRINCgV6ZXJvcxgEIAEoCBIOCgZwbGFjZXMYBSADKAMSDAoEcGF0aBgGIAEoCRIQCghlc3RpbWF0ZRgHIAEoCBINCgVoZWFkcxgIIAEoCEIHCgVfYXhpcyI2CgZEaXJlY3QSDwoHbW9kdWxlcxgBIAMoCRIMCgRub3JtGAIgASgJEg0KBWhlYWRzGAMgASgIIvMBCghHZW5lcmF0ZRIWCg5tYXhfbmV3X3Rva2VucxgBIAEoDRITCgt0ZW1wZXJhdHVyZRgCIAEoARINCgV0b3BfaxgDIAEoDRISCgV0b3BfcBgEIAEoAUgAiAEBEhIKBW1pbl9wGAUgASgBSAGIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAYgASgBSAKIAQESDAoEc3RvcBgHIAMoCRITCgtzdG9wX3Rva2VucxgIIAMoAxIUCgxhbHRlcm5hdGl2ZXMYCSABKA1CCAoGX3RvcF9wQggKBl9taW5fcEIVChNfcmVwZXRpdGlvbl9wZW5hbHR5IiYKFElucHV0R3JhZGllbnRSZXF1ZXN0Eg4KBmlucHV0cxgBIAMoCSKZAQoQRXhwbGFpbkNvbmRpdGlvbhIhChRwcm9iYWJpbGl0eV9hdF9sZWFzdBgBIAEoAUgAiAEBEiAKE3Byb2JhYmlsaXR5X2F0X21vc3QYAiABKAFIAYgBARIPCgdjbGFzc2VzGAMgAygDQhcKFV9wcm9iYWJpbGl0eV9hdF9sZWFzdEIWChRfcHJvYmFiaWxpdHlfYXRfbW9zdCLGAQoHT3B0aW9ucxItCg9yZXBseV9kYXRhX3R5cGUYASABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEiwKC2NvbXByZXNzaW9uGAIgASgOMhcuY3V0YXdheS52MS5Db21wcmVzc2lvbhIRCgRzZWVkGAMgASgESACIAQESFwoPbWF4X3JlcGx5X2J5dGVzGAQgASgEEg8KB2RyeV9ydW4YBSABKAgSGAoQb21pdF9wcmVkaWN0aW9ucxgGIAEoCEIHCgVfc2VlZCLZBwoPSW5zcGVjdFJlc3BvbnNlEiwKC3ByZWRpY3Rpb25zGAEgASgLMhcuY3V0YXdheS52MS5QcmVkaWN0aW9ucxIlCghjYXB0dXJlcxgCIAMoCzITLmN1dGF3YXkudjEuQ2FwdHVyZRIwCg9pbnB1dF9ncmFkaWVudHMYAyADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEjQKE3BhcmFtZXRlcl9ncmFkaWVudHMYBCADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEi0KDGF0dHJpYnV0aW9ucxgFIAMoCzIXLmN1dGF3YXkudjEuQXR0cmlidXRpb24SNQoUdW5lZGl0ZWRfcHJlZGljdGlvbnMYBiABKAsyFy5jdXRhd2F5LnYxLlByZWRpY3Rpb25zEiUKCHdhcm5pbmdzGAcgAygLMhMuY3V0YXdheS52MS5XYXJuaW5nEioKCnByb3ZlbmFuY2UYCCABKAsyFi5jdXRhd2F5LnYxLlByb3ZlbmFuY2USJAoHdGltaW5ncxgJIAEoCzITLmN1dGF3YXkudjEuVGltaW5ncxImCghlc3RpbWF0ZRgKIAEoCzIULmN1dGF3YXkudjEuRXN0aW1hdGUSFgoOZXhwbGFpbmVkX3Jvd3MYCyADKAgSLwoNZmVhdHVyZV9uYW1lcxgMIAMoCzIYLmN1dGF3YXkudjEuRmVhdHVyZU5hbWVzEi0KDGV4YW1wbGVfYXhlcxgNIAMoCzIXLmN1dGF3YXkudjEuRXhhbXBsZUF4aXMSLAoJZ2VuZXJhdGVkGA4gAygLMhkuY3V0YXdheS52MS5HZW5lcmF0ZWRTdGVwEjAKDmZpbmlzaF9yZWFzb25zGA8gAygOMhguY3V0YXdheS52MS5GaW5pc2hSZWFzb24SFgoOdW5lZGl0ZWRfdGV4dHMYECADKAkSIQoGcmVwbGF5GBEgASgLMhEuY3V0YXdheS52MS5DaGVjaxIpCghyZWNlaXB0cxgSIAMoCzIXLmN1dGF3YXkudjEuRWRpdFJlY2VpcHQSJgoFc3dlZXAYEyADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEjAKD3N3ZWVwX2VzdGltYXRlcxgUIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISFwoPc3dlZXBfYWdyZWVtZW50GBUgAygBEicKBmRpcmVjdBgWIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISEwoLZGlyZWN0X3Jlc3QYFyADKAESEwoLZGlyZWN0X2JpYXMYGCADKAEihgEKDUdlbmVyYXRlZFN0ZXASDgoGdG9rZW5zGAEgAygDEg0KBXRleHRzGAIgAygJEhkKEWxvZ19wcm9iYWJpbGl0aWVzGAMgAygBEhQKDGFsdGVybmF0aXZlcxgEIAMoAxIlCh1hbHRlcm5hdGl2ZV9sb2dfcHJvYmFiaWxpdGllcxgFIAMoASJeCgtFZGl0UmVjZWlwdBIPCgd0ZW5zb3JzGAEgASgNEg8KB2NoYW5nZWQYAiABKAgSDAoEbm9ybRgDIAEoARINCgVzdGVwcxgEIAMoDRIQCghsZWZ0X291dBgFIAMoCSI5CgtFeGFtcGxlQXhpcxIOCgZ0ZW5zb3IYASABKAkSEQoEYXhpcxgCIAEoDUgAiAEBQgcKBV9heGlzIiwKDEZlYXR1cmVOYW1lcxINCgVpbnB1dBgBIAEoCRINCgVuYW1lcxgCIAMoCSKqAQoLUHJlZGljdGlvbnMSKAoHb3V0cHV0cxgBIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISLAoHY2xhc3NlcxgCIAMoCzIbLmN1dGF3YXkudjEuQ2xhc3NQcmVkaWN0aW9uEg8KB3RhcmdldHMYAyADKAMSFQoNdGFyZ2V0X3ZhbHVlcxgEIAMoARIbChN0YXJnZXRzX3Blcl9leGFtcGxlGAUgASgNIkQKD0NsYXNzUHJlZGljdGlvbhINCgVpbmRleBgBIAEoAxINCgVsYWJlbBgCIAEoCRITCgtwcm9iYWJpbGl0eRgDIAEoASJSCgdXYXJuaW5nEiUKBGNvZGUYASABKA4yFy5jdXRhd2F5LnYxLldhcm5pbmdDb2RlEg8KB3N1YmplY3QYAiABKAkSDwoHbWVzc2FnZRgDIAEoCSKmAQoHVGltaW5ncxIQCghxdWV1ZV9tcxgBIAEoARIRCglkZWNvZGVfbXMYAiABKAESEgoKZm9yd2FyZF9tcxgDIAEoARITCgtiYWNrd2FyZF9tcxgEIAEoARIWCg5hdHRyaWJ1dGlvbl9tcxgFIAEoARIQCghjaGVja19tcxgGIAEoARIRCgllbmNvZGVfbXMYByABKAESEAoIcHJvb2ZfbXMYCCABKAEiWQoIRXN0aW1hdGUSEwoLcmVwbHlfYnl0ZXMYASABKAQSKAoHdGVuc29ycxgCIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISDgoGcGFzc2VzGAMgASgEKnYKDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASGAoURklOSVNIX1JFQVNPTl9MRU5HVEgQARIVChFGSU5JU0hfUkVBU09OX0VORBACEhYKEkZJTklTSF9SRUFTT05fU1RPUBADKv8CCgtXYXJuaW5nQ29kZRIcChhXQVJOSU5HX0NPREVfVU5TUEVDSUZJRUQQABIiCh5XQVJOSU5HX0NPREVfTU9EVUxFX05PVF9DQUxMRUQQARIcChhXQVJOSU5HX0NPREVfTk9fR1JBRElFTlQQAhIkCiBXQVJOSU5HX0NPREVfRURJVF9XSVRIT1VUX0VGRkVDVBADEh0KGVdBUk5JTkdfQ09ERV9OT1RfQV9URU5TT1IQBBIlCiFXQVJOSU5HX0NPREVfUk9XU19OT1RfSU5ERVBFTkRFTlQQBRIeChpXQVJOSU5HX0NPREVfTk9UX0VYUExBSU5FRBAGEh8KG1dBUk5JTkdfQ09ERV9JTlBVVF9OT1RfUkVBRBAHEiQKIFdBUk5JTkdfQ09ERV9JTlBVVF9OT1RfRVhQTEFJTkVEEAgSIQodV0FSTklOR19DT0RFX1NURVBfTk9UX1JFQUNIRUQQCRIaChZXQVJOSU5HX0NPREVfTk9fVE9LRU5TEApiBnByb3RvMw", [file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
 
 /**
  * One question about one model. Nothing asked is ever left out in silence: what this server does not serve
@@ -156,6 +156,13 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
    * @generated from field: cutaway.v1.Sweep sweep = 16;
    */
   sweep?: Sweep | undefined;
+
+  /**
+   * Compute what each part of the residual stream adds to the target. Default: none.
+   *
+   * @generated from field: cutaway.v1.Direct direct = 17;
+   */
+  direct?: Direct | undefined;
 };
 
 /**
@@ -239,6 +246,42 @@ export const SweepSchema: GenMessage<Sweep> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection, 1);
 
 /**
+ * Direct logit attribution: what each part of a residual stream adds to the target through the last norm alone, with the
+ * denominator of the norm held at its value in this pass. The target must be linear in what the norm returns.
+ *
+ * @generated from message cutaway.v1.Direct
+ */
+export type Direct = Message<"cutaway.v1.Direct"> & {
+  /**
+   * The modules whose outputs are the parts of the stream, or globs; at least one.
+   *
+   * @generated from field: repeated string modules = 1;
+   */
+  modules: string[];
+
+  /**
+   * The last norm; required. Its input is the stream.
+   *
+   * @generated from field: string norm = 2;
+   */
+  norm: string;
+
+  /**
+   * Whether the modules that join heads, such as `o_proj`, have a number for each head.
+   *
+   * @generated from field: bool heads = 3;
+   */
+  heads: boolean;
+};
+
+/**
+ * Describes the message cutaway.v1.Direct.
+ * Use `create(DirectSchema)` to create a new message.
+ */
+export const DirectSchema: GenMessage<Direct> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 2);
+
+/**
  * The continuation of texts: one token of each row a step. The first step is the pass of the prompt. Each further step
  * is a pass of one token of each row, on what the model keeps of the tokens before.
  *
@@ -314,7 +357,7 @@ export type Generate = Message<"cutaway.v1.Generate"> & {
  * Use `create(GenerateSchema)` to create a new message.
  */
 export const GenerateSchema: GenMessage<Generate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 2);
+  messageDesc(file_cutaway_v1_inspection, 3);
 
 /**
  * A selection of input gradients.
@@ -335,7 +378,7 @@ export type InputGradientRequest = Message<"cutaway.v1.InputGradientRequest"> & 
  * Use `create(InputGradientRequestSchema)` to create a new message.
  */
 export const InputGradientRequestSchema: GenMessage<InputGradientRequest> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 3);
+  messageDesc(file_cutaway_v1_inspection, 4);
 
 /**
  * A condition for explaining a row; every bound that is set must hold. A row that does not qualify has zeros for
@@ -372,7 +415,7 @@ export type ExplainCondition = Message<"cutaway.v1.ExplainCondition"> & {
  * Use `create(ExplainConditionSchema)` to create a new message.
  */
 export const ExplainConditionSchema: GenMessage<ExplainCondition> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 4);
+  messageDesc(file_cutaway_v1_inspection, 5);
 
 /**
  * The options of running and of the reply.
@@ -430,7 +473,7 @@ export type Options = Message<"cutaway.v1.Options"> & {
  * Use `create(OptionsSchema)` to create a new message.
  */
 export const OptionsSchema: GenMessage<Options> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 5);
+  messageDesc(file_cutaway_v1_inspection, 6);
 
 /**
  * The answer.
@@ -587,6 +630,28 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
    * @generated from field: repeated double sweep_agreement = 21;
    */
   sweepAgreement: number[];
+
+  /**
+   * What each module adds to the target, by module, with `direct`: [batch], or [batch, heads].
+   *
+   * @generated from field: repeated cutaway.v1.NamedTensor direct = 22;
+   */
+  direct: NamedTensor[];
+
+  /**
+   * What the rest of the stream adds, by row: other modules, and the biases of modules that join heads.
+   *
+   * @generated from field: repeated double direct_rest = 23;
+   */
+  directRest: number[];
+
+  /**
+   * The target, by row, where the norm reads zeros: the biases of the norm and of what is behind it, and all that does not
+   * pass through the norm. It, the rest and all parts sum to the target.
+   *
+   * @generated from field: repeated double direct_bias = 24;
+   */
+  directBias: number[];
 };
 
 /**
@@ -594,7 +659,7 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
  * Use `create(InspectResponseSchema)` to create a new message.
  */
 export const InspectResponseSchema: GenMessage<InspectResponse> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 6);
+  messageDesc(file_cutaway_v1_inspection, 7);
 
 /**
  * The tokens of one step.
@@ -643,7 +708,7 @@ export type GeneratedStep = Message<"cutaway.v1.GeneratedStep"> & {
  * Use `create(GeneratedStepSchema)` to create a new message.
  */
 export const GeneratedStepSchema: GenMessage<GeneratedStep> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 7);
+  messageDesc(file_cutaway_v1_inspection, 8);
 
 /**
  * What an edit did.
@@ -678,6 +743,14 @@ export type EditReceipt = Message<"cutaway.v1.EditReceipt"> & {
    * @generated from field: repeated uint32 steps = 4;
    */
   steps: number[];
+
+  /**
+   * The places that an edit of a token, by a glob, leaves out, such as `transformer.wpe@output`: their tensors have no
+   * axis of tokens.
+   *
+   * @generated from field: repeated string left_out = 5;
+   */
+  leftOut: string[];
 };
 
 /**
@@ -685,7 +758,7 @@ export type EditReceipt = Message<"cutaway.v1.EditReceipt"> & {
  * Use `create(EditReceiptSchema)` to create a new message.
  */
 export const EditReceiptSchema: GenMessage<EditReceipt> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 8);
+  messageDesc(file_cutaway_v1_inspection, 9);
 
 /**
  * The axis of a tensor that has the examples. It is found by running the model in two batch sizes.
@@ -714,7 +787,7 @@ export type ExampleAxis = Message<"cutaway.v1.ExampleAxis"> & {
  * Use `create(ExampleAxisSchema)` to create a new message.
  */
 export const ExampleAxisSchema: GenMessage<ExampleAxis> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 9);
+  messageDesc(file_cutaway_v1_inspection, 10);
 
 /**
  * The names of the elements of an input's last axis.
@@ -742,7 +815,7 @@ export type FeatureNames = Message<"cutaway.v1.FeatureNames"> & {
  * Use `create(FeatureNamesSchema)` to create a new message.
  */
 export const FeatureNamesSchema: GenMessage<FeatureNames> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 10);
+  messageDesc(file_cutaway_v1_inspection, 11);
 
 /**
  * The predictions of a model.
@@ -792,7 +865,7 @@ export type Predictions = Message<"cutaway.v1.Predictions"> & {
  * Use `create(PredictionsSchema)` to create a new message.
  */
 export const PredictionsSchema: GenMessage<Predictions> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 11);
+  messageDesc(file_cutaway_v1_inspection, 12);
 
 /**
  * One example's predicted class.
@@ -827,7 +900,7 @@ export type ClassPrediction = Message<"cutaway.v1.ClassPrediction"> & {
  * Use `create(ClassPredictionSchema)` to create a new message.
  */
 export const ClassPredictionSchema: GenMessage<ClassPrediction> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 12);
+  messageDesc(file_cutaway_v1_inspection, 13);
 
 /**
  * Something a careful reader should know.
@@ -862,7 +935,7 @@ export type Warning = Message<"cutaway.v1.Warning"> & {
  * Use `create(WarningSchema)` to create a new message.
  */
 export const WarningSchema: GenMessage<Warning> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 13);
+  messageDesc(file_cutaway_v1_inspection, 14);
 
 /**
  * Wall-clock time by stage, in milliseconds.
@@ -932,7 +1005,7 @@ export type Timings = Message<"cutaway.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 14);
+  messageDesc(file_cutaway_v1_inspection, 15);
 
 /**
  * The outline of a reply.
@@ -968,7 +1041,7 @@ export type Estimate = Message<"cutaway.v1.Estimate"> & {
  * Use `create(EstimateSchema)` to create a new message.
  */
 export const EstimateSchema: GenMessage<Estimate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 15);
+  messageDesc(file_cutaway_v1_inspection, 16);
 
 /**
  * Why a row ended.
@@ -1086,6 +1159,13 @@ export enum WarningCode {
    * @generated from enum value: WARNING_CODE_STEP_NOT_REACHED = 9;
    */
   STEP_NOT_REACHED = 9,
+
+  /**
+   * A module that a glob names has no axis of tokens: there is no capture of a position.
+   *
+   * @generated from enum value: WARNING_CODE_NO_TOKENS = 10;
+   */
+  NO_TOKENS = 10,
 }
 
 /**
