@@ -245,7 +245,7 @@ def test_the_outcome_is_that_of_a_request_at_the_changed_inputs() -> None:
     moved = {"image": torch.from_numpy(np.array(attack.inputs["image"]))}
     again = ask(model, moved, *asked, target=classes, seed=3)
     np.testing.assert_allclose(attack.predictions["output"], again.predictions["output"], atol=1e-6)
-    np.testing.assert_allclose(attack.target_values, again.target_values, atol=1e-6)
+    np.testing.assert_allclose(attack.target_values, np.array(again.target_values), atol=1e-6)
     assert attack.classes.tolist() == again.predictions["output"].argmax(1).tolist()
     assert attack.succeeded.tolist() == (attack.classes != result.targets).tolist()
     assert attack.succeeded.any()

@@ -1,6 +1,7 @@
 /** View 5: change what flows through the model, and see at once what comes of it. */
 
 import { useEffect, useMemo } from "preact/hooks";
+import { Attacking } from "./Attacking.js";
 import { BeforeAfter } from "./BeforeAfter.js";
 import { axesOf, editOf, placesOf, placeText, unchanged, type Verb, VERBS, type EditDraft } from "./edit.js";
 import { movedText } from "./downstream.js";
@@ -32,6 +33,9 @@ export function EditsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
       </Panel>
       <Panel id="carries" title="What carries the answer?" kind="whole">
         <Sweeping {...{ asked, row, ask }} />
+      </Panel>
+      <Panel id="attacks" title="Which small change changes the answer?" kind="whole">
+        <Attacking {...{ asked, row, ask }} />
       </Panel>
     </div>
   );
