@@ -29,7 +29,13 @@ export function Writing({ detail }: { detail: ModelDetail }): preact.JSX.Element
 }
 
 /** The parts of a question that are about one pass, and do not go with a text. */
-const ONE_PASS = { attributions: undefined, inputGradients: undefined, target: undefined, sweep: undefined };
+const ONE_PASS = {
+  attributions: undefined,
+  inputGradients: undefined,
+  target: undefined,
+  sweep: undefined,
+  attacks: undefined,
+};
 
 const ENDS: Readonly<Record<FinishReason, string>> = {
   [FinishReason.UNSPECIFIED]: "still being written",
