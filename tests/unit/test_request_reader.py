@@ -17,7 +17,7 @@ import cutaway as ca
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.request_reader.files import load_arrays, load_yaml
 from cutaway.contract.request_reader.reader import CLASSES, read, read_request
-from cutaway.contract.requests import INPUT_FIELDS, InspectRequest
+from cutaway.contract.requests import INPUT_FIELDS, Attack, InspectRequest
 from cutaway.contract.tensors import Array
 from cutaway.jobs import spec
 from cutaway.jobs.spec import parse_request
@@ -60,9 +60,8 @@ def test_every_class_can_be_named(base: Any) -> None:
     assert set(CLASSES[base].values()) == offered
     for name, kind in CLASSES[base].items():
         with pytest.raises(CutawayError, match=r"needs this field|has no such field") as caught:
-            read(
-                base, {"method": name, "edit": name, "x": 0} if base in (ca.Attribution, ca.Edit) else {name: {"x": 0}}
-            )
+            tagged = base in (ca.Attribution, ca.Edit, Attack)
+            read(base, {"method": name, "edit": name, "attack": name, "x": 0} if tagged else {name: {"x": 0}})
         assert kind.__name__ in str(caught.value)
 
 

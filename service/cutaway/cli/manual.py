@@ -14,6 +14,7 @@ from typer.completion import get_completion_inspect_parameters, install_callback
 from cutaway.contract.request_reader.reader import CLASSES, parts_of
 from cutaway.contract.requests import (
     INPUT_FIELDS,
+    Attack,
     Attribution,
     Edit,
     InspectRequest,
@@ -110,6 +111,7 @@ HELP = "\n".join(
         *_section("Captures and other parts:", _PARTS),
         *_section(f"Methods, each also with {', '.join(_names(Attribution))}:", CLASSES[Attribution], Attribution),
         *_section(f"Edits, each also with {', '.join(_names(Edit))}:", CLASSES[Edit], Edit),
+        *_section(f"Attacks, each also with {', '.join(_names(Attack))}:", CLASSES[Attack], Attack),
         *_section("Targets, each also with output:", CLASSES[Target], Target),
         *_section("Reductions of captures:", CLASSES[Reduction]),
         *_section("Rules of LRP:", CLASSES[LrpRule]),

@@ -45,6 +45,7 @@ compare: true
 explain_if: {probability_at_least: 0.0}
 attribution_errors_in_place: true
 """
+ATTACK = "fgsm,search.parameter=epsilon,search.upper=0.5,search.step=0.1"
 JOB = """
 model: {adapter: 'tiny_pets.py:Talking'}
 data: {path: rows.npy}
@@ -106,6 +107,7 @@ def test_inspect_is_as_documented(address: str, image: Path, tmp_path: Path, fou
     documented.check(shown)
     documented.check(document(*ask, "--capture", "conv", "--dry-run"))
     documented.check(document(*ask, "--capture", "unused"))
+    documented.check(document(*ask, "--attribution", "saliency", "--attack", ATTACK))
     known, seen = ({path.partition(".")[0] for path in paths} for paths in (documented.types, documented.seen))
     assert known - seen <= OF_GENERATIONS
     expected = found(edits=[ca.Scale("head", factor=2.0)])

@@ -122,6 +122,7 @@ def test_a_targeted_attack_lowers_the_loss_of_the_class() -> None:
     for name, tensor in step(model, inputs, -0.1).items():
         np.testing.assert_array_equal(result.inputs[name], tensor)
     assert (result.losses < result.losses_before).all()
+    assert agree(result)
     many = one(model, inputs, ca.PGD(5.0, 0.1, 60, targeted=True))
     assert many.classes.tolist() == list(LABELS)
     assert many.succeeded.all()
@@ -428,6 +429,37 @@ def test_another_loss_is_found(mode: CheckMode, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(robust.FGSM, "__init__", init)
     result = one(TWO(), given(torch.float32), ca.FGSM(0.1), check=CheckRequest(mode))
     assert (result.checks[0].verdict, result.checks[0].cause) == (Verdict.DISAGREES, Cause.OTHER_PASSES)
+
+
+class Turned(nn.Module):
+    """A model whose gradients change their sign while ``turns``."""
+
+    turns = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.a(x)
+        if Turned.turns and output.requires_grad:
+            output = output * -1 + output.detach() * 2
+        return output
+
+
+def test_separate_passes_find_what_only_the_passes_of_captum_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = robust._core.fgsm.compute_gradients
+
+    def turned(*args: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(Turned, "turns", True)
+            return own(*args)
+
+    torch.manual_seed(0)
+    model, x = Turned(), {"x": noise(3, 5)}
+    monkeypatch.setattr(robust._core.fgsm, "compute_gradients", turned)
+    found = one(model, x, ca.FGSM(0.1), check=CheckRequest(CheckMode.INDEPENDENT))
+    assert (found.checks[0].verdict, found.checks[0].cause) == (Verdict.DISAGREES, Cause.UNKNOWN)
 
 
 CONFIDENT = wired(lambda m, x: m.head(x) * m.scale, head=lambda: nn.Linear(5, 2),

@@ -142,14 +142,15 @@ class _Followed:
         return torch.where(is_open, seen, gradient)
 
     def _step(self, name: str, point: Tensor, gradient: Tensor) -> Tensor:
-        moves = gradient.abs() > self._attack.zero_threshold
+        dtype = self._problem.inputs[name].dtype  # Captum compares and adds in it
+        moves = gradient.abs() > torch.tensor(self._attack.zero_threshold, dtype=dtype).double()
         stays = ~moves | (self._size < self.eps * point.abs() / 2) if self._size else ~moves
         mass = (gradient * self._masks[name]).abs()
         self._finite &= _of_rows(gradient.isfinite() & point.isfinite()).all(dim=1)
         self._total += _of_rows(mass).sum(dim=1)
         self._lost += _of_rows(mass.where(stays, 0.0)).sum(dim=1)
         step = (-self._size if self._attack.targeted else self._size) * gradient.sign() * self._masks[name]
-        return self._bounded(self._in_ball(name, torch.where(moves, point + step, point)))
+        return self._bounded(self._in_ball(name, torch.where(moves, point + step, point).to(dtype).double()))
 
     def _in_ball(self, name: str, point: Tensor) -> Tensor:
         if not isinstance(self._attack, requests.PGD):
@@ -184,8 +185,8 @@ class _Followed:
         loss: Any = self._problem.target
         with torch.no_grad():
             expected = _slope(loss, output.to(self._problem.model.device)).cpu().reshape(self._problem.rows, -1)
-        allowed = expected.abs().amax(dim=1, keepdim=True) + 4 * self.eps
-        _worst(self._slopes, (cotangent.double().reshape(expected.shape) - expected).abs() / allowed)
+        difference = (cotangent.double().reshape(expected.shape) - expected).abs() - 4 * self.eps
+        _worst(self._slopes, difference / expected.abs().amax(dim=1, keepdim=True).clamp(min=self.eps))
 
     def outcome(self, row: int) -> RowCheck:
         """Returns the outcome for one row of the comparison with raw gradients."""
