@@ -59,8 +59,8 @@ def test_every_class_can_be_named(base: Any) -> None:
     offered = {kind for kind in vars(ca).values() if isinstance(kind, type) and issubclass(kind, base)} - {base}
     assert set(CLASSES[base].values()) == offered
     for name, kind in CLASSES[base].items():
+        tagged = base in (ca.Attribution, ca.Edit, Attack)
         with pytest.raises(CutawayError, match=r"needs this field|has no such field") as caught:
-            tagged = base in (ca.Attribution, ca.Edit, Attack)
             read(base, {"method": name, "edit": name, "attack": name, "x": 0} if tagged else {name: {"x": 0}})
         assert kind.__name__ in str(caught.value)
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, TokenAttribution, Verdict
 from cutaway.contract.results.arrays import POSITIONS, captures, entries
+from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.results.summary import Titled, outline, without_layer
 from cutaway.contract.tensors import Array, bytes_of
 from cutaway.contract.values import printable
@@ -57,6 +58,8 @@ def result_tables(result: InspectResult) -> Iterator[RenderableType]:
         yield receipt_table(result)
     if result.attributions:
         yield attribution_table(result)
+    if result.attacks:
+        yield attack_table(result)
     if result.warnings:
         yield warning_lines(result)
     yield timing_table(result)
@@ -259,6 +262,21 @@ def _arrays(title: str, kind: str, arrays: Mapping[str, Array]) -> Table:
 
 
 # Attributions with their checks, metrics and tokens
+
+
+def attack_table(result: InspectResult) -> Table:
+    """Returns a table of what attacks changed, by example."""
+    columns = ("attack", "verdict", "example", "class", "reached", "loss", "change", "least")
+    table = empty_table("Attacks", *columns, numbers=3)
+    for attack in result.attacks:
+        rows = range(0 if attack.losses is None else len(attack.losses))
+        for row in rows[:MAX_ROWS]:
+            verdict = verdict_text(outcome_of_row(attack.checks, row).verdict) if attack.checks else Text("-")
+            reached = "-" if attack.succeeded is None else "yes" if attack.succeeded[row] else "no"
+            columns_of_row = (attack.classes, attack.losses, attack.linf, attack.parameters)
+            cells = [Text("-") if values is None else _number_text(values[row]) for values in columns_of_row]
+            table.add_row(Text(attack.method), verdict, str(row), cells[0], reached, *cells[1:])
+    return table
 
 
 def attribution_table(result: InspectResult) -> Group:

@@ -56,18 +56,27 @@ async function inSeveral(client, method, request, ...how) {
 // The tensors of a response, in the order in which chunks number them: that of the fields' numbers.
 function tensorsOf(response) {
   const named = (list) => list.map(({ tensor }) => tensor);
+  const ofAttribution = ({ values, metrics, tokens, standard_errors }) => [
+    ...named(values),
+    ...metrics.flatMap(({ curve }) => (curve ? [curve] : [])),
+    ...(tokens ? [tokens.ids, tokens.values] : []),
+    ...named(standard_errors),
+  ];
   const leaves = response.captures.flatMap(({ calls }) => calls.flatMap((call) => call.leaves));
   return [
     ...named(response.predictions?.outputs ?? []),
     ...leaves.flatMap(({ tensor, positions }) => (positions ? [tensor, positions] : [tensor])),
     ...named(response.input_gradients),
     ...named(response.parameter_gradients),
-    ...response.attributions.flatMap(({ values, tokens, standard_errors }) => [
-      ...named(values),
-      ...(tokens ? [tokens.ids, tokens.values] : []),
-      ...named(standard_errors),
-    ]),
+    ...response.attributions.flatMap(ofAttribution),
     ...named(response.unedited_predictions?.outputs ?? []),
+    ...named(response.sweep),
+    ...named(response.sweep_estimates),
+    ...response.attacks.flatMap(({ inputs, predictions, attributions }) => [
+      ...named(inputs),
+      ...named(predictions),
+      ...attributions.flatMap(({ attribution }) => ofAttribution(attribution)),
+    ]),
   ];
 }
 

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 import cutaway as ca
 from cutaway.cli import console_output, model_tables
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests import CheckMode
 from cutaway.contract.results import (
     AttributionError,
     Better,
@@ -335,3 +336,20 @@ except ValueError:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr.count(r"\x9b2J") == 6
     assert not [each for each in set(done.stderr) if not (each.isprintable() or each == "\n")]
+
+
+def test_attacks_have_a_table_and_a_line() -> None:
+    """An example a row, with the verdict on it; without a class, a search or a check there are dashes."""
+    left = ("why", ca.Cause.OUT_OF_BOUNDS)
+    rows = (ca.RowCheck(0, ca.Verdict.AGREES), ca.RowCheck(1, ca.Verdict.DISAGREES, *left))
+    check = ca.Check("c", CheckMode.SAME_PASS, 0, 0, 1, 0, ca.Verdict.DISAGREES, *left, rows=rows)
+    whole = ca.AttackResult(
+        "FGSM", {"x": LOGITS}, classes=np.array([3, 4]), losses=np.array([0.5, 2.0]), succeeded=np.array([True, False]),
+        linf=np.array([0.1, 0.25]), parameters=np.array([0.1, np.nan]), checks=(check,),
+    )  # fmt: skip
+    result = ca.InspectResult({}, attacks=(whole, ca.AttackResult("PGD", {"x": LOGITS}, losses=np.ones(1))))
+    shown = text(*tables.result_tables(result))
+    assert "FGSM AGREES 0 3 yes 0.5 0.1 0.1 FGSM DISAGREES 1 4 no 2 0.25 nan PGD - 0 - - 1 - -" in shown
+    lines = repr(result).splitlines()
+    assert "DISAGREES  FGSM  1 of 2 reached the aim  changes of at most 0.25  least 0.1, nan: OUT_OF_BOUNDS" in lines[1]
+    assert "NOT CHECKED  PGD" in lines[2]

@@ -21,7 +21,7 @@ import cutaway as ca
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Attack, CheckMode, CheckRequest, ClassIndex
 from cutaway.contract.results import AttackResult, Cause, InspectResult, Verdict
-from cutaway.contract.results.arrays import by_name, tensors
+from cutaway.contract.results.arrays import by_name, entries
 from cutaway.engine.cost.estimate import estimate
 from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution.inspect import inspect
@@ -579,11 +579,11 @@ def test_a_dry_run_has_the_shapes_and_at_least_the_passes() -> None:
         )  # fmt: skip
         inspect(model, request, inputs)  # which finds out what it can about the model
         plan = plan_request(model, request, inputs)
-        expected = {name: entry.array.shape for name, entry in by_name(tensors(estimate(plan))).items()}
+        expected = {name: entry.array.shape for name, entry in by_name(entries(estimate(plan))).items()}
         rows: list[int] = []
         with model.passes.watched_by(partial(count, rows)):
             result = inspect(model, request, inputs)
-        assert {name: entry.array.shape for name, entry in by_name(tensors(result)).items()} == expected
+        assert {name: entry.array.shape for name, entry in by_name(entries(result)).items()} == expected
         assert sum(rows) - 2 <= sum(count for _, count in costs(plan))
 
 

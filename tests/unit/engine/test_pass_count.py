@@ -221,3 +221,23 @@ def test_nor_where_a_fault_is_looked_into(name: str, mode: ca.CheckMode) -> None
         ran.since()
         inspect(subject, request, dict(fault.inputs))
         assert ran.since() <= most + len(next(iter(fault.inputs.values())))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_attacks_and_sweeps_beyond_the_limit_are_refused_with_their_field(in_place: bool) -> None:
+    """Also where a request takes the errors of attributions in their places: these have none."""
+    with serve({"m": built()}, settings=Settings(max_passes=120)) as server, ca.Client(server.address) as client:
+        for more, field in (
+            ({"attacks": ca.PGD(n_steps=2000)}, "attacks[0]"),
+            ({"attacks": ["fgsm", ca.PGD(n_steps=2000)]}, "attacks[1]"),
+            ({"sweep": ca.Sweep("0", zeros=True)}, "sweep"),
+        ):
+            with pytest.raises(ca.ResourceExhausted, match="120 are allowed") as refusal:
+                client.inspect(
+                    "m", {"input": X}, target=1, attributions=["saliency"], check="off",
+                    attribution_errors_in_place=in_place, **more,
+                )  # fmt: skip
+            assert refusal.value.field == field
+        with pytest.raises(ca.ResourceExhausted, match="steps") as refusal:
+            client.inspect("m", {"input": X}, attacks=ca.PGD(n_steps=20_000))
+        assert refusal.value.field == "attacks[0].pgd.n_steps"
