@@ -301,3 +301,24 @@ def test_every_array_is_saved_by_its_name(site: Served, inspector: Inspector, tm
     with np.load(tmp_path / "one.npz") as saved:
         assert set(saved.files) == set(expected)
         assert all(np.array_equal(saved[name], array) for name, array in expected.items())
+
+
+def test_an_attack_is_shown_beside_the_input(site: Served, answered: Inspector) -> None:
+    """Its picture, the numbers of the client, and how far each explanation changed."""
+    page = answered
+    page.go("Edits")
+    page.page.fill("label:has-text('Largest change') input", "0.25")
+    page.page.click("button:text-is('Attack')")
+    page.page.wait_for_selector(".attacked canvas")
+    page.page.wait_for_selector(".strip button.primary")
+    assert page.page.locator(".attacked canvas").count() == 2
+    with ca.Client(site.address) as client:
+        (attack,) = client.inspect("digits", {"image": IMAGE}, attacks=ca.FGSM(0.25)).attacks
+    panel = " ".join(" ".join(page.texts("section:has(#attacks)")).split())
+    assert attack.losses is not None
+    assert attack.losses_before is not None
+    assert attack.succeeded is not None
+    assert f"loss before {attack.losses_before[0]:.4g} loss now {attack.losses[0]:.4g} largest change 0.25" in panel
+    assert f"It {'reached' if attack.succeeded[0] else 'missed'} its aim." in panel
+    assert panel.count("Saliency") == 1
+    assert "Captum's FGSM with steps along the signs of raw gradients" in panel
