@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -322,3 +323,39 @@ def test_an_attack_is_shown_beside_the_input(site: Served, answered: Inspector) 
     assert f"It {'reached' if attack.succeeded[0] else 'missed'} its aim." in panel
     assert panel.count("Saliency") == 1
     assert "Captum's FGSM with steps along the signs of raw gradients" in panel
+
+
+FITS = (
+    "() => { const wide = document.querySelector('.wide:has(.quality)'); return wide.scrollWidth <= wide.clientWidth; }"
+)
+
+
+def test_the_quality_of_an_explanation(answered: Inspector) -> None:
+    """Each metric with its figure for random numbers, which is better, and a curve through the reply's own points."""
+    answered.open_question(
+        "digits",
+        attributions=[{"integratedGradients": {}, "quality": {"randomisation": False}}, {"saliency": {}}],
+    )
+    answered.page.wait_for_selector(".methods:not(:has-text('LayerGradCam'))")
+    answered.give(IMAGE.tolist())
+    answered.ask()
+    answered.go("Explanations")
+    answered.page.wait_for_selector(".quality")
+    rows = answered.page.query_selector_all(".quality tbody tr")
+    texts = [[cell.inner_text() for cell in row.query_selector_all("th, td")] for row in rows]
+    assert len(texts) == 17
+    heads = [[line for line in text[0].split("\n") if line] for text in texts]
+    by_name = {name: [better, *text[1:]] for (name, better), text in zip(heads, texts)}
+    assert by_name["deletion"][0] == "lower is better"
+    assert by_name["insertion"][0] == "higher is better"
+    assert all(by_name["deletion"][1:])
+    assert by_name["sensitivity max"][2] == ""
+    with_curve = [name for name, row in zip(by_name, rows) if row.query_selector("svg.curve")]
+    assert with_curve == ["deletion", "insertion", "symmetric relevance gain"]
+    for width in (360, 1920):
+        answered.page.set_viewport_size({"width": width, "height": 900})
+        assert answered.page.evaluate(FITS)
+    points = answered.page.get_attribute(".quality svg.curve polyline", "points") or ""
+    assert len(points.split()) == 11
+    said = answered.page.inner_text(".quality ~ p, .wide:has(.quality) + p")
+    assert re.fullmatch(r"Better than an attribution of random numbers in \d+ of 10 metrics\.", said)

@@ -257,3 +257,19 @@ def test_a_metric_that_fails_half_way_leaves_nothing_behind(metric: Metric) -> N
 
 
 # What cannot be asked.
+
+
+@pytest.mark.parametrize("asked", PLACED, ids=lambda asked: type(asked).__name__)
+def test_every_method_has_a_report(asked: Attribution) -> None:
+    """All that applies is finite, but correlations of one number; the explanation, and the model, are as without it."""
+    model, of_neuron = RECTIFIED(), isinstance(asked, ca.NeuronGradient)
+    more: dict[str, Any] = {"seed": SEED, "check": OFF, **({} if of_neuron else {"target": TARGET})}
+    plain = ask(model, ROW, asked, **more).attributions[0]
+    with untouched(model):
+        result = ask(model, ROW, replace(asked, quality=ca.Quality()), **more).attributions[0]
+    assert len(result.metrics) > 10
+    has_ranks = sum(values[0].size for values in result.values.values()) > 1
+    for metric in result.metrics:
+        assert np.isfinite(metric.values).all() or not has_ranks, metric
+    for name, values in plain.values.items():
+        assert np.array_equal(values, result.values[name])

@@ -7,9 +7,9 @@ import { short } from "../ui/text.js";
 import type { ExplanationProps } from "./Values.js";
 
 const WORDS: Partial<Record<Better, string>> = {
-  [Better.HIGHER]: "higher",
-  [Better.LOWER]: "lower",
-  [Better.ZERO]: "near 0",
+  [Better.HIGHER]: "higher is better",
+  [Better.LOWER]: "lower is better",
+  [Better.ZERO]: "near 0 is better",
 };
 
 /** Shows the metrics of one example, if the question has any. */
@@ -25,13 +25,15 @@ export function Quality({ asked, row, attribution }: ExplanationProps): preact.J
     <>
       <Table
         kind="quality"
-        heads={["Metric", "Value", "Random", "Better", "Curve"]}
+        heads={["Metric", "Value", "Random"]}
         rows={metrics.map(({ name, values, random, better, curve }) => [
-          name.replaceAll("_", " "),
+          <>
+            {name.replaceAll("_", " ")}
+            <p class="muted small">{WORDS[better]}</p>
+            {curve && <Curve values={exampleOf(asked, fromMessage(curve), row).values} />}
+          </>,
           values[row],
           random[row],
-          WORDS[better],
-          curve && <Curve values={exampleOf(asked, fromMessage(curve), row).values} />,
         ])}
       />
       {compared.length > 0 && (

@@ -385,8 +385,7 @@ def _checked_result(
             raise CannotShare
         verdicts = (failed_check(problem, method, check, failure),)
     with timed(main.timings, "attribution_ms"):
-        tokens = token_attribution(problem, values, main.batch) if problem.request.is_judged else None
-        measured = metrics(problem, values, tokens)
+        measured = metrics(problem, values, lambda: token_attribution(problem, values, main.batch))
     verdicts += insensitive(measured, values, check.mode)
     at_input = target_at_inputs(problem, main.outputs) if method.differentiates else None
     result = attribution_result(problem, values, sums, at_input)

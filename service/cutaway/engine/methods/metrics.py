@@ -37,15 +37,19 @@ RANDOM = 3
 _MOST_STEPS = 1000
 
 
-def metrics(problem: AttributionProblem, values: Values, tokens: TokenAttribution | None) -> tuple[MetricResult, ...]:
+def metrics(
+    problem: AttributionProblem, values: Values, tokens: Callable[[], TokenAttribution | None]
+) -> tuple[MetricResult, ...]:
     """Computes the request's metrics for ``values``, the attribution of ``problem``; each draws from the seed anew.
 
-    ``tokens``: its sums by token, of an embedding; else None.
+    ``tokens``: returns its sums by token, of an embedding; else None.
 
     Raises:
         InvalidArgument: with the field at fault; not for a metric of `Quality`, which is left out instead.
     """
-    results, judged, asked = [], Judged(problem, values, tokens), problem.request.metrics
+    if not problem.request.is_judged:
+        return ()
+    results, judged, asked = [], Judged(problem, values, tokens()), problem.request.metrics
     for index, metric in enumerate((*asked, *_of_quality(problem))):
         try:
             with at(f"metrics[{index}]"), drawing(problem):

@@ -219,8 +219,7 @@ def refuse_sweep(request: requests.InspectRequest, rows: int) -> None:
     if request.sweep is None:
         return
     if request.sweep.source >= rows and not request.sweep.zeros:
-        what = f"row {request.sweep.source}; the batch has rows 0 to {rows - 1}"
-        raise error(Reason.ROW_RANGE, what, "sweep.source")
+        raise error(Reason.ROW_RANGE, f"row {request.sweep.source}; there are rows 0 to {rows - 1}", "sweep.source")
     if rows < 2 and not request.sweep.zeros:
         what = "a batch of one row has no other one to put its values into: send a second row, or zeros=True"
         raise error(Reason.ROW_RANGE, what, "sweep.source")
