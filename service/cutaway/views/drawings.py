@@ -13,7 +13,7 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests.fields import suggestion
 from cutaway.contract.results import ClassPrediction
 from cutaway.contract.tensors import Array
-from cutaway.views.pictures import FEATURES, OUTLIERS, by_feature, layout_of, same_ratio, without_ones
+from cutaway.views.pictures import COARSE, FEATURES, OUTLIERS, by_feature, layout_of, same_ratio, without_ones
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -415,7 +415,7 @@ def _draw_picture(
         below = _levels(under if look.blend is not None or under.ndim < 3 else under.mean(axis=0))
         axes.imshow(below, "gray", extent=_WHOLE, aspect=aspect)
         by_size = _MOST_OPAQUE * np.clip(np.abs(_finite(picture)) / scale.high, 0, 1)
-        smooth = "bilinear" if picture.shape[-1] < under.shape[-1] else None
+        smooth = "bilinear" if COARSE * picture.shape[-1] < under.shape[-1] else None
         shown = axes.imshow(
             picture, scale.colours, vmin=scale.low, vmax=scale.high, extent=_WHOLE, aspect=aspect,
             alpha=by_size if look.blend is None else look.blend, interpolation=look.interpolation or smooth,

@@ -29,6 +29,7 @@ from cutaway.contract.results.summary import (
 from cutaway.contract.tensors import Array
 from cutaway.views.pictures import (
     AGAINST,
+    COARSE,
     FOR,
     MAGNITUDE,
     SIGNLESS,
@@ -87,8 +88,7 @@ STYLE = """
 .cutaway .inconclusive{background:#9a6700}.cutaway .not-applicable,.cutaway .not-checked{background:#656d76}
 .cutaway .series{display:grid;grid-template-columns:minmax(0,max-content) 15rem max-content;gap:0 8px;font-size:12px;
   align-items:center}
-.cutaway .series .of{grid-column:1}
-.cutaway .series svg{width:100%;height:26px;overflow:visible}
+.cutaway .series .of{grid-column:1}.cutaway .series svg{width:100%;height:26px;overflow:visible}
 .cutaway .series polyline{fill:none;stroke:currentColor;vector-effect:non-scaling-stroke}
 .cutaway .series img,.cutaway .series p{grid-column:2}
 .cutaway .series img{width:100%;height:7px;margin:0 0 6px;max-width:none;background:#fff;
@@ -317,7 +317,7 @@ def _heat_map(values: Array, ground: str, ground_sides: tuple[int, int] | None, 
     small = coarse(values)
     picture = _heat(small, strongest(small), signless, f"heat map {outline(values)}")
     beneath = [element("i", class_=ground)] if fits else []
-    smooth = " smooth" if ground_sides is not None and fits and max(values.shape) < max(ground_sides) else ""
+    smooth = " smooth" if ground_sides is not None and fits and COARSE * max(values.shape) < max(ground_sides) else ""
     return element("span", *beneath, picture, class_=f"picture blank{smooth}", style=picture_size(values.shape))
 
 

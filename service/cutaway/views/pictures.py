@@ -59,6 +59,9 @@ SIGNLESS = ("Saliency",)
 OUTLIERS = 0.005
 """The fraction of a large array's elements that may lie beyond the ends of its colour scale."""
 
+COARSE = 3
+"""How many pixels of an image lie below one of a map that is smooth, along a side."""
+
 Layout: TypeAlias = Literal["number", "bars", "series", "picture", "table", "planes"]
 """How one example of an array is drawn: a series is [time, features], planes are pictures side by side."""
 

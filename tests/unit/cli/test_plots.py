@@ -336,12 +336,15 @@ def test_an_attribution_is_drawn_as_it_is_asked_for(sign: Any) -> None:
 
 def test_a_photo_shows_through_its_map() -> None:
     """In grey, as far as a number is small, up to the one which 0.5 percent exceed; the map of a layer is smooth."""
-    result = image(rows=1, side=64)
+    coarse = numbers(1, 1, 16, 16)
+    one = image(rows=1, side=64)
+    layer = ca.AttributionResult("LayerGradCam", "conv1", {"conv1": coarse})
+    result = replace(one, attributions=(one.attributions[0], layer))
     drawn: Any = result.plot()
     pairs = [axes.images for axes in drawn.axes if len(axes.images) == 2]
     sent = result.request.tensors["image"][0].astype(float)
     grey = sent.mean(axis=0)
-    pictures = result.attributions[0].values["image"][0].astype(float).sum(axis=0), numbers(1, 1, 32, 32)[0, 0]
+    pictures = result.attributions[0].values["image"][0].astype(float).sum(axis=0), coarse[0, 0]
     for (below, above), values, smooth in zip(pairs, pictures, ("auto", "bilinear"), strict=True):
         np.testing.assert_allclose(below.get_array(), (grey - grey.min()) / np.ptp(grey))
         most = np.quantile(np.abs(values), 0.995) if values.size > 2000 else np.abs(values).max()
