@@ -207,6 +207,26 @@ def test_only_a_method_with_a_sign_is_red_or_blue() -> None:
         ] == kinds
 
 
+def test_a_map_without_a_sign_is_neither_red_nor_blue() -> None:
+    """Its picture has another colour, which that of a method with a sign never has."""
+    values = np.abs(numbers(1, 3, 8, 8))
+    for method in ("Saliency", "IntegratedGradients"):
+        attribution = ca.AttributionResult(method, "", {"image": values})
+        shown = page(replace(image(rows=1), attributions=(attribution,)))
+        (url,) = [value for name, value in shown.attributes if name == "src"]
+        with Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as drawn:
+            red, green, blue, _ = np.moveaxis(np.asarray(drawn, int), -1, 0)
+        assert (red > blue).all() == (green < blue).all() == (method != "Saliency")
+
+
+def test_vectors_of_several_inputs_are_told_apart() -> None:
+    """Where their elements have no names, by the inputs'."""
+    values = {"x": np.array([[2.0, 1.0]]), "y": np.array([[-3.0]])}
+    result = ca.InspectResult({}, attributions=(ca.AttributionResult("DeepLift", "", values),))
+    shown = page(Inspection.of(result, InspectRequest("net")))
+    assert shown.of("span")[1::2] == ["y 0", "x 0", "x 1"]
+
+
 def test_labels_keep_what_differs() -> None:
     """Where all begin alike, as codes of a thousand classes do."""
     labels = [f"n0000{index} European animal" for index in range(4)]
