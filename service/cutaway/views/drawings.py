@@ -113,6 +113,7 @@ MOST_BARS = 16
 """The most named elements of a vector that are drawn."""
 
 _MAX_BARS = 64
+_NAMED = 0.6  # the part of a box that is for names
 _LEAST_BARS = 4  # the room that a few bars take
 _NAME, _WORDS = 20, 23  # letters of a name, and of it with the note behind it
 _LABELS_PER_INCH = 2.6
@@ -253,7 +254,7 @@ def draw_features(
     lengths = _finite(look.of(values).reshape(-1))
     largest = np.argsort(-np.abs(lengths), kind="stable")[:MOST_BARS]
     largest = np.sort(largest) if in_order else largest
-    axes = _bare(sheet.axes(box._replace(left=box.left + 0.55 * box.width, width=0.45 * box.width)))
+    axes = _bare(sheet.axes(box._replace(left=box.left + _NAMED * box.width, width=(1 - _NAMED) * box.width)))
     colours = [_POSITIVE if lengths[number] >= 0 else _NEGATIVE for number in largest]
     axes.barh(np.arange(len(largest)), lengths[largest], color=colours)
     axes.set_ylim(max(len(largest), _LEAST_BARS) - 0.5, -0.5)

@@ -227,6 +227,18 @@ def test_features_stand_by_name() -> None:
     assert [text for text in texts if text in expected] == expected
 
 
+def test_names_with_what_was_sent_stay_in_the_figure() -> None:
+    """The name is cut, not the number."""
+    names = ("income per year and household", "debt")
+    one = ca.AttributionResult("DeepLift", "", {"x": np.array([[1.0, 2.0]])})
+    result = ca.InspectResult({}, attributions=(one,), feature_names={"x": names})
+    drawn = Inspection.of(result, InspectRequest("loans", {"x": np.array([[52_000.0, 1200.5]])})).plot()
+    texts = [text for axes in drawn.axes for text in axes.texts]
+    assert [text.get_text() for text in texts][::2] == ["debt = 1,200.5", "income per ye… = 52,000"]
+    renderer = FigureCanvasAgg(drawn).get_renderer()
+    assert all(text.get_window_extent(renderer).x0 >= 0.4 * drawn.dpi for text in texts)
+
+
 def test_what_cannot_be_drawn_harms_nothing() -> None:
     """NaN, infinities, empty and scalar tensors, other first axes, several calls: a picture all the same."""
     arrays = np.full((2, 3, 4), np.nan), np.array([np.inf, 1.0]), np.zeros((2, 0, 4)), numbers(7, 2, 3, 4, 5)
