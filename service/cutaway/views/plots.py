@@ -235,9 +235,14 @@ def _attributions(example: _Example, sent: Mapping[str, Array], look: Look, *, l
                 target = f" · class {example.class_text(int(targets[example.row]))}"
             if (failure := attribution.error) is not None:
                 yield Panel(heading, attribution.layer, np.empty(0), partial(_draw_failure, failure))
-            for name, array in attribution.values.items():
-                values = example.part(array)
-                verdict = outcome_of_row(attribution.checks, example.row).verdict if attribution.checks else None
+            verdict = outcome_of_row(attribution.checks, example.row).verdict if attribution.checks else None
+            parts = {name: example.part(array) for name, array in attribution.values.items()}
+            joined = {} if layers else {name: part for name, part in parts.items() if _is_named(example, name, part)}
+            if joined:
+                yield _features(example, heading, target, joined, sent, look, verdict)
+            for name, values in parts.items():
+                if name in joined:
+                    continue
                 if not layers:
                     yield _at_input(example, heading, (name, target), values, sent, look, verdict)
                 elif (tokens := attribution.tokens) is not None and example.row < len(tokens.texts):
@@ -289,12 +294,38 @@ def _at_input(
     if layout == "series":
         draw: Drawing = partial(draw_series, names=names, look=look, sent=beside)
         return _panel(title, detail, values, draw, verdict=verdict, span=_SERIES)
-    if layout == "number" or (layout == "bars" and len(names) == values.size):
-        notes = () if beside is None else [f" = {short_number(each)}" for each in beside.flat]
-        draw = partial(draw_features, names=names or (name,), look=look, notes=notes)
-        return _panel(title, detail, values, draw, most=MOST_BARS, verdict=verdict)
+    if _is_named(example, name, values):
+        return _features(example, title, about[1], {name: values}, sent, look, verdict)
     draw = partial(draw_with_sums, look=look, under=_image_in({name: own} if own is not None else sent))
     return _panel(title, detail, values, draw, sum_colours=True, verdict=verdict)
+
+
+def _is_named(example: _Example, name: str, values: Array) -> bool:
+    """Returns whether what is about an input is a number, or a vector whose elements have names."""
+    layout = layout_of(values)
+    return layout == "number" or (layout == "bars" and len(example.result.feature_names.get(name, ())) == values.size)
+
+
+def _features(
+    example: _Example,
+    title: str,
+    target: str,
+    parts: Mapping[str, Array],
+    sent: Mapping[str, Array],
+    look: Look,
+    verdict: Verdict | None,
+) -> Panel:
+    """Returns a panel with the bars of what is about inputs that `_is_named`, all of one scale."""
+    names: list[str] = []
+    notes: list[str] = []
+    for name, values in parts.items():
+        own = sent.get(name)
+        names += example.result.feature_names.get(name, (name,))
+        known = own is not None and own.shape == values.shape
+        notes += [f" = {short_number(each)}" for each in own.flat] if known and own is not None else [""] * values.size
+    draw = partial(draw_features, names=names, look=look, notes=notes)
+    joined = np.concatenate([values.reshape(-1) for values in parts.values()])
+    return _panel(title, ", ".join(parts) + target, joined, draw, most=MOST_BARS, verdict=verdict)
 
 
 def _image_in(sent: Mapping[str, Array]) -> Array | None:

@@ -403,13 +403,17 @@ def test_a_series_is_lines_over_time_above_its_attribution(names: tuple[str, ...
 
 
 def test_a_number_has_the_name_of_its_input_and_what_was_sent() -> None:
-    """A bar of its own, in the colour of its sign."""
-    one = ca.AttributionResult("FeatureAblation", "", {"region": np.array([-0.5])})
-    result = ca.InspectResult({"output": numbers(1, 2)}, attributions=(one,))
-    drawn: Any = Inspection.of(result, InspectRequest("loans", {"region": np.array([3])})).plot()
-    axes = drawn.axes[-1]
-    assert [text.get_text() for text in axes.texts] == ["region = 3", "-0.5"]
-    assert [bar.get_width() for bar in axes.patches] == [-0.5]
+    """A bar in its place among those of the features, and on their scale."""
+    values = {"money": np.array([[0.25, -1.0]]), "region": np.array([-0.5])}
+    one = ca.AttributionResult("FeatureAblation", "", values)
+    result = ca.InspectResult({}, attributions=(one,), feature_names={"money": ("debt", "rent")})
+    sent = {"money": np.array([[7.0, 9.0]]), "region": np.array([3])}
+    drawn: Any = Inspection.of(result, InspectRequest("loans", sent)).plot()
+    (axes,) = drawn.axes
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["rent = 9", "-1", "region = 3", "-0.5", "debt = 7", "0.25"]
+    assert [bar.get_width() for bar in axes.patches] == [-1, -0.5, 0.25]
+    assert "money, region" in written(drawn)
 
 
 def test_tokens_stand_beside_their_sums() -> None:
