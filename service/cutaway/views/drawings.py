@@ -13,6 +13,7 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests.fields import suggestion
 from cutaway.contract.results import ClassPrediction
 from cutaway.contract.tensors import Array
+from cutaway.views.pictures import COARSE, FEATURES, OUTLIERS, by_feature, layout_of, same_ratio, without_ones
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,13 +106,17 @@ Its colour scale is right of the box, within `SCALE` inches; labels are below it
 SCALE = 0.5
 """Inches right of a picture for its colour scale."""
 
-_MAX_CHANNELS = 16
+MAX_CHANNELS = 16
+"""The most channels of a tensor that are drawn."""
+
+MOST_BARS = 16
+"""The most named elements of a vector that are drawn."""
+
 _MAX_BARS = 64
-_MOST_FEATURES = 10
-_NAME = 20  # letters of a name
+_NAMED = 0.6  # the part of a box that is for names
+_LEAST_BARS = 4  # the room that a few bars take
+_NAME, _WORDS = 20, 23  # letters of a name, and of it with the note behind it
 _LABELS_PER_INCH = 2.6
-_MAX_ASPECT = 3  # a picture has at most this ratio of its sides; beyond that it is drawn as a table
-_OUTLIERS = 0.005  # the fraction of a large array's elements that may lie beyond the ends of its colour scale
 _LARGE = 2000
 
 _BETWEEN = "#e6eaee"
@@ -175,7 +180,7 @@ def _range(picture: Array, look: Look) -> _Range:
     """Returns the colour scale for an array: 0 is white if there are negative numbers, else the darkest colour."""
     sizes = np.abs(picture[np.isfinite(picture)])
     largest = float(sizes.max(initial=0))
-    outliers = (_OUTLIERS if sizes.size > _LARGE else 0) if look.outlier_percent is None else look.outlier_percent / 100
+    outliers = (OUTLIERS if sizes.size > _LARGE else 0) if look.outlier_percent is None else look.outlier_percent / 100
     high = float(np.quantile(sizes, 1 - outliers)) if outliers and sizes.size else largest
     high = high or largest or 1.0
     signed = bool((picture < 0).any())
@@ -190,7 +195,7 @@ def draw_image(sheet: Sheet, box: Box, values: Array) -> None:
     if values.ndim == 3 and len(values) == 3:
         _bare(sheet.axes(box)).imshow(_levels(values))
     else:
-        _draw_picture(sheet, box, _flat(values), _Range(_GREY, low, high))
+        _draw_picture(sheet, box, without_ones(values), _Range(_GREY, low, high))
 
 
 def draw_with_norms(sheet: Sheet, box: Box, values: Array) -> None:
@@ -226,18 +231,85 @@ def draw_bars(sheet: Sheet, box: Box, values: Array, predicted: ClassPrediction 
         _highlight(axes, heights, predicted, box.width)
 
 
-def draw_features(sheet: Sheet, box: Box, values: Array, names: Sequence[str], look: Look = _USUAL) -> None:
-    """Draws the `_MOST_FEATURES` largest elements of a vector as bars with their names, the largest first."""
+def draw_features(
+    sheet: Sheet,
+    box: Box,
+    values: Array,
+    names: Sequence[str],
+    look: Look = _USUAL,
+    notes: Sequence[str] = (),
+    in_order: bool = False,
+) -> None:
+    """Draws the `MOST_BARS` largest elements of a vector as bars with their names and numbers, the largest first.
+
+    Args:
+        sheet: where to draw.
+        box: where on the sheet.
+        values: of one example.
+        names: of the elements.
+        look: how.
+        notes: what stands behind the names, such as the numbers that were sent.
+        in_order: draws these elements in the order that they have in the vector.
+    """
     lengths = _finite(look.of(values).reshape(-1))
-    largest = np.argsort(-np.abs(lengths), kind="stable")[:_MOST_FEATURES]
-    axes = _bare(sheet.axes(box._replace(left=box.left + 0.55 * box.width, width=0.45 * box.width)))
+    largest = np.argsort(-np.abs(lengths), kind="stable")[:MOST_BARS]
+    largest = np.sort(largest) if in_order else largest
+    axes = _bare(sheet.axes(box._replace(left=box.left + _NAMED * box.width, width=(1 - _NAMED) * box.width)))
     colours = [_POSITIVE if lengths[number] >= 0 else _NEGATIVE for number in largest]
     axes.barh(np.arange(len(largest)), lengths[largest], color=colours)
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(largest), _LEAST_BARS) - 0.5, -0.5)
     for place, number in enumerate(largest):
-        name = names[number] if len(names[number]) <= _NAME else f"{names[number][: _NAME - 1]}…"
-        text = axes.text(-0.04, place, name, fontsize=6, color=INK, ha="right", va="center", parse_math=False)
-        text.set_transform(axes.get_yaxis_transform())
+        note = notes[number] if notes else ""
+        room = min(_NAME, max(_WORDS - len(note), 6))
+        name = names[number] if len(names[number]) <= room else f"{names[number][: room - 1]}…"
+        for side, words, align in ((-0.04, name + note, "right"), (1.04, _number(float(lengths[number])), "left")):
+            text = axes.text(side, place, words, fontsize=6, color=INK, ha=align, va="center", parse_math=False)
+            text.set_transform(axes.get_yaxis_transform())
+
+
+def draw_series(
+    sheet: Sheet,
+    box: Box,
+    values: Array,
+    names: Sequence[str],
+    look: Look = _USUAL,
+    sent: Array | None = None,
+) -> None:
+    """Draws a series [time, features]: for each feature its numbers as a line, and below it its attributions.
+
+    Args:
+        sheet: where to draw.
+        box: where on the sheet.
+        values: the attributions, those with the largest sums first; without ``sent`` the numbers, in their order.
+        names: of the features; may be empty.
+        look: how attributions are drawn.
+        sent: the numbers that ``values`` are about.
+    """
+    drawn = look.of(without_ones(values)) if sent is not None else without_ones(values)
+    lines, scale = drawn if sent is None else without_ones(sent), _range(drawn, look)
+    shown = [*range(min(FEATURES, lines.shape[1]))] if sent is None else by_feature(drawn)
+    tall, left = box.height / len(shown), box.left + _NAMES
+    place = Box(left, box.top, box.left + box.width - left, box.height)
+    for number, feature in enumerate(shown):
+        top = box.top + number * tall
+        name = names[feature] if names else f"feature {feature}"
+        sheet.text(box.left, top + 0.45 * tall, fitted(name, _NAMES - 0.1, 7, "normal", keep="start"), 7)
+        axes = _bare(sheet.axes(place._replace(top=top, height=(0.62 if sent is not None else 0.85) * tall)))
+        axes.plot(np.arange(len(lines)), lines[:, feature], color=INK, linewidth=0.8)
+        axes.set_xlim(-0.5, len(lines) - 0.5)
+        axes.spines[:].set_visible(False)
+        if sent is not None:
+            strip = sheet.axes(place._replace(top=top + 0.64 * tall, height=0.22 * tall))
+            image = _show(strip, drawn[None, :, feature], scale, look, "auto")
+            strip.spines[:].set_visible(False)
+            if not number:
+                _draw_scale(sheet, box, image, scale)
+    left_out = f", {len(shown)} of {lines.shape[1]} features" * (len(shown) < lines.shape[1])
+    sheet.text(left, box.top + box.height + 0.12, f"time: 0 to {len(lines) - 1}{left_out}", 7, color=FAINT)
+
+
+_NAMES = 1.4
+"""Inches left of a series for the names of its features."""
 
 
 def _sides(heights: Array) -> list[tuple[str, Array]]:
@@ -301,7 +373,7 @@ def _draw_array(
     under: Array | None = None,
 ) -> None:
     """Draws an array by its shape: a vector as bars, channels as tiles, a long table with totals of rows."""
-    flat = _flat(values)
+    flat = without_ones(values)
     if flat.size == 0:
         sheet.text(box.left, box.top + box.height / 2, "empty", 9, color=FAINT)
     elif flat.ndim < 2:
@@ -309,7 +381,7 @@ def _draw_array(
     elif flat.ndim > 2:
         picture = _mosaic(flat.reshape(-1, *flat.shape[-2:]))
         _draw_picture(sheet, box, picture, _range(picture, look), look)
-    elif max(flat.shape) <= _MAX_ASPECT * min(flat.shape):
+    elif layout_of(flat) == "picture":
         _draw_picture(sheet, box, flat, _range(flat, look), look, under)
     else:
         _draw_table(sheet, box, flat, summary, summarise(flat), look)
@@ -320,16 +392,9 @@ def _finite(values: Array) -> Array:
     return np.where(np.isfinite(values), values, 0.0)
 
 
-def _flat(values: Array) -> Array:
-    """Returns ``values`` without leading axes of length 1."""
-    while values.ndim > 1 and values.shape[0] == 1:
-        values = values[0]
-    return values
-
-
 def _mosaic(channels: Array) -> Array:
     """Returns the first of the channels [channels, height, width] as tiles of one picture, with NaN between them."""
-    shown = channels[:_MAX_CHANNELS]
+    shown = channels[:MAX_CHANNELS]
     count, height, width = shown.shape
     across = math.ceil(math.sqrt(count))
     down = math.ceil(count / across)
@@ -344,18 +409,26 @@ def _mosaic(channels: Array) -> Array:
 def _draw_picture(
     sheet: Sheet, box: Box, picture: Array, scale: _Range, look: Look = _USUAL, under: Array | None = None
 ) -> None:
+    """Draws an array in colours over ``under``, which shows through where numbers are small, or as ``blend`` says."""
     axes = sheet.axes(box)
-    if look.blend is not None and under is not None:
-        axes.imshow(_levels(under), "gray", extent=_WHOLE, aspect=under.shape[-2] / under.shape[-1])
+    if under is not None and (look.blend is not None or same_ratio(picture.shape, under.shape[-2:])):
+        aspect = under.shape[-2] / under.shape[-1]
+        below = _levels(under if look.blend is not None or under.ndim < 3 else under.mean(axis=0))
+        axes.imshow(below, "gray", extent=_WHOLE, aspect=aspect)
+        by_size = _MOST_OPAQUE * np.clip(np.abs(_finite(picture)) / scale.high, 0, 1)
+        smooth = "bilinear" if COARSE * picture.shape[-1] < under.shape[-1] else None
         shown = axes.imshow(
-            picture, scale.colours, vmin=scale.low, vmax=scale.high, alpha=look.blend, extent=_WHOLE,
-            aspect=under.shape[-2] / under.shape[-1], interpolation=look.interpolation,
+            picture, scale.colours, vmin=scale.low, vmax=scale.high, extent=_WHOLE, aspect=aspect,
+            alpha=by_size if look.blend is None else look.blend, interpolation=look.interpolation or smooth,
         )  # fmt: skip
         _draw_scale(sheet, box, shown, scale)
         _bare(axes)
     else:
         _draw_scale(sheet, box, _show(axes, picture, scale, look), scale)
 
+
+_MOST_OPAQUE = 0.9
+"""How far the strongest colours cover the image below them."""
 
 _WHOLE = (0.0, 1.0, 1.0, 0.0)
 """The place of a picture that covers another one, whatever their sizes: left, right, bottom, top."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from html import escape
 from itertools import takewhile
 
 import numpy as np
@@ -29,16 +28,32 @@ from cutaway.contract.results.summary import (
 )
 from cutaway.contract.tensors import Array
 from cutaway.views.pictures import (
+    AGAINST,
+    COARSE,
+    FOR,
+    MAGNITUDE,
+    SIGNLESS,
+    STEPS,
+    Markup,
     SentInput,
     as_image,
+    by_feature,
     class_labels,
     coarse,
     colour,
+    distinct,
+    element,
     heat,
+    layout_of,
+    line,
     photograph,
+    picture_size,
+    same_ratio,
     sent_inputs,
     short_number,
     strongest,
+    thinned,
+    without_ones,
 )
 
 # Text and background are those of the notebook, light or dark.
@@ -55,14 +70,13 @@ STYLE = """
 .cutaway .picture{position:relative;display:block;width:150px;background-size:100% 100%;image-rendering:pixelated}
 .cutaway .picture i{position:absolute;inset:0;background-size:100% 100%;filter:grayscale(1);opacity:.75}
 .cutaway .picture img{position:relative;display:block;width:100%;height:100%;margin:0;max-width:none}
-.cutaway .blank{background:#fff}
+.cutaway .blank{background:#fff}.cutaway .smooth{image-rendering:auto}
 .cutaway .bars{display:grid;grid-template-columns:minmax(0,max-content) 110px max-content;gap:2px 8px;font-size:12px;
   align-items:center}
 .cutaway .bars span:nth-child(3n+1){max-width:13rem;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
 .cutaway .bars span:nth-child(3n){font-variant-numeric:tabular-nums;text-align:right}
 .cutaway .track{position:relative;height:11px;background:#8882}
 .cutaway .track b{position:absolute;top:0;bottom:0;background:#7b8794}
-.cutaway .track b.for{background:#c8373c}.cutaway .track b.against{background:#2d6ec8}
 .cutaway .track b.best{background:#1f8a5b}
 .cutaway .tokens{max-width:42rem;line-height:2.5}
 .cutaway .tokens span{display:inline-block;padding:1px 5px;border-radius:3px;margin:0 1px;line-height:1.25;
@@ -72,8 +86,18 @@ STYLE = """
   white-space:nowrap}
 .cutaway .agrees{background:#1a7f37}.cutaway .disagrees,.cutaway .failed{background:#cf222e}
 .cutaway .inconclusive{background:#9a6700}.cutaway .not-applicable,.cutaway .not-checked{background:#656d76}
+.cutaway .series{display:grid;grid-template-columns:minmax(0,max-content) 15rem max-content;gap:0 8px;font-size:12px;
+  align-items:center}
+.cutaway .series .of{grid-column:1}.cutaway .series svg{width:100%;height:26px;overflow:visible}
+.cutaway .series polyline{fill:none;stroke:currentColor;vector-effect:non-scaling-stroke}
+.cutaway .series img,.cutaway .series p{grid-column:2}
+.cutaway .series img{width:100%;height:7px;margin:0 0 6px;max-width:none;background:#fff;
+  image-rendering:pixelated}
 .cutaway ul{margin:.2em 0;padding-left:1.2em}.cutaway li{overflow-wrap:anywhere}
-"""
+""" + "".join(
+    f".cutaway .track b.{name}{{background:rgb{rgb}}}"
+    for name, rgb in (("for", FOR), ("against", AGAINST), ("size", MAGNITUDE))
+)
 
 
 EXAMPLES = 3
@@ -150,7 +174,7 @@ def _example(
     grounds: dict[str, Picture] = {}
     inputs = sent_inputs(result, request, row)
     for name, sent in list(inputs.items())[:_INPUTS]:
-        panel, picture = _input_panel(name, sent)
+        panel, picture = _input_panel(name, sent, result.feature_names.get(name, ()))
         if picture is not None and room.takes(picture.url):
             grounds[name] = picture
         if panel is not None and (picture is None or name in grounds):
@@ -223,40 +247,12 @@ def _left_out(total: int, shown: int, noun: str, attributed: Sequence[Titled] = 
         yield element("p", f"… {total - shown:,} more {noun} are not shown{told}", class_="note")
 
 
-# HTML elements, in which every text is escaped and made harmless.
-
-_LONGEST = 600  # characters of one text
-
-
-class Markup(str):
-    """Text that is HTML already, or a data URL."""
-
-    __slots__ = ()
-
-
-def element(tag: str, *children: str, **attributes: str) -> Markup:
-    """Returns one element: a child that is no `Markup` is text. An attribute ``class_`` is the class."""
-    words = "".join(f' {name.rstrip("_")}="{_escaped(value)}"' for name, value in attributes.items())
-    return Markup(f"<{tag}{words}>" + ("" if tag == "img" else f"{_joined(children)}</{tag}>"))
-
-
-def _joined(children: Iterable[str]) -> Markup:
-    """Returns the children one after the other, those that are text escaped."""
-    return Markup("".join(map(_escaped, children)))
-
-
-def _escaped(text: str) -> str:
-    return text if isinstance(text, Markup) else escape(harmless(text, _LONGEST))
-
-
 # Arrays of one example as HTML: bars, heat maps over the input, coloured tokens.
 
 _MAX_BARS = 10
 _MAX_OUTPUTS = 6
 _MAX_TOKENS = 160
 _LABEL = 40
-_SIDE = 150  # CSS pixels of a picture's width
-_SAME_SHAPE = 0.05  # the relative difference of two pictures' ratios of sides up to which one fits on the other
 
 
 def _badge(verdict: str) -> Markup:
@@ -266,19 +262,14 @@ def _badge(verdict: str) -> Markup:
     )
 
 
-def _signed_bars(names: Sequence[str], values: Array, notes: Sequence[str] = ()) -> Markup:
-    """Draws the largest magnitudes of a vector as bars on both sides of 0, and writes the sum of the others.
-
-    Args:
-        names: the names of the values.
-        values: [features].
-        notes: what to add to the names, such as the values of the features.
-    """
+def _signed_bars(names: Sequence[str], values: Array, signless: bool) -> Markup:
+    """Draws the largest magnitudes of a vector as bars on both sides of 0, and writes the sum of the others."""
     shown = np.argsort(-np.abs(values), kind="stable")[:_MAX_BARS]
     rest = np.delete(values, shown)
     left_out = [f"… {rest.size:,} smaller sum to {short_number(float(rest.sum()))}"] if rest.size else []
-    rows = [(names[index] + (f" = {notes[index]}" if notes else ""), float(values[index])) for index in shown.tolist()]
-    return element("div", _bars(rows), *(element("p", text, class_="note") for text in left_out))
+    rows = [(names[index], float(values[index])) for index in shown.tolist()]
+    kinds = ["size" if signless else "for" if value >= 0 else "against" for _, value in rows]
+    return element("div", _bars(rows, kinds), *(element("p", text, class_="note") for text in left_out))
 
 
 def _output_bars(labels: Sequence[str], values: Array, best: int | None) -> Markup:
@@ -286,19 +277,18 @@ def _output_bars(labels: Sequence[str], values: Array, best: int | None) -> Mark
     shown = np.argsort(-values, kind="stable")[:_MAX_OUTPUTS].tolist()
     if best is not None and best < values.size and best not in shown:
         shown[-1] = best
-    rows = [(labels[index], float(values[index])) for index in shown]
+    rows = list(zip(distinct([labels[index] for index in shown]), map(float, values[shown])))
     left_out = [element("p", f"… {values.size - len(shown):,} lower", class_="note")] * (values.size > len(shown))
-    return element("div", _bars(rows, [index == best for index in shown]), *left_out)
+    return element("div", _bars(rows, ["best" if index == best else "" for index in shown]), *left_out)
 
 
-def _bars(rows: Sequence[tuple[str, float]], best: Sequence[bool] | None = None) -> Markup:
-    """Draws a bar for every name and value; with ``best``, only those bars have a colour."""
+def _bars(rows: Sequence[tuple[str, float]], kinds: Sequence[str]) -> Markup:
+    """Draws a bar for every name and value, in the colour of its CSS class in ``kinds``."""
     finite = [value if np.isfinite(value) else 0.0 for _, value in rows]
     low, high = min(0.0, *finite, 0.0), max(0.0, *finite, 0.0)
     span = (high - low) or 1.0
     cells: list[Markup] = []
-    for index, ((name, value), length) in enumerate(zip(rows, finite)):
-        kind = ("best" if best[index] else "") if best is not None else ("for" if length >= 0 else "against")
+    for kind, (name, value), length in zip(kinds, rows, finite):
         left, width = (min(length, 0.0) - low) / span, abs(length) / span
         bar = element("b", class_=kind, style=f"left:{100 * left:.1f}%;width:{100 * width:.1f}%")
         cells += [element("span", harmless(name, _LABEL), title=harmless(name, 4 * _LABEL))]
@@ -321,28 +311,24 @@ def _token_colours(texts: Sequence[str], values: Array) -> Markup:
     return element("div", element("div", *spans, class_="tokens"), total)
 
 
-def _heat_map(values: Array, ground: str, ground_sides: tuple[int, int] | None) -> Markup:
-    """Draws [height, width] as a heat map; over the input, whose CSS class is ``ground``, if their shapes fit.
+def _heat_map(values: Array, ground: str, ground_sides: tuple[int, int] | None, signless: bool) -> Markup:
+    """Draws [height, width] as a heat map; over the input, whose CSS class is ``ground``, if their shapes fit."""
+    fits = ground_sides is not None and same_ratio(values.shape, ground_sides)
+    small = coarse(values)
+    picture = _heat(small, strongest(small), signless, f"heat map {outline(values)}")
+    beneath = [element("i", class_=ground)] if fits else []
+    smooth = " smooth" if ground_sides is not None and fits and COARSE * max(values.shape) < max(ground_sides) else ""
+    return element("span", *beneath, picture, class_=f"picture blank{smooth}", style=picture_size(values.shape))
 
-    Without Pillow, a text takes the place of the picture.
-    """
-    fits = ground_sides is not None and _same_ratio(values.shape, ground_sides)
+
+def _heat(values: Array, scale: float, signless: bool, text: str) -> Markup:
+    """Draws `heat`; without Pillow, the text of the error takes its place."""
     try:
-        small = coarse(values)
-        picture = element("img", src=Markup(heat(small, strongest(small))), alt=f"heat map {outline(values)}")
+        return element("img", src=Markup(heat(values, scale, signless)), alt=text)
     except CutawayError as failure:
         if failure.reason != Reason.PACKAGE_MISSING:
             raise
         return element("p", str(failure), class_="note")
-    beneath = [element("i", class_=ground)] if fits else []
-    return element("span", *beneath, picture, class_="picture blank", style=_picture_size(values.shape))
-
-
-def _picture_size(sides: Sequence[int]) -> str:
-    """Returns the CSS height of a picture of these sides [height, width], and its width if it is high."""
-    height, width = sides[0] or 1, sides[1] or 1
-    scale = min(_SIDE / width, 1.5 * _SIDE / height)
-    return f"width:{max(width * scale, 2):.0f}px;height:{max(height * scale, 2):.0f}px"
 
 
 def _numbers(values: Array) -> Markup:
@@ -350,10 +336,6 @@ def _numbers(values: Array) -> Markup:
     finite = values[np.isfinite(values)]
     extent = f": {short_number(float(finite.min()))} to {short_number(float(finite.max()))}" if finite.size else ""
     return element("p", f"{outline(values)}{extent}", class_="note")
-
-
-def _same_ratio(first: Sequence[int], second: Sequence[int]) -> bool:
-    return abs(first[0] * second[1] - second[0] * first[1]) <= _SAME_SHAPE * second[0] * first[1]
 
 
 _TEXT = 500  # characters of an input text
@@ -378,11 +360,12 @@ class Picture:
         return f"p{sha256(self.url.encode()).hexdigest()[:12]}"
 
 
-def _input_panel(name: str, sent: SentInput) -> tuple[Markup | None, Picture | None]:
-    """Draws an input that is a picture or a text; returns also the picture. A vector is drawn with its attributions."""
+def _input_panel(name: str, sent: SentInput, names: Sequence[str]) -> tuple[Markup | None, Picture | None]:
+    """Draws an input that is a picture or a text; returns also the picture. Numbers are drawn with their
+    attributions."""
     if sent.values is None:
         return _tile(name, element("p", harmless(sent.text, _TEXT))), None
-    image = as_image(sent.values)
+    image = as_image(sent.values, names)
     if image is None:
         return None, None
     try:
@@ -391,7 +374,7 @@ def _input_panel(name: str, sent: SentInput) -> tuple[Markup | None, Picture | N
         if failure.reason != Reason.PACKAGE_MISSING:
             raise
         return _tile(name, element("p", str(failure), class_="note")), None
-    return _tile(name, element("span", class_=f"picture {picture.style}", style=_picture_size(picture.sides))), picture
+    return _tile(name, element("span", class_=f"picture {picture.style}", style=picture_size(picture.sides))), picture
 
 
 def _prediction_panels(result: InspectResult, row: int, labels: Sequence[str]) -> Iterator[Markup]:
@@ -437,11 +420,35 @@ def _attribution_panel(
         values = _row(tokens.values, row)
         texts = tokens.texts[row] if row < len(tokens.texts) else list(map(str, tokens.ids[row].tolist()))
         return _tile(_titled(title, verdict), _token_colours(texts, values))
-    panels = [
-        _panel(name, _row(array, row), inputs, grounds, feature_names)
-        for name, array in list(attribution.values.items())[:_OUTPUTS]
-    ]
+    signless = attribution.method in SIGNLESS and not any((array < 0).any() for array in attribution.values.values())
+    arrays = {name: _row(array, row) for name, array in attribution.values.items()}
+    vectors = {name: array for name, array in arrays.items() if layout_of(array) in ("number", "bars") and array.size}
+    panels = [_vectors(vectors, inputs, feature_names, signless)] if vectors else []
+    panels += [
+        _panel(name, array, inputs, grounds, None if attribution.layer else feature_names.get(name, ()), signless)
+        for name, array in arrays.items()
+        if name not in vectors
+    ][:_OUTPUTS]
     return _tile(_titled(title, verdict), *panels)
+
+
+def _vectors(
+    vectors: Mapping[str, Array],
+    inputs: Mapping[str, SentInput],
+    feature_names: Mapping[str, Sequence[str]],
+    signless: bool,
+) -> Markup:
+    """Draws what is about numbers and vectors as bars of one scale, the largest first, beside what was sent."""
+    rows: list[tuple[str, float]] = []
+    for name, values in vectors.items():
+        several = f"{name} " if len(vectors) > 1 else ""
+        known, sent = feature_names.get(name, ()), inputs[name].values if name in inputs else None
+        own = [name] if values.ndim == 0 else [f"{several}{index}" for index in range(values.size)]
+        texts: Sequence[str] = known if len(known) == values.size else own
+        if sent is not None and sent.shape == values.shape:
+            texts = [f"{text} = {short_number(each)}" for text, each in zip(texts, sent.reshape(-1).tolist())]
+        rows += zip(texts, values.reshape(-1).tolist())
+    return _signed_bars([name for name, _ in rows], np.array([value for _, value in rows]), signless)
 
 
 def _panel(
@@ -449,29 +456,35 @@ def _panel(
     values: Array,
     inputs: Mapping[str, SentInput],
     grounds: Mapping[str, Picture],
-    feature_names: Mapping[str, Sequence[str]],
+    names: Sequence[str] | None,
+    signless: bool,
 ) -> Markup:
-    """Draws one attributed array of one example: bars for a vector, a heat map for a picture, else shape and range."""
-    if values.ndim == 1 and values.size:
-        known = feature_names.get(name, ())
-        features = known if len(known) == values.size else [str(index) for index in range(values.size)]
-        sent = inputs[name].values if name in inputs else None
-        notes = [] if sent is None or sent.shape != values.shape else list(map(short_number, sent.tolist()))
-        return _signed_bars(features, values, notes)
-    picture = _as_map(values)
-    if picture is None:
+    """Draws one attributed array of one example: lines over time, a heat map, else shape and range."""
+    sent = inputs[name].values if name in inputs else None
+    sent = sent if sent is not None and sent.shape == values.shape else None
+    if layout_of(values, names) == "series":
+        return _series(without_ones(values), None if sent is None else without_ones(sent), names or (), signless)
+    planes = without_ones(values)
+    if planes.ndim not in (2, 3) or min(planes.shape[-2:]) < 2:
         return _numbers(values)
     ground = grounds.get(name) or next(iter(grounds.values()), None)
-    return _heat_map(picture, ground.style if ground else "", ground.sides if ground else None)
+    picture = planes if planes.ndim == 2 else np.asarray(planes.sum(axis=0))
+    return _heat_map(picture, ground.style if ground else "", ground.sides if ground else None, signless)
 
 
-def _as_map(values: Array) -> Array | None:
-    """Returns the sum over the channels of an array that is a picture; None for another."""
-    while values.ndim > 3 and values.shape[0] == 1:
-        values = values[0]
-    if values.ndim not in (2, 3) or min(values.shape[-2:]) < 2:
-        return None
-    return values if values.ndim == 2 else np.asarray(values.sum(axis=0))
+def _series(values: Array, sent: Array | None, names: Sequence[str], signless: bool) -> Markup:
+    """Draws a series [time, features]: for each feature what was sent as a line, and below it its attributions."""
+    scale, cells = strongest(values), []
+    for feature in by_feature(values):
+        name = names[feature] if names else f"feature {feature}"
+        cells += [element("span", harmless(name, _LABEL), title=harmless(name, 4 * _LABEL), class_="of")]
+        cells += [element("span") if sent is None else line(sent[:, feature])]
+        cells += [element("span", short_number(float(values[:, feature].sum())), class_="note")]
+        strip = thinned(values[:, feature], STEPS)[None]
+        cells += [_heat(strip, scale, signless, f"attributions of {harmless(name)}")]
+    left_out = f", {len(cells) // 4} of {values.shape[1]} features" if values.shape[1] > len(cells) // 4 else ""
+    note = element("p", f"time: 0 to {len(values) - 1}{left_out}; right: the sum over time", class_="note")
+    return element("div", element("div", *cells, class_="series"), note)
 
 
 def _row(array: Array, row: int) -> Array:

@@ -94,8 +94,9 @@ class Inspection(InspectResult):
             row: the example's index in the batch.
             sign: ``all`` draws attributions as they are; ``positive``, ``negative`` and ``absolute`` the magnitudes of
                 those values. Colours are summed first.
-            blend: draws attributions of images over the image, which they cover so far, from 0 to 1; of a layer over
-                the first image, as large as that. None draws them alone.
+            blend: how far attributions cover the image that they are drawn over, from 0 to 1, where 1 shows them
+                alone; those of a layer are as large as the first image. None shows the image in grey where attributions
+                are small, if the shapes fit.
             cmap: a colour map of matplotlib for attributions; None chooses by their signs.
             outlier_percent: how many percent of an attribution's values may exceed the strongest colour; None is 0.5 of
                 large ones.

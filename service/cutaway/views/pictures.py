@@ -1,14 +1,15 @@
-"""Draws arrays as PNG pictures in data URLs."""
+"""Decides how an array is drawn, in every view, and draws arrays as PNG pictures in data URLs."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from html import escape
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from cutaway.contract.pictures import ANY, opened
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult
 from cutaway.contract.results.arrays import entries
+from cutaway.contract.results.summary import harmless
 from cutaway.contract.tensors import Array
 
 if TYPE_CHECKING:
@@ -48,12 +50,91 @@ def importing(purpose: str) -> Iterator[None]:
 
 _PICTURES = "drawing pictures"
 
-FOR, AGAINST = (200, 55, 60), (45, 110, 200)
-"""The RGB colours of positive and of negative attributions."""
+FOR, AGAINST, MAGNITUDE = (178, 24, 43), (33, 102, 172), (33, 145, 140)
+"""The RGB colours of positive and of negative numbers, and of those that have no sign; the page has the same."""
+
+SIGNLESS = ("Saliency",)
+"""The methods whose values, if none is negative, are magnitudes: they are neither for the target nor against it."""
+
+OUTLIERS = 0.005
+"""The fraction of a large array's elements that may lie beyond the ends of its colour scale."""
+
+COARSE = 3
+"""How many pixels of an image lie below one of a map that is smooth, along a side."""
+
+Layout: TypeAlias = Literal["number", "bars", "series", "picture", "table", "planes"]
+"""How one example of an array is drawn: a series is [time, features], planes are pictures side by side."""
+
+_MOST_RATIO = 3  # of the sides of a picture without colours; what is longer is a series or a table
+_MOST_LINES = 16  # of a series whose features have no names
+
+
+def layout_of(values: Array, names: Sequence[str] | None = None) -> Layout:
+    """Returns how one example is drawn, from its shape without leading axes of length 1.
+
+    Args:
+        values: the array.
+        names: of the features, the last axis, of an input, empty if they have none; None for what is inside the model.
+    """
+    shape = without_ones(values).shape
+    if len(shape) < 2:
+        return "bars" if shape else "number"
+    height, width = shape[-2:]
+    if len(shape) == 2 and names is not None and height > 1:
+        long = height >= _MOST_RATIO * width and width <= _MOST_LINES
+        if len(names) == width or (long and not names):
+            return "series"
+    if len(shape) == 2:
+        return "picture" if 1 < max(height, width) <= _MOST_RATIO * min(height, width) else "table"
+    return "picture" if len(shape) == 3 and shape[0] == 3 and min(height, width) > 1 else "planes"
+
+
+def without_ones(values: Array) -> Array:
+    """Returns ``values`` without leading axes of length 1; a vector keeps its own."""
+    while values.ndim > 1 and values.shape[0] == 1:
+        values = values[0]
+    return values
+
+
+def same_ratio(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Returns whether pictures of these sides [height, width] fit on each other, but for 5 percent."""
+    return abs(first[0] * second[1] - second[0] * first[1]) <= _SAME_SHAPE * second[0] * first[1]
+
+
+_SAME_SHAPE = 0.05
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Returns names, of which some are long, without a beginning that all have in common: what differs is read."""
+    common = next((at for at, letters in enumerate(zip(*names)) if len(set(letters)) > 1), 0)
+    long = common > 1 and max(map(len, names)) > _LONG_NAME
+    return [f"…{name[common:]}" if long else name for name in names]
+
+
+_LONG_NAME = 16
+
+
+def by_feature(attributions: Array) -> list[int]:
+    """Returns the features of a series [time, features] that are drawn: those with the largest sums of magnitudes."""
+    sums = np.where(np.isfinite(attributions), np.abs(attributions), 0.0).sum(axis=0)
+    order: list[int] = np.argsort(-sums, kind="stable").tolist()
+    return order[:FEATURES]
+
+
+FEATURES = 6
+"""The most features of a series that are drawn."""
+
+
+def thinned(values: Array, places: int) -> Array:
+    """Returns the element with the largest magnitude of each of at most ``places`` parts of a vector."""
+    if values.size <= places:
+        return values
+    parts = np.array_split(np.where(np.isfinite(values), values, 0.0), places)
+    return np.array([part[np.abs(part).argmax()] for part in parts])
+
 
 _CELLS = 64
 _SIDE = 160  # pixels of a picture's longer side, at most
-_OUTLIERS = 0.005  # the fraction of the values that may exceed the strongest colour
 _OPACITY = 0.9  # of the strongest colour
 
 
@@ -75,22 +156,23 @@ def coarse(values: Array) -> Array:
 def strongest(values: Array) -> float:
     """Returns the magnitude for the strongest colour: the largest without the outliers; 1 if all values are 0."""
     sizes = np.abs(values[np.isfinite(values)])
-    largest = float(np.quantile(sizes, 1 - _OUTLIERS)) if sizes.size else 0.0
+    largest = float(np.quantile(sizes, 1 - OUTLIERS)) if sizes.size else 0.0
     return largest or float(sizes.max(initial=0.0)) or 1.0
 
 
-def heat(values: Array, scale: float) -> str:
+def heat(values: Array, scale: float, signless: bool = False) -> str:
     """Draws a heat map as a PNG data URL: transparent at 0, `FOR` and `AGAINST` at ``scale`` and beyond.
 
     Args:
         values: [height, width]; NaN and infinities are transparent.
         scale: the magnitude with the strongest colour.
+        signless: whether `MAGNITUDE` is the colour of all.
     """
     with importing(_PICTURES):
         from PIL import Image
     finite = np.where(np.isfinite(values), values, 0.0)
     strength = np.clip(np.abs(finite) / scale, 0, 1)
-    colours = np.where(finite[..., None] >= 0, FOR, AGAINST).astype(np.float64)
+    colours = np.where(finite[..., None] >= 0, MAGNITUDE if signless else FOR, AGAINST).astype(np.float64)
     pixels = np.dstack([colours, strength * _OPACITY * 255]).round().astype(np.uint8)
     return _png(Image.fromarray(pixels, "RGBA"))
 
@@ -117,12 +199,9 @@ def _png(picture: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def as_image(values: Array) -> Array | None:
+def as_image(values: Array, names: Sequence[str] = ()) -> Array | None:
     """Returns the input of one row in a shape that `photograph` draws; None if it is no image."""
-    while values.ndim > 2 and values.shape[0] == 1:
-        values = values[0]
-    is_image = values.ndim == 2 or (values.ndim == 3 and values.shape[0] == 3)
-    return values.astype(np.float64) if is_image and min(values.shape[-2:]) > 1 else None
+    return without_ones(values).astype(np.float64) if layout_of(values, names) == "picture" else None
 
 
 def colour(value: float, scale: float) -> str:
@@ -140,7 +219,7 @@ def short_number(value: float | None) -> str:
         return str(value)
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}".replace("-", "−")
-    text = f"{value:.3g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
+    text = f"{value:,.{3 if abs(value) < 1000 else 5}g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
     mantissa, _, exponent = text.partition("e")
     return (mantissa + (f"e{int(exponent)}" if exponent else "")).replace("-", "−")
 
@@ -200,3 +279,53 @@ def _picture(raw: Raw) -> Array | None:
             return np.moveaxis(np.asarray(picture.convert("RGB")), -1, 0)
     except CutawayError:
         return None
+
+
+# HTML elements, in which every text is escaped and made harmless.
+
+_LONGEST = 600  # characters of one text
+
+
+class Markup(str):
+    """Text that is HTML already, or a data URL."""
+
+    __slots__ = ()
+
+
+def element(tag: str, *children: str, **attributes: str) -> Markup:
+    """Returns one element: a child that is no `Markup` is text. An attribute ``class_`` is the class."""
+    words = "".join(f' {name.rstrip("_")}="{_escaped(value)}"' for name, value in attributes.items())
+    return Markup(f"<{tag}{words}>" + ("" if tag == "img" else f"{_joined(children)}</{tag}>"))
+
+
+def _joined(children: Iterable[str]) -> Markup:
+    """Returns the children one after the other, those that are text escaped."""
+    return Markup("".join(map(_escaped, children)))
+
+
+def _escaped(text: str) -> str:
+    return text if isinstance(text, Markup) else escape(harmless(text, _LONGEST))
+
+
+STEPS = 240
+"""The most elements of a line that are drawn."""
+
+
+def line(values: Array) -> Markup:
+    """Draws a vector as a line, in SVG; of more than `STEPS` elements the extremes."""
+    known = values[np.isfinite(values)]
+    finite = thinned(np.where(np.isfinite(values), values - (known.mean() if known.size else 0), 0.0), STEPS)
+    low, span = float(finite.min()), float(np.ptp(finite)) or 1.0
+    points = " ".join(f"{step},{20 - 20 * (value - low) / span:.1f}" for step, value in enumerate(finite.tolist()))
+    drawn = element("polyline", points=Markup(points))
+    return element("svg", drawn, viewBox=f"0 0 {max(len(finite) - 1, 1)} 20", preserveAspectRatio="none")
+
+
+_WIDTH = 150  # CSS pixels of a picture
+
+
+def picture_size(sides: Sequence[int]) -> str:
+    """Returns the CSS height of a picture of these sides [height, width], and its width if it is high."""
+    height, width = sides[0] or 1, sides[1] or 1
+    scale = min(_WIDTH / width, 1.5 * _WIDTH / height)
+    return f"width:{max(width * scale, 2):.0f}px;height:{max(height * scale, 2):.0f}px"

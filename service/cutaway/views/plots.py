@@ -7,6 +7,7 @@ Matplotlib is imported when a figure is drawn, not before.
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from cutaway.contract.results.summary import batch_size, harmless, without_layer
 from cutaway.contract.tensors import Array
 from cutaway.views.drawings import (
     FAINT,
+    MAX_CHANNELS,
+    MOST_BARS,
     SCALE,
     STYLE,
     Box,
@@ -34,12 +37,13 @@ from cutaway.views.drawings import (
     draw_bars,
     draw_features,
     draw_image,
+    draw_series,
     draw_with_norms,
     draw_with_sums,
     fitted,
     length,
 )
-from cutaway.views.pictures import class_labels
+from cutaway.views.pictures import class_labels, layout_of, short_number, without_ones
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,6 +53,7 @@ DOTS_PER_INCH = 150
 """The resolution of figures in files."""
 
 _COLUMNS = 4  # panels side by side
+_SERIES = 2  # of them take the lines of a series
 _USUAL = Look()
 
 
@@ -135,11 +140,10 @@ class _Example(NamedTuple):
 def _sections(example: _Example, inputs: Mapping[str, Array], look: Look) -> dict[str, list[Panel]]:
     """Returns the panels below each heading; a heading may have none."""
     sent = {name: example.part(array) for name, array in inputs.items()}
-    images = {name: values for name, values in sent.items() if _is_image(values)}
     return {
-        "Input and prediction": _forward(example, images),
-        "At the input": [*_gradients(example), *_attributions(example, images, look, layers=False)],
-        "At layers": list(_attributions(example, images, look, layers=True)),
+        "Input and prediction": _forward(example, sent),
+        "At the input": [*_gradients(example, sent), *_attributions(example, sent, look, layers=False)],
+        "At layers": list(_attributions(example, sent, look, layers=True)),
         "Captured": list(_captures(example)),
         "At parameters, for all examples": [
             _panel(name, "gradient", np.asarray(array, np.float64), draw_with_sums)
@@ -148,28 +152,49 @@ def _sections(example: _Example, inputs: Mapping[str, Array], look: Look) -> dic
     }
 
 
-def _panel(title: str, detail: str, values: Array, draw: Drawing, *, sum_colours: bool = False, **more: Any) -> Panel:
-    """Returns a panel with the shape of ``values`` behind ``detail``; shows the sum of three colours on request."""
-    summed = sum_colours and values.ndim == 3 and values.shape[0] == 3
-    return Panel(title, f"{detail} · {list(values.shape)}", values.sum(axis=0) if summed else values, draw, **more)
+def _panel(
+    title: str, detail: str, values: Array, draw: Drawing, *, sum_colours: bool = False, most: int = 0, **more: Any
+) -> Panel:
+    """Returns a panel with the shape of ``values`` behind ``detail``, and how many of its parts are shown.
+
+    Args:
+        title: the first line of the caption.
+        detail: the second line.
+        values: of one example.
+        draw: draws them.
+        sum_colours: whether the sum of three colours is shown.
+        most: how many elements of a vector are drawn; 0 is all.
+        more: of `Panel`.
+    """
+    summed, planes = sum_colours and values.ndim == 3 and values.shape[0] == 3, without_ones(values)
+    if planes.ndim > 2 and not summed:
+        most = MAX_CHANNELS
+    count = math.prod(planes.shape[:-2]) if planes.ndim > 2 else planes.size
+    part = f", {most} of {count}" if 0 < most < count else ""
+    return Panel(
+        title, f"{detail} · {list(values.shape)}{part}", values.sum(axis=0) if summed else values, draw, **more
+    )
 
 
 def _forward(example: _Example, sent: Mapping[str, Array]) -> list[Panel]:
-    """Returns inputs that are images, then the outputs; a single vector takes the rest of the line."""
+    """Returns inputs that are images or series, then the outputs; a single vector takes the rest of the line."""
     result = example.result
-    images = [_panel(name, "input", values, draw_image) for name, values in sent.items()]
+    images = []
+    for name, values in sent.items():
+        names = result.feature_names.get(name, ())
+        layout = layout_of(values, names)
+        if layout == "series":
+            images += [_panel(name, "input", values, partial(draw_series, names=names), span=_SERIES)]
+        elif layout == "picture":
+            images += [_panel(name, "input", values, draw_image)]
     passes = [
         ("prediction", result.predictions, result.classes),
         ("unedited", result.unedited, result.unedited_classes),
     ]
     shown = [(name, outputs, classes) for name, outputs, classes in passes if outputs and not result.generated]
-    room = (_COLUMNS - len(images)) // max(1, len(shown))
+    room = (_COLUMNS - sum(panel.span for panel in images)) // max(1, len(shown))
     span = room if room > 0 and all(len(outputs) == 1 for _, outputs, _ in shown) else 1
     return images + [panel for shown_pass in shown for panel in _outputs(example, span, *shown_pass)]
-
-
-def _is_image(values: Array) -> bool:
-    return values.ndim == 2 or (values.ndim == 3 and values.shape[0] in (1, 3))
 
 
 def _outputs(
@@ -184,7 +209,7 @@ def _outputs(
             yield _panel(name, title, values, partial(draw_bars, predicted=predicted), span=span)
 
 
-def _gradients(example: _Example) -> Iterator[Panel]:
+def _gradients(example: _Example, sent: Mapping[str, Array]) -> Iterator[Panel]:
     targets = None if example.result.targets is None else example.result.targets[example.row]
     for name, array in example.result.input_gradients.items():
         values = example.part(array)
@@ -193,12 +218,11 @@ def _gradients(example: _Example) -> Iterator[Panel]:
             parts = zip(targets.tolist(), values)
             by_target = {f" · class {example.class_text(target)}": part for target, part in parts}
         for target, part in by_target.items():
-            yield _panel("Gradient", f"{name}{target}", part, _drawing(example, name, part), sum_colours=True)
+            yield _at_input(example, "Gradient", (name, target), part, sent, _USUAL)
 
 
-def _attributions(example: _Example, images: Mapping[str, Array], look: Look, *, layers: bool) -> Iterator[Panel]:
+def _attributions(example: _Example, sent: Mapping[str, Array], look: Look, *, layers: bool) -> Iterator[Panel]:
     """Yields the attributions of layers, or those of inputs; the worst first where the section has no room for all."""
-    first = next(iter(images.values()), None)
     attributions = worst_first(example.result, _MAX_PANELS)
     counts = Counter((attribution.method, attribution.layer) for _, attribution in attributions)
     for title, attribution in attributions:
@@ -211,13 +235,25 @@ def _attributions(example: _Example, images: Mapping[str, Array], look: Look, *,
                 target = f" · class {example.class_text(int(targets[example.row]))}"
             if (failure := attribution.error) is not None:
                 yield Panel(heading, attribution.layer, np.empty(0), partial(_draw_failure, failure))
-            for name, array in attribution.values.items():
-                values = example.part(array)
-                draw: Drawing = draw_with_norms
-                if method != "LayerActivation":
-                    draw = _drawing(example, name, values, look, first if layers else images.get(name))
-                verdict = outcome_of_row(attribution.checks, example.row).verdict if attribution.checks else None
-                yield _panel(heading, f"{name}{target}", values, draw, sum_colours=not layers, verdict=verdict)
+            verdict = outcome_of_row(attribution.checks, example.row).verdict if attribution.checks else None
+            parts = {name: example.part(array) for name, array in attribution.values.items()}
+            joined = {} if layers else {name: part for name, part in parts.items() if _is_named(example, name, part)}
+            if joined:
+                yield _features(example, heading, target, joined, sent, look, verdict)
+            for name, values in parts.items():
+                if name in joined:
+                    continue
+                if not layers:
+                    yield _at_input(example, heading, (name, target), values, sent, look, verdict)
+                elif (tokens := attribution.tokens) is not None and example.row < len(tokens.texts):
+                    texts = [harmless(text, 40) for text in tokens.texts[example.row]]
+                    draw: Drawing = partial(draw_features, names=texts, look=look, in_order=True)
+                    sums = example.part(tokens.values)
+                    yield _panel(heading, f"{name}{target}", sums, draw, most=MOST_BARS, verdict=verdict)
+                else:
+                    draw = partial(draw_with_sums, look=look, under=_image_in(sent))
+                    draw = draw_with_norms if method == "LayerActivation" else draw
+                    yield _panel(heading, f"{name}{target}", values, draw, verdict=verdict)
 
 
 _FAILURE_LINES, _FAILURE_LETTERS = 9, 34
@@ -230,13 +266,72 @@ def _draw_failure(failure: AttributionError, sheet: Sheet, box: Box, _: Array) -
         sheet.text(box.left, box.top + 0.18 * (number + 1), harmless(line), 7.5, color=_VERDICTS[Verdict.DISAGREES][1])
 
 
-def _drawing(example: _Example, name: str, values: Array, look: Look = _USUAL, under: Array | None = None) -> Drawing:
-    """Returns how values for an input, or a layer, are drawn: with names, if they are a vector and have any."""
-    names = example.result.feature_names.get(name, ())
-    if values.ndim == 1 and len(names) == len(values):
-        return partial(draw_features, names=names, look=look)
-    grey = under[0] if under is not None and under.ndim == 3 and len(under) == 1 else under
-    return partial(draw_with_sums, look=look, under=grey)
+def _at_input(
+    example: _Example,
+    title: str,
+    about: tuple[str, str],
+    values: Array,
+    sent: Mapping[str, Array],
+    look: Look,
+    verdict: Verdict | None = None,
+) -> Panel:
+    """Returns the panel of what is about an input, and as it: lines over time, named bars beside what was sent, or a
+    picture over the picture.
+
+    Args:
+        example: the row.
+        title: the first line of the caption.
+        about: the input, and the target in words.
+        values: of the input's shape.
+        sent: the inputs.
+        look: how values are drawn.
+        verdict: of the row.
+    """
+    name = about[0]
+    names, own = example.result.feature_names.get(name, ()), sent.get(name)
+    layout, detail = layout_of(values, names), "".join(about)
+    beside = own if own is not None and own.shape == values.shape else None
+    if layout == "series":
+        draw: Drawing = partial(draw_series, names=names, look=look, sent=beside)
+        return _panel(title, detail, values, draw, verdict=verdict, span=_SERIES)
+    if _is_named(example, name, values):
+        return _features(example, title, about[1], {name: values}, sent, look, verdict)
+    draw = partial(draw_with_sums, look=look, under=_image_in({name: own} if own is not None else sent))
+    return _panel(title, detail, values, draw, sum_colours=True, verdict=verdict)
+
+
+def _is_named(example: _Example, name: str, values: Array) -> bool:
+    """Returns whether what is about an input is a number, or a vector whose elements have names."""
+    layout = layout_of(values)
+    return layout == "number" or (layout == "bars" and len(example.result.feature_names.get(name, ())) == values.size)
+
+
+def _features(
+    example: _Example,
+    title: str,
+    target: str,
+    parts: Mapping[str, Array],
+    sent: Mapping[str, Array],
+    look: Look,
+    verdict: Verdict | None,
+) -> Panel:
+    """Returns a panel with the bars of what is about inputs that `_is_named`, all of one scale."""
+    names: list[str] = []
+    notes: list[str] = []
+    for name, values in parts.items():
+        own = sent.get(name)
+        names += example.result.feature_names.get(name, (name,))
+        known = own is not None and own.shape == values.shape
+        notes += [f" = {short_number(each)}" for each in own.flat] if known and own is not None else [""] * values.size
+    draw = partial(draw_features, names=names, look=look, notes=notes)
+    joined = np.concatenate([values.reshape(-1) for values in parts.values()])
+    return _panel(title, ", ".join(parts) + target, joined, draw, most=MOST_BARS, verdict=verdict)
+
+
+def _image_in(sent: Mapping[str, Array]) -> Array | None:
+    """Returns the first image among the inputs, [height, width] or [3, height, width]."""
+    images = (without_ones(values) for values in sent.values() if layout_of(values, ()) == "picture")
+    return next(images, None)
 
 
 def _captures(example: _Example) -> Iterator[Panel]:
@@ -303,8 +398,14 @@ def _lines(heading: str, panels: Sequence[Panel]) -> Iterator[_Line]:
         heading += f": {_MAX_PANELS} of {len(panels)}, {'the worst first' if judged else 'from the first to the last'}"
         depths = [number * (len(panels) - 1) // (_MAX_PANELS - 1) for number in range(_MAX_PANELS)]
         panels = panels[:_MAX_PANELS] if judged else [panels[number] for number in depths]
-    for start in range(0, len(panels), _COLUMNS):
-        yield _Line("" if start else heading, panels[start : start + _COLUMNS])
+    line: list[Panel] = []
+    for panel in panels:
+        if sum(each.span for each in (*line, panel)) > _COLUMNS:
+            yield _Line(heading, line)
+            heading, line = "", []
+        line.append(panel)
+    if line:
+        yield _Line(heading, line)
 
 
 def _draw_header(sheet: Sheet, example: _Example) -> None:

@@ -182,7 +182,9 @@ def test_explanations_have_their_values_and_verdicts(shown: Inspector, expected:
     values = gradients.values["image"][0, 0]
     shown.page.locator(".opacity input").first.fill("0.5")
     below = np.rint(255 * IMAGE[0, 0] / IMAGE.max())[:, :, None]
-    overlaid = below + (drawn(shown, values, float(np.abs(values).max())).astype(float) - below) * 0.5
+    bound = float(np.abs(values).max())
+    part = 0.5 * np.abs(values)[:, :, None] / bound
+    overlaid = below + (drawn(shown, values, bound).astype(float) - below) * part
     until(lambda: near(seen(shown, ".explanation .frame", values.shape), np.rint(overlaid)))
     row, column = np.unravel_index(int(values.argmin()), values.shape)
     assert f"least: {told(values.min())} at row {row}, column {column}." in shown.texts(".extremes")[0]

@@ -221,3 +221,35 @@ def test_a_grid_of_patches(browser: Browser, gpt: Served, client: ca.Client) -> 
         inspector.page.fill("label:has-text('Tokens to write') input", "3")
         inspector.ask()
         assert inspector.texts(".written figcaption > span") == ["3 tokens, as long as it may be"]
+
+
+def test_the_weights_of_an_attention_have_tokens_on_both_sides(
+    browser: Browser, gpt: Served, client: ca.Client
+) -> None:
+    """A picture for each head, by that name; each number is told with the two tokens that it is about."""
+    place = "transformer.h.1.attn:attention_weights#0"
+    explained = {"layerGradientXActivation": {"layer": "transformer.wte"}}
+    with asking(browser, gpt.http_address, "gpt", captures=[{"op": place}], attributions=[explained]) as inspector:
+        inspector.page.fill("textarea", TEXT)
+        inspector.ask()
+        inspector.go("Activations")
+        result = client.inspect(
+            "gpt",
+            [TEXT],
+            captures=ca.Capture(op=place),
+            attributions=ca.LayerGradientXActivation(layer="transformer.wte"),
+        )
+        tokens = result.attributions[0].tokens
+        assert tokens is not None
+        inspector.page.wait_for_selector(".large figcaption:has-text('head 0')")
+        for side in ("rows", "columns"):
+            names = [each.text_content() for each in inspector.page.locator(f".large .{side} li").all()]
+            assert names == list(tokens.texts[0])
+        inspector.page.focus(".large canvas")
+        inspector.page.keyboard.press("ArrowDown")
+        (told,) = inspector.texts(".large .picture output")
+        weight = float(result.captures[place].output[0, 0, 1, 0])
+        assert told.startswith(f"{tokens.texts[0][1]} looks at {tokens.texts[0][0]}: ")
+        assert float(told.rpartition(" ")[2]) == pytest.approx(weight, rel=1e-3)
+        inspector.page.set_viewport_size({"width": 390, "height": 800})
+        assert inspector.page.evaluate("document.documentElement.scrollWidth") == 390  # the name of the place is long

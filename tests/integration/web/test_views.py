@@ -25,6 +25,7 @@ from tests.integration.web.conftest import HOSTILE, IMAGE
 from tests.support.cli import cutaway
 from tests.support.digits import package_digits
 from tests.support.pages import Inspector
+from tests.support.waiting import until
 
 
 def test_the_tree_is_that_of_the_model(site: Served, inspector: Inspector) -> None:
@@ -155,9 +156,13 @@ def test_files_and_texts_are_decoded_by_the_model(site: Served, inspector: Inspe
         assert inspector.texts(".strip .said") == [expected[row].label]
         assert max(inspector.values(".prediction td.number")) == pytest.approx(expected[row].probability, abs=1e-6)
     inspector.go("Explanations")
-    assert inspector.page.locator(".overlay .frame canvas[aria-hidden]").count() == 0
+    inspector.page.wait_for_selector(".strip canvas.preview")
+    below = ".overlay .frame canvas[aria-hidden]"
+    read = f"document.querySelector('{below}')?.getContext('2d').getImageData(0, 0, 8, 8).data[4]"
+    until(lambda: inspector.page.evaluate(read) == pixels[1][0, 1])  # the file, as this browser reads it
     inspector.page.click("text=Show what the model made of the file below")
-    inspector.page.wait_for_selector(".overlay .frame canvas[aria-hidden]")
+    inspector.page.wait_for_selector("text=Show what the model made of the file below", state="detached")
+    inspector.page.wait_for_selector(below)
     inspector.choose("letters")
     inspector.go("Ask")
     for text, label in (("<b onclick=fault()>ooo\u202e", "o"), ("u" * 100_000, "u")):

@@ -19,11 +19,14 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 import cutaway as ca
+from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import ClassPrediction, Provenance
 from cutaway.contract.results.explanations import RowCheck
 from cutaway.contract.tensors import Array
 from cutaway.views import plots
+from cutaway.views.inspection import Inspection
 from tests.support.made_results import capture, check, image, numbers, table
+from tests.support.made_results import text as made_text
 
 LONG = "model.encoder.stages.11.blocks.17.attention.output.projection"
 
@@ -224,6 +227,18 @@ def test_features_stand_by_name() -> None:
     assert [text for text in texts if text in expected] == expected
 
 
+def test_names_with_what_was_sent_stay_in_the_figure() -> None:
+    """The name is cut, not the number."""
+    names = ("income per year and household", "debt")
+    one = ca.AttributionResult("DeepLift", "", {"x": np.array([[1.0, 2.0]])})
+    result = ca.InspectResult({}, attributions=(one,), feature_names={"x": names})
+    drawn = Inspection.of(result, InspectRequest("loans", {"x": np.array([[52_000.0, 1200.5]])})).plot()
+    texts = [text for axes in drawn.axes for text in axes.texts]
+    assert [text.get_text() for text in texts][::2] == ["debt = 1,200.5", "income per ye… = 52,000"]
+    renderer = FigureCanvasAgg(drawn).get_renderer()
+    assert all(text.get_window_extent(renderer).x0 >= 0.4 * drawn.dpi for text in texts)
+
+
 def test_what_cannot_be_drawn_harms_nothing() -> None:
     """NaN, infinities, empty and scalar tensors, other first axes, several calls: a picture all the same."""
     arrays = np.full((2, 3, 4), np.nan), np.array([np.inf, 1.0]), np.zeros((2, 0, 4)), numbers(7, 2, 3, 4, 5)
@@ -324,12 +339,100 @@ def test_an_attribution_is_drawn_as_it_is_asked_for(sign: Any) -> None:
         assert (above.get_alpha(), above.get_cmap().name, above.get_interpolation()) == (0.4, "jet", "bilinear")
         high = np.quantile(np.abs(SIGNS[sign](values)), 0.9)
         assert above.get_clim() == pytest.approx((-high if sign == "all" else 0, high))
-    assert all(len(axes.images) < 2 for axes in result.plot().axes)
     bars: Any = table().plot(sign=sign)
-    features = [axes.patches for axes in bars.axes if len(axes.patches) == 10]
+    features = [axes.patches for axes in bars.axes if len(axes.patches) == 16]
     values = table().attributions[0].values["x"][0]  # behind the gradient, which is drawn as it is
-    largest = sorted(SIGNS[sign](values).astype(float), key=abs)[::-1][:10]
+    largest = sorted(SIGNS[sign](values).astype(float), key=abs)[::-1][:16]
     np.testing.assert_allclose(np.abs([bar.get_width() for bar in features[1]]), np.abs(largest), rtol=1e-6)
+
+
+def test_a_photo_shows_through_its_map() -> None:
+    """In grey, as far as a number is small, up to the one which 0.5 percent exceed; the map of a layer is smooth."""
+    coarse = numbers(1, 1, 16, 16)
+    one = image(rows=1, side=64)
+    layer = ca.AttributionResult("LayerGradCam", "conv1", {"conv1": coarse})
+    result = replace(one, attributions=(one.attributions[0], layer))
+    drawn: Any = result.plot()
+    pairs = [axes.images for axes in drawn.axes if len(axes.images) == 2]
+    sent = result.request.tensors["image"][0].astype(float)
+    grey = sent.mean(axis=0)
+    pictures = result.attributions[0].values["image"][0].astype(float).sum(axis=0), coarse[0, 0]
+    for (below, above), values, smooth in zip(pairs, pictures, ("auto", "bilinear"), strict=True):
+        np.testing.assert_allclose(below.get_array(), (grey - grey.min()) / np.ptp(grey))
+        most = np.quantile(np.abs(values), 0.995) if values.size > 2000 else np.abs(values).max()
+        np.testing.assert_allclose(above.get_alpha(), 0.9 * np.minimum(np.abs(values) / most, 1), rtol=1e-6)
+        assert above.get_interpolation() == smooth
+
+
+def test_a_photo_of_another_shape_lies_below_no_map() -> None:
+    """What an adapter has cut off would stand at the wrong places."""
+    result = image(rows=1)
+    cut = replace(result, request=InspectRequest("net", {"image": numbers(1, 3, 8, 16)}))
+    assert all(len(axes.images) < 2 for axes in cut.plot().axes)
+
+
+VITALS = ("heart rate", "breaths", "temperature")
+
+
+def series(steps: int = 40, names: tuple[str, ...] = VITALS) -> Inspection:
+    """What a model of a series [time, features] returns."""
+    values = numbers(1, steps, 3) * np.array([1, 5, 2], np.float32)
+    result = ca.InspectResult(
+        {"output": numbers(1, 2)},
+        attributions=(ca.AttributionResult("IntegratedGradients", "", {"vitals": values}),),
+        feature_names={"vitals": names},
+    )
+    return Inspection.of(result, InspectRequest("ward", {"vitals": numbers(1, steps, 3, seed=1)}))
+
+
+@pytest.mark.parametrize("names", [VITALS, ()])
+def test_a_series_is_lines_over_time_above_its_attribution(names: tuple[str, ...]) -> None:
+    """The input in the order of its features, named; the attribution with the feature first that counts most."""
+    result = series(names=names)
+    drawn: Any = result.plot()
+    sent, values = result.request.tensors["vitals"][0], result.attributions[0].values["vitals"][0]
+    order = np.argsort(-np.abs(values).sum(axis=0))
+    lines = [axes.lines[0].get_ydata() for axes in drawn.axes if axes.lines and len(axes.lines[0].get_ydata()) == 40]
+    np.testing.assert_array_equal(lines, np.concatenate([sent, sent[:, order]], axis=1).T)
+    strips = [axes.images[0] for axes in drawn.axes if axes.images]
+    np.testing.assert_allclose([strip.get_array()[0] for strip in strips], values[:, order].T)
+    assert len({strip.get_clim() for strip in strips}) == 1
+    shown = [text.get_text() for text in drawn.texts if text.get_text() in VITALS or "feature" in text.get_text()]
+    named = names or [f"feature {number}" for number in range(3)]
+    assert shown == [*named, *(named[number] for number in order)]
+
+
+def test_a_number_has_the_name_of_its_input_and_what_was_sent() -> None:
+    """A bar in its place among those of the features, and on their scale."""
+    values = {"money": np.array([[0.25, -1.0]]), "region": np.array([-0.5])}
+    one = ca.AttributionResult("FeatureAblation", "", values)
+    result = ca.InspectResult({}, attributions=(one,), feature_names={"money": ("debt", "rent")})
+    sent = {"money": np.array([[7.0, 9.0]]), "region": np.array([3])}
+    drawn: Any = Inspection.of(result, InspectRequest("loans", sent)).plot()
+    (axes,) = drawn.axes
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["rent = 9", "-1", "region = 3", "-0.5", "debt = 7", "0.25"]
+    assert [bar.get_width() for bar in axes.patches] == [-1, -0.5, 0.25]
+    assert "money, region" in written(drawn)
+
+
+def test_tokens_stand_beside_their_sums() -> None:
+    """In the order of the text, not as a table of an embedding; of many, as many as there is room for."""
+    for words in (("the", "fox", "</s>"), tuple(f"word{number}" for number in range(40))):
+        result = made_text(words)
+        tokens = result.attributions[0].tokens
+        assert tokens is not None
+        drawn: Any = result.plot()
+        axes = drawn.axes[-1]
+        largest = np.sort(np.argsort(-np.abs(tokens.values[0]))[:16])
+        assert [text.get_text() for text in axes.texts][::2] == [words[number] for number in largest]
+        np.testing.assert_allclose([bar.get_width() for bar in axes.patches], tokens.values[0][largest])
+        assert (", 16 of 40" in written(drawn)) == (len(words) == 40)
+
+
+def test_a_figure_says_how_many_channels_it_shows() -> None:
+    assert "conv1 · [16, 4, 4]" in written(plots.figure(result_of_image_model(side=4)))
+    assert "[32, 4, 4], 16 of 32" in written(plots.figure(result_of_image_model(side=4)))
 
 
 @pytest.mark.parametrize(

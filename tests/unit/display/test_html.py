@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 import sys
@@ -133,6 +134,114 @@ def test_verdicts_have_badges_reasons_and_remedies() -> None:
         "capture:fc1@output: float32[2, 8]",
     ):
         assert words in shown.text
+
+
+def series(steps: int = 96, features: int = 3) -> Inspection:
+    """What a model of a series [time, features] returns about one example."""
+    values = numbers(1, steps, features) * np.geomspace(1, 9, features).astype(np.float32)
+    names = tuple(f"vital {number}" for number in range(features))
+    result = ca.InspectResult(
+        {"output": numbers(1, 2)},
+        attributions=(ca.AttributionResult("IntegratedGradients", "", {"vitals": values}),),
+        feature_names={"vitals": names},
+    )
+    return Inspection.of(result, InspectRequest("ward", {"vitals": numbers(1, steps, features, seed=1)}))
+
+
+@pytest.mark.parametrize("steps", [96, 5000])
+def test_a_series_is_lines_over_time_above_its_attribution(steps: int) -> None:
+    """Each feature by its name, that first which counts most; the extremes of a long one stay."""
+    result = series(steps)
+    html = result._repr_html_()
+    shown = Page(html)
+    sent, values = result.request.tensors["vitals"][0], result.attributions[0].values["vitals"][0]
+    order = np.argsort(-np.abs(values).sum(axis=0))
+    assert shown.of("of") == [f"vital {number}" for number in order]
+    lines = [value for name, value in shown.attributes if name == "points"]
+    for line, feature in zip(lines, order, strict=True):
+        points = np.array([pair.split(",") for pair in line.split()], float)
+        own = sent[:, feature]
+        own = (
+            own
+            if steps < 240
+            else np.array([part[np.abs(part - own.mean()).argmax()] for part in np.array_split(own, 240)])
+        )
+        np.testing.assert_allclose(points[:, 1], 20 - 20 * (own - own.min()) / np.ptp(own), atol=0.06)
+        assert points[:, 0].tolist() == list(range(len(own)))
+    strips = [value for name, value in shown.attributes if name == "src"]
+    widths = [Image.open(io.BytesIO(base64.b64decode(strip.partition(",")[2]))).size for strip in strips]
+    assert widths == [(min(steps, 240), 1)] * 3
+    assert "time: 0 to" in shown.text
+    assert len(html) < 60_000
+
+
+def test_a_series_says_how_many_features_it_shows() -> None:
+    assert ", 6 of 30 features" in page(series(features=30)).text
+
+
+def test_a_number_has_the_name_of_its_input_and_what_was_sent() -> None:
+    """A bar in its place among those of the features, and on their scale; not a shape."""
+    values = {"money": np.array([[0.25, -1.0]]), "region": np.array([-0.5])}
+    one = ca.AttributionResult("FeatureAblation", "", values)
+    result = ca.InspectResult({}, attributions=(one,), feature_names={"money": ("debt", "rent")})
+    sent = {"money": np.array([[7.0, 9.0]]), "region": np.array([3])}
+    shown = page(Inspection.of(result, InspectRequest("loans", sent)))
+    assert shown.of("span")[1:] == ["rent = 9", "−1", "region = 3", "−0.5", "debt = 7", "0.25"]
+    widths = [value.partition("width:")[2] for name, value in shown.attributes if name == "style"]
+    assert widths == ["80.0%", "40.0%", "20.0%"]
+    assert "float64[]" not in shown.text
+
+
+def test_only_a_method_with_a_sign_is_red_or_blue() -> None:
+    """Magnitudes, as those of saliency, are neither for the class nor against it."""
+    one = table(rows=1, features=3)
+    for method, values, kinds in (
+        ("Saliency", [3.0, 2.0, 1.0], ["size"] * 3),
+        ("Saliency", [3.0, -2.0, 1.0], ["for", "against", "for"]),
+        ("IntegratedGradients", [3.0, 2.0, 1.0], ["for"] * 3),
+    ):
+        attribution = ca.AttributionResult(method, "", {"x": np.array([values])})
+        shown = page(replace(one, attributions=(attribution,)))
+        assert [
+            kind for name, kind in shown.attributes if name == "class" and kind in ("size", "for", "against")
+        ] == kinds
+
+
+def test_a_map_without_a_sign_is_neither_red_nor_blue() -> None:
+    """Its picture has another colour, which that of a method with a sign never has."""
+    values = np.abs(numbers(1, 3, 8, 8))
+    for method in ("Saliency", "IntegratedGradients"):
+        attribution = ca.AttributionResult(method, "", {"image": values})
+        shown = page(replace(image(rows=1), attributions=(attribution,)))
+        (url,) = [value for name, value in shown.attributes if name == "src"]
+        with Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as drawn:
+            red, green, blue, _ = np.moveaxis(np.asarray(drawn, int), -1, 0)
+        assert (red > blue).all() == (green < blue).all() == (method != "Saliency")
+
+
+def test_vectors_of_several_inputs_are_told_apart() -> None:
+    """Where their elements have no names, by the inputs'."""
+    values = {"x": np.array([[2.0, 1.0]]), "y": np.array([[-3.0]])}
+    result = ca.InspectResult({}, attributions=(ca.AttributionResult("DeepLift", "", values),))
+    shown = page(Inspection.of(result, InspectRequest("net")))
+    assert shown.of("span")[1::2] == ["y 0", "x 0", "x 1"]
+
+
+def test_labels_keep_what_differs() -> None:
+    """Where all begin alike, as codes of a thousand classes do."""
+    labels = [f"n0000{index} European animal" for index in range(4)]
+    one = replace(table(rows=1, classes=4), labels=tuple(labels), classes=())
+    result = replace(one, classes=(ca.results.ClassPrediction(1, labels[1], 0.5),))
+    shown = [text for text in page(result).of("span") if text.endswith(" animal")]
+    assert sorted(shown) == [f"…{index} European animal" for index in range(4)]
+
+
+def test_the_map_of_a_small_layer_is_smooth() -> None:
+    """Over the picture; one of the picture's own size keeps its pixels."""
+    one = image(rows=1)
+    layers = (ca.AttributionResult("LayerGradCam", "conv", {"conv": numbers(1, 1, side, side)}) for side in (2, 4))
+    shown = page(replace(one, attributions=(one.attributions[0], *layers)))
+    assert sum("smooth" in value for name, value in shown.attributes if name == "class") == 1
 
 
 def test_image_is_drawn_once_and_lies_below_its_heat_maps() -> None:

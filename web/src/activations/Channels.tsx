@@ -27,6 +27,8 @@ import { draft } from "../state/asking.js";
 import { targetText } from "../state/exchange.js";
 
 const PAGE = 128;
+/** Of a row of attention with its token, in CSS pixels. */
+const TOKEN_HEIGHT = 20;
 
 /** Shows the channels of one capture. */
 export function Channels({ asked, row, ask, captured, part, axes }: CapturedProps): preact.JSX.Element {
@@ -93,6 +95,7 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
             values={plane.values}
             width={width}
             pixels={pixelsOf(plane.values, scale)}
+            {...(square ? { names: { rows: tokens, columns: tokens }, rowHeight: TOKEN_HEIGHT } : {})}
             nameOf={square ? (x, y) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` : undefined}
           />
           <Statistics values={plane.values} />

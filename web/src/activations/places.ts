@@ -45,14 +45,18 @@ export function effectGradient(asked: Exchange, captured: Captured, row: number)
 
 /** Returns what the axes of one example of a captured tensor are called. */
 export function axesAt({ model, reply }: Exchange, captured: Captured, { shape }: Part): readonly string[] {
-  const { module, point, tensor } = captured;
+  const { module, name: place, point, tensor } = captured;
   if (shape === tensor.shape) return shape.map((_, axis) => `axis ${axis}`);
+  if (shape.length === ATTENTION.length && place.includes(":attention_weights#")) return ATTENTION;
   const type = model.modules.find(({ name }) => name === module)?.type;
   const ofGradient = point === HookPoint.GRAD_INPUT || point === HookPoint.GRAD_OUTPUT;
   return ofGradient && reply.message.predictions?.targetsPerExample
     ? ["target", ...axisNames(shape.length - 1, type)]
     : axisNames(shape.length, type);
 }
+
+/** What the axes of the weights of an attention are called. */
+const ATTENTION = ["head", "query", "key"];
 
 /** Returns what a part is called: `channel 5`. */
 export function partText(axes: readonly string[], part: Pick<Part, "shape">, index: number): string {

@@ -1,10 +1,12 @@
 /** The last answer in one line, above every view; and what is under way. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { Button, Select } from "../ui/controls.js";
 import { Verdict } from "@cutaway/client";
-import { outputsOf } from "../ask/probabilities.js";
+import { outputText } from "../ask/History.js";
 import { textOf } from "../ask/Writing.js";
+import { backgroundOf, useFile } from "../explanations/Values.js";
+import { Canvas } from "../pictures/Canvas.js";
 import { comparedIn, verdictOn } from "../ui/verdicts.js";
 import { percent } from "../ui/text.js";
 import { ask, asked, cancel, changed, complete, model, opening, progress, row, since } from "../state/asking.js";
@@ -72,19 +74,22 @@ export function submit(): void {
   else void ask();
 }
 
-function Said({ answer: { question, reply, whole, milliseconds } }: { answer: Exchange }): preact.JSX.Element {
+function Said({ answer }: { answer: Exchange }): preact.JSX.Element {
+  const { question, reply, whole, milliseconds } = answer;
+  const file = useFile(answer, row.value);
+  const image = useMemo(() => backgroundOf(answer, row.value, "") ?? file, [answer, row.value, file]);
   const own = reply.classes[row.value];
   const all = reply.attributions.length;
   const failed = reply.attributions.filter(({ message }) => message.error).length;
   const wrong = reply.attributions.filter((each) => verdictOn(each, row.value) === Verdict.DISAGREES).length;
   const counted = (count: number): string => `${count} of ${all} explanation${all === 1 ? "" : "s"}`;
-  const outputs = outputsOf(reply).map(([name]) => name);
   const { replay } = reply.message;
   const replayed = comparedIn({ checks: replay ? [replay] : [] }, row.value);
   return (
     <>
+      {image && <Canvas class="preview" aria-hidden="true" {...image} />}
       <bdi class={changed.value ? "said stale" : "said"}>
-        {own ? own.label || `class ${own.index}` : textOf(reply.message, row.value) || outputs.join(", ")}
+        {own ? own.label || `class ${own.index}` : textOf(reply.message, row.value) || outputText(reply, row.value)}
       </bdi>
       <span class="muted">
         {own && percent(own.probability)} in {milliseconds.toFixed(0)} ms

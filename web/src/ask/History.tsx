@@ -3,7 +3,8 @@
 import { Panel } from "../ui/parts.js";
 import { asked, history, recall } from "../state/asking.js";
 import { type Exchange, rowsOf } from "../state/exchange.js";
-import { percent } from "../ui/text.js";
+import { percent, short } from "../ui/text.js";
+import { outputsOf } from "./probabilities.js";
 import { textOf } from "./Writing.js";
 
 /** How much of a text is shown. */
@@ -47,9 +48,18 @@ export function wordsOf(asked: Exchange, row = 0): string {
   return `${predictionText(asked, row)}${rowsOf(asked) > 1 ? `, example ${row + 1}` : ""}, ${aboutText(asked)}`;
 }
 
+/** Returns the outputs of an example in a few words: the number of a regression, else their names. */
+export function outputText(reply: Exchange["reply"], row: number): string {
+  const outputs = outputsOf(reply);
+  const [name = "", only] = outputs[0] ?? [];
+  if (outputs.length !== 1 || only?.data.length !== only?.shape[0] || only?.data[row] === undefined)
+    return outputs.map(([each]) => each).join(", ");
+  return `${name} ${short(Number(only.data[row]))}`;
+}
+
 /** Returns an answer about an example in a few words. */
 export function predictionText({ reply }: Exchange, row = 0): string {
   const first = reply.classes[row];
-  if (!first) return textOf(reply.message, row).slice(0, 2 * MOST) || Object.keys(reply.predictions).join(", ");
+  if (!first) return textOf(reply.message, row).slice(0, 2 * MOST) || outputText(reply, row);
   return `${first.label || `class ${first.index}`}, ${percent(first.probability)}`;
 }

@@ -2,6 +2,7 @@
 
 import type { Inspection, Tensor } from "@cutaway/client";
 import { statisticsOf } from "../measures/statistics.js";
+import { distinct } from "../ui/text.js";
 import type { Named } from "../pictures/Bars.js";
 import { type Exchange, exampleOf, targetOf } from "../state/exchange.js";
 import { askedParts } from "../state/draft.js";
@@ -49,13 +50,16 @@ export function barsOf(asked: Exchange, name: string, output: Tensor, row: numbe
   if (!areLogits(asked, name)) {
     const isTarget = (askedParts(asked.question).target?.output || outputsOf(asked.reply)[0]?.[0]) === name;
     const explained = isTarget ? targetOf(asked, row) : undefined;
-    const nameOf = (index: number): string => `${index}${index === explained ? ", explained" : ""}`;
+    const nameOf = (index: number): string =>
+      elements.length === 1 ? name : `${index}${index === explained ? ", explained" : ""}`;
     const bars = elements.map((value, index) => ({ index, name: nameOf(index), value }));
     const hidden = bars.slice(MOST).filter(({ index }) => index === explained);
     return [...hidden, ...bars].slice(0, MOST);
   }
-  return softmax(elements)
-    .map((value, index) => ({ index, name: labels[index] ?? `${index}`, value }))
+  const best = softmax(elements)
+    .map((value, index) => ({ index, value }))
     .sort((one, other) => other.value - one.value)
     .slice(0, MOST);
+  const names = distinct(best.map(({ index }) => labels[index] ?? `${index}`));
+  return best.map((bar, at) => ({ ...bar, name: names[at] ?? "" }));
 }

@@ -1,17 +1,28 @@
 /** The values of one explanation, as what they are about: an image, a text, features. */
 
-import { type Attribution, fromMessage, HookPoint, type Tensor } from "@cutaway/client";
-import { useMemo, useState } from "preact/hooks";
+import { type Attribution, type Example, fromMessage, HookPoint, type Tensor } from "@cutaway/client";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { tryWithout } from "../edits/live.js";
 import { axisNames, flattened, layoutOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import { statisticsOf, unpaddedLength } from "../measures/statistics.js";
 import { Bars, type Named } from "../pictures/Bars.js";
 import { HeatMap, Legend, Picture } from "../pictures/Picture.js";
-import { imageOf, type Pixels, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
+import { Series } from "../pictures/Series.js";
+import {
+  areSigned,
+  imageOf,
+  isClipped,
+  OUTLIERS,
+  type Pixels,
+  pixelsOf,
+  type Scale,
+  scaleOf,
+  veilOf,
+} from "../pictures/colours.js";
 import { type Exchange, exampleOf } from "../state/exchange.js";
 import { tensorsIn } from "../state/draft.js";
-import { Slider } from "../ui/controls.js";
+import { Check, Slider } from "../ui/controls.js";
 import { exact, short, signed } from "../ui/text.js";
 
 const MOST_BARS = 40;
@@ -22,6 +33,7 @@ export type ExplanationProps = Readonly<{ asked: Exchange; row: number; attribut
 /** Shows them over the tokens of a text, or in a figure for each input or layer. */
 export function Values({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
   const { tokens } = attribution.message;
+  const file = useFile(asked, row);
   const texts = tokens?.texts[row]?.tokens ?? [];
   if (tokens?.values && texts.length > 0) {
     const { values } = exampleOf(asked, fromMessage(tokens.values), row);
@@ -29,54 +41,100 @@ export function Values({ asked, row, attribution }: ExplanationProps): preact.JS
     return <Tokens texts={texts} values={values} onChoose={tryAt} />;
   }
   const ofLayer = attribution.layer !== "" && !attribution.method.startsWith("Neuron");
-  const figures = Object.entries(attribution.values).map(([name, tensor]) => (
-    <Figure
-      key={name}
-      {...(ofLayer ? { under: backgroundOf(asked, row, ""), names: [] } : inputAt(asked, row, name))}
-      name={name}
-      label={`${attribution.method} of ${name}`}
-      part={exampleOf(asked, tensor, row)}
-    />
-  ));
-  return <>{figures}</>;
+  const parts = Object.entries(attribution.values).map(([name, tensor]) => ({
+    name,
+    part: exampleOf(asked, tensor, row),
+    ...(ofLayer ? { under: backgroundOf(asked, row, "") } : inputAt(asked, row, name)),
+    file,
+  }));
+  return <Figures label={attribution.method} parts={parts} />;
 }
 
-interface FigureProps {
-  /** What the values belong to: an input or a layer. */
+/** Values, what they belong to, and what is known of that. */
+interface Shown {
+  /** An input or a layer. */
   readonly name: string;
-  readonly label: string;
   readonly part: Part;
-  readonly under: Pixels | undefined;
-  /** Of features. */
-  readonly names: readonly string[];
+  readonly under?: Pixels | undefined;
+  /** An image that was sent as a file: it is shown below where it has the shape of the values. */
+  readonly file?: Pixels | undefined;
+  /** Of the features of an input; undefined for a layer. */
+  readonly names?: readonly string[] | undefined;
   /** The numbers that the values are about. */
   readonly beside?: Part["values"] | undefined;
 }
 
-/** Shows values as their shape asks for: over an image, as bars, or as rows. */
-export function Figure({ name, label, part, under, names, beside }: FigureProps): preact.JSX.Element {
-  const layout = layoutOf(part.shape);
+/** Shows a figure for each of several parts; those that are vectors or numbers are bars of one scale. */
+export function Figures({ label, parts }: Readonly<{ label: string; parts: readonly Shown[] }>): preact.JSX.Element {
+  const vectors = parts.filter(isVector);
+  const joined = vectors.length > 1 ? vectors : [];
+  return (
+    <>
+      {joined.length > 0 && <Vectors parts={joined} />}
+      {parts
+        .filter((each) => !joined.includes(each))
+        .map((each) => (
+          <Figure key={each.name} {...each} label={`${label} of ${each.name}`} />
+        ))}
+    </>
+  );
+}
+
+function isVector({ part: { shape }, names }: Shown): boolean {
+  const layout = layoutOf(shape, names);
+  return layout.kind === "rows" && layout.rows === 1;
+}
+
+/** Shows values as their shape asks for: over an image, as lines over time, as bars, or as rows. */
+export function Figure({ label, ...shown }: Shown & Readonly<{ label: string }>): preact.JSX.Element {
+  const { name, part, under, file, names, beside } = shown;
+  const layout = layoutOf(part.shape, names);
+  const signed = areSigned(label, part.values);
+  const below = under ?? (file && fits(part.shape, file) ? file : undefined);
   return (
     <figure>
       <figcaption class="muted small">
         <bdi class="mono">{name}</bdi>
       </figcaption>
       {layout.kind === "planes" ? (
-        <Overlay part={part} under={under} label={label} />
+        <Overlay {...{ part, label, signed }} under={below} />
+      ) : layout.kind === "series" ? (
+        <Series {...{ part, beside }} names={names ?? []} scale={scaleOf(part.values, signed)} />
       ) : layout.rows === 1 ? (
-        <>
-          <Bars bars={largest(part.values, names, beside)} />
-          {part.values.length > MOST_BARS && <p class="muted small">The largest of {part.values.length}.</p>}
-        </>
+        <Vectors parts={[shown]} />
       ) : (
-        <HeatMap label={label} values={part.values} width={layout.width} signed />
+        <HeatMap label={label} values={part.values} width={layout.width} signed={signed} />
       )}
     </figure>
   );
 }
 
+/** The largest numbers of vectors as bars, each with its name and what was sent. */
+function Vectors({ parts }: { parts: readonly Shown[] }): preact.JSX.Element {
+  const all = parts.flatMap(({ name, part: { values, shape }, names = [], beside }) =>
+    Array.from(values, (value, index): Named => {
+      const [input, own] = [beside?.[index], parts.length > 1 ? `${name} ${index}` : `element ${index}`];
+      const bar = { name: names[index] ?? (shape.length > 0 ? own : name), value };
+      return input === undefined ? bar : { ...bar, about: exact(input) };
+    }),
+  );
+  const largest = all.sort((one, other) => Math.abs(other.value) - Math.abs(one.value)).slice(0, MOST_BARS);
+  return (
+    <>
+      <Bars bars={largest} />
+      {all.length > MOST_BARS && <p class="muted small">The largest of {all.length}.</p>}
+    </>
+  );
+}
+
+/** Whether an image can lie below a picture of this shape: their sides have one ratio, but for five percent. */
+function fits(shape: readonly number[], { height, width }: Pixels): boolean {
+  const [rows = 1, columns = 1] = shape.slice(-2);
+  return Math.abs(rows * width - height * columns) <= 0.05 * height * columns;
+}
+
 /** Returns what an answer knows of an input: its image, the names of its features, its numbers. */
-export function inputAt(asked: Exchange, row: number, name: string): Pick<FigureProps, "under" | "names" | "beside"> {
+export function inputAt(asked: Exchange, row: number, name: string): Pick<Shown, "under" | "names" | "beside"> {
   const tensor = tensorsIn(asked.question)[name];
   return {
     under: backgroundOf(asked, row, name),
@@ -85,33 +143,59 @@ export function inputAt(asked: Exchange, row: number, name: string): Pick<Figure
   };
 }
 
-function largest(values: ArrayLike<number>, names: readonly string[], beside?: ArrayLike<number>): Named[] {
-  return Array.from(values, (value, index) => {
-    const input = beside?.[index];
-    return { name: names[index] ?? `element ${index}`, value, ...(input === undefined ? {} : { about: exact(input) }) };
-  })
-    .sort((one, other) => Math.abs(other.value) - Math.abs(one.value))
-    .slice(0, MOST_BARS);
+/** The most pixels of a side of an image that is shown below a picture. */
+const MOST_SIDE = 512;
+
+/** Returns the image file that was sent as an example, as the browser reads it; undefined where there is none. */
+export function useFile({ question: { inputs } }: Pick<Exchange, "question">, row: number): Pixels | undefined {
+  const [read, setRead] = useState<{ given: unknown; pixels: Pixels }>();
+  const given = Array.isArray(inputs) ? (inputs as readonly Example[])[row] : undefined;
+  useEffect(() => {
+    if (typeof given !== "object" || !given.mediaType.startsWith("image/")) return;
+    const keep = (pixels: Pixels): void => setRead({ given, pixels });
+    void imageIn(given).then(keep, () => undefined); // the server reads formats that a browser does not
+  }, [given]);
+  return read?.given === given ? read?.pixels : undefined;
 }
+
+async function imageIn({ data, mediaType }: Exclude<Example, string>): Promise<Pixels> {
+  const image = await createImageBitmap(new Blob([Uint8Array.from(data)], { type: mediaType }));
+  const factor = Math.min(1, MOST_SIDE / Math.max(image.width, image.height));
+  const side = (length: number): number => Math.max(1, Math.round(factor * length));
+  const [width, height] = [side(image.width), side(image.height)];
+  const context = new OffscreenCanvas(width, height).getContext("2d");
+  context?.drawImage(image, 0, 0, width, height);
+  const pixels = context?.getImageData(0, 0, width, height).data ?? new Uint8ClampedArray(4 * width * height);
+  return { pixels, width, height };
+}
+
+/** How many pixels of the image lie below one of a map that is smooth, along a side. */
+const COARSE = 3;
 
 const START = 0.9;
 const OPACITY = { least: 0, most: 1, step: 0.05 };
 
-type OverlayProps = Readonly<{ part: Part; under: Pixels | undefined; label: string }>;
+type OverlayProps = Readonly<{ part: Part; under: Pixels | undefined; label: string; signed: boolean }>;
 
-/** Shows the sum over channels; explanation and image are as large as the larger of them. */
-function Overlay({ part, under, label }: OverlayProps): preact.JSX.Element {
+/**
+ * Shows the sum over channels; explanation and image are as large as the larger of them. The image shows through where
+ * the sum is small; a map with fewer pixels than the image is smooth, until a person asks for its grid.
+ */
+function Overlay({ part, under, label, signed }: OverlayProps): preact.JSX.Element {
   const [opacity, setOpacity] = useState(START);
-  const { values, width, scale, pixels } = useMemo(() => mapOf(part), [part]);
+  const [grid, setGrid] = useState(false);
+  const { values, width, scale, pixels } = useMemo(() => mapOf(part, signed, Boolean(under)), [part, signed, under]);
+  const coarse = under !== undefined && COARSE * width < under.width;
   const over = axisNames(part.shape.length).filter((_, axis) => axis < part.shape.length - 2 && part.shape[axis] !== 1);
   return (
     <div class="overlay">
-      <Picture {...{ label, values, width, pixels, under }} opacity={under ? opacity : 1} />
-      <p class="small muted extremes">{`${extremesText(values, width)} ${over.length ? `Summed over each ${over.join(" and ")}.` : ""}`}</p>
+      <Picture {...{ label, values, width, pixels, under }} opacity={under ? opacity : 1} smooth={coarse && !grid} />
+      <p class="small muted extremes">{`${extremesText(values, width)} ${over.length ? `Summed over each ${over.join(" and ")}.` : ""} ${isClipped(values) ? `The largest ${100 * OUTLIERS} % share the last colour.` : ""}`}</p>
       <div class="tools">
         {under && (
           <Slider label="Opacity" kind="opacity small muted" {...OPACITY} value={opacity} onChange={setOpacity} />
         )}
+        {coarse && <Check label="Grid" checked={grid} onCheck={setGrid} />}
         <Legend scale={scale} />
       </div>
     </div>
@@ -119,10 +203,14 @@ function Overlay({ part, under, label }: OverlayProps): preact.JSX.Element {
 }
 
 /** Returns what a picture of an explanation needs: its sum over channels, in colours that are symmetric around zero. */
-function mapOf(part: Part): { values: Part["values"]; width: number; scale: Scale; pixels: Pixels["pixels"] } {
+function mapOf(
+  part: Part,
+  isSigned: boolean,
+  veils: boolean,
+): { values: Part["values"]; width: number; scale: Scale; pixels: Pixels["pixels"] } {
   const { values, shape } = flattened(part);
-  const scale = scaleOf(values, true);
-  return { values, width: shape[1] ?? 1, scale, pixels: pixelsOf(values, scale) };
+  const scale = scaleOf(values, isSigned, true);
+  return { values, width: shape[1] ?? 1, scale, pixels: (veils ? veilOf : pixelsOf)(values, scale) };
 }
 
 /** Returns where the largest numbers of both signs are, in words. */

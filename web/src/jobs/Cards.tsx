@@ -1,12 +1,12 @@
 /** Rows side by side, each with its pictures, texts and strongest features in small. */
 
 import { Verdict } from "@cutaway/client";
-import { imageFor, Tokens } from "../explanations/Values.js";
+import { Figures, imageFor, Tokens } from "../explanations/Values.js";
 import { flattened, layoutOf } from "../measures/layout.js";
 import type { Part } from "../measures/numbers.js";
 import { Bars } from "../pictures/Bars.js";
 import { Canvas } from "../pictures/Canvas.js";
-import { pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
+import { areSigned, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
 import { percent, short } from "../ui/text.js";
 import { VerdictBadge } from "../ui/verdicts.js";
 import { type Cells, type Column, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
@@ -76,11 +76,20 @@ function Miniatures({ folder, cells }: { folder: JobFolder; cells: Cells }): pre
           return image && <Miniature key={name} title={input} image={image} />;
         })}
         {attributions
-          .filter(([, part]) => !isVector(part))
+          .filter(([column, part]) => !isVector(part) && !isSeries(folder, column, part))
           .map(([column, part]) => (
             <HeatMiniature key={column.name} title={titleOf(folder, column)} part={part} />
           ))}
       </div>
+      {attributions
+        .filter(([column, part]) => isSeries(folder, column, part))
+        .map(([column, part]) => (
+          <Figures
+            key={column.name}
+            label={titleOf(folder, column)}
+            parts={[{ name: titleOf(folder, column), part, ...inputOf(folder, column, inputs) }]}
+          />
+        ))}
       {attributions
         .filter(([, part]) => isVector(part))
         .map(([column, part]) => (
@@ -100,6 +109,22 @@ function Miniatures({ folder, cells }: { folder: JobFolder; cells: Cells }): pre
   );
 }
 
+/** Returns what a row has of the input that a column is about: the names of its features, its numbers. */
+function inputOf(
+  { manifest }: JobFolder,
+  { input, layer }: Column,
+  inputs: readonly [Column, Part][],
+): { names: readonly string[] | undefined; beside: Part["values"] | undefined } {
+  return {
+    names: layer ? undefined : (manifest.feature_names?.[input ?? ""] ?? []),
+    beside: inputs.find(([column]) => input && column["input"] === input)?.[1].values,
+  };
+}
+
+function isSeries(folder: JobFolder, column: Column, { shape }: Part): boolean {
+  return layoutOf(shape, inputOf(folder, column, []).names).kind === "series";
+}
+
 function isVector({ shape }: Part): boolean {
   const layout = layoutOf(shape);
   return layout.kind === "rows" && layout.rows === 1;
@@ -112,16 +137,16 @@ export function titleOf(folder: JobFolder, { name, attribution = "" }: Column): 
 
 /** Returns the features of a row with the largest attributions, each with its value if it is known. */
 function strongest(
-  { manifest }: JobFolder,
-  { input = "" }: Column,
+  folder: JobFolder,
+  column: Column,
   { values }: Part,
   inputs: readonly [Column, Part][],
 ): { name: string; value: number; about?: string }[] {
-  const own = inputs.find(([column]) => input && column["input"] === input)?.[1].values;
+  const { names, beside: own } = inputOf(folder, column, inputs);
   const known = own?.length === values.length ? own : undefined;
   const size = (value: number): number => (Number.isFinite(value) ? Math.abs(value) : 0);
   return Array.from(values, (value, index) => ({
-    name: manifest.feature_names?.[input]?.[index] ?? `[${index}]`,
+    name: names?.[index] ?? `[${index}]`,
     value,
     ...(known ? { about: short(known[index] ?? Number.NaN) } : {}),
   }))
@@ -135,7 +160,7 @@ type HeatProps = Readonly<{ title: string; part: Part; scale?: Scale; note?: str
 export function HeatMiniature({ title, part, scale, note }: HeatProps): preact.JSX.Element {
   const { values, shape } = flattened(part);
   const [height = 1, width = 1] = shape;
-  const own = scale ?? scaleOf(values, true);
+  const own = scale ?? scaleOf(values, areSigned(title, values));
   return (
     <Miniature
       title={title}

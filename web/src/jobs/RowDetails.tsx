@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { predictionText } from "../ask/History.js";
 import { numbers } from "../ask/arrays.js";
 import { startOf } from "../ask/start.js";
-import { Figure, imageFor, Tokens } from "../explanations/Values.js";
+import { Figures, imageFor, Tokens } from "../explanations/Values.js";
 import type { Part } from "../measures/numbers.js";
 import type { Exchange } from "../state/exchange.js";
 import { ask, choose, draft, model, since } from "../state/asking.js";
@@ -112,18 +112,14 @@ function Values({ folder, cells, attribution }: Omit<StoredProps, "row">): preac
   if (texts && sums) return <Tokens texts={texts} values={sums[1].values} />;
   const inputs = tensors("input").map(([{ input = "" }, part]) => [input, part] as const);
   const inputOf = (name: string): Part["values"] | undefined => inputs.find(([input]) => input === name)?.[1].values;
-  const figures = tensors("attribution", attribution).map(([{ name, input = "", layer = "" }, part]) => (
-    <Figure
-      key={name}
-      name={input || layer}
-      label={name}
-      part={part}
-      under={imageFor(input, inputs)}
-      beside={inputOf(input)}
-      names={folder.manifest.feature_names?.[input] ?? []}
-    />
-  ));
-  return figures.length ? <>{figures}</> : <p class="muted">Nothing was stored.</p>;
+  const parts = tensors("attribution", attribution).map(([{ input = "", layer = "" }, part]) => ({
+    name: input || layer,
+    part,
+    under: imageFor(input, inputs),
+    beside: inputOf(input),
+    names: layer ? undefined : (folder.manifest.feature_names?.[input] ?? []),
+  }));
+  return parts.length ? <Figures label={attribution} parts={parts} /> : <p class="muted">Nothing was stored.</p>;
 }
 
 /** Returns the served model that the job was about: of its version, if that is served; undefined if there is none. */

@@ -1,18 +1,30 @@
 /** How a tensor is best looked at, from its shape. */
 
-import type { Part } from "./numbers.js";
+import { type Part, sizeOf } from "./numbers.js";
 
 /** A way to look at one example of a tensor. */
 export type Layout =
   /** A picture for each channel: an image, or an attention head. */
   | { readonly kind: "planes"; readonly planes: number; readonly height: number; readonly width: number }
+  /** A line for each feature over time. */
+  | { readonly kind: "series"; readonly steps: number; readonly features: number }
   /** A row for each position of a sequence, or one row. */
   | { readonly kind: "rows"; readonly rows: number; readonly width: number };
 
-/** Returns the way for a shape without the axis of the batch: the last two axes are a picture, those before are counted. */
-export function layoutOf(shape: readonly number[]): Layout {
+/** A series without names has at least so many steps for each feature, and at most so many features. */
+const [LEAST_STEPS, MOST_LINES] = [3, 16];
+
+/**
+ * Returns the way for a shape without the axis of the batch: the last two axes are a picture, those before are counted.
+ * `names` are those of the features of an input, none if it has none; undefined for what is inside the model.
+ */
+export function layoutOf(shape: readonly number[], names?: readonly string[]): Layout {
   const width = shape.at(-1) ?? 1;
   const height = shape.at(-2) ?? 1;
+  const long = height >= LEAST_STEPS * width && width <= MOST_LINES;
+  const named = names?.length ? names.length === width : names && long;
+  if (named && height > 1 && sizeOf(shape) === height * width)
+    return { kind: "series", steps: height, features: width };
   if (shape.length < 3) return { kind: "rows", rows: height, width };
   return { kind: "planes", planes: shape.slice(0, -2).reduce((product, size) => product * size, 1), height, width };
 }
@@ -34,6 +46,7 @@ export function axisNames(count: number, type = ""): readonly string[] {
 
 /** Returns how many parts a layout has: planes, the rows of a sequence, or the elements of a vector. */
 export function partsOf(layout: Layout): number {
+  if (layout.kind === "series") return layout.features;
   return layout.kind === "planes" ? layout.planes : layout.rows > 1 ? layout.rows : layout.width;
 }
 

@@ -4,7 +4,7 @@ import { tensor } from "@cutaway/client";
 import { describe, expect, it } from "vitest";
 import { agreementOf, ranks, topOverlap } from "./agreement.js";
 import { axisNames, flattened, layoutOf, placeOf, planeOf } from "./layout.js";
-import { numbersOf, partOf } from "./numbers.js";
+import { numbersOf, partOf, weightsOfFeatures } from "./numbers.js";
 import { statisticsOf } from "./statistics.js";
 
 const ONE = [3, -1, 2, 2, 0, 5, -4, 1, 1, 7];
@@ -92,5 +92,21 @@ describe("parts", () => {
     expect(layoutOf([12, 384])).toEqual({ kind: "rows", rows: 12, width: 384 });
     expect(layoutOf([10])).toEqual({ kind: "rows", rows: 1, width: 10 });
     expect(layoutOf([])).toEqual({ kind: "rows", rows: 1, width: 1 });
+  });
+
+  it("of an input are series over time by their names, or by their many steps", () => {
+    const named = ["pulse", "breaths", "pressure"];
+    expect(layoutOf([4, 3], named)).toEqual({ kind: "series", steps: 4, features: 3 });
+    expect(layoutOf([1, 96, 3], named)).toEqual({ kind: "series", steps: 96, features: 3 });
+    expect(layoutOf([96, 5], [])).toEqual({ kind: "series", steps: 96, features: 5 });
+    for (const shape of [[96, 5], [96, 40], [28, 28], [5, 96], [3], [1, 3], [2, 96, 3]])
+      // prettier-ignore
+      expect(layoutOf(shape, shape.at(-1) === 5 ? undefined : []).kind).not.toBe("series");
+    expect(layoutOf([96, 5], named).kind).toBe("rows");
+  });
+
+  it("of a series begin with the feature that counts most", () => {
+    const values = Float64Array.from([1, -3, 0, 1, Number.NaN, 5]);
+    expect(weightsOfFeatures({ values, shape: [2, 3] })).toEqual([2, 1, 0]);
   });
 });

@@ -22,6 +22,17 @@ export function partOf(tensor: Tensor, row: number, rows: number): Part {
   return { values: values.subarray(row * size, (row + 1) * size), shape };
 }
 
+/** Returns the features of a series [time, features], those with the largest sums of magnitudes first. */
+export function weightsOfFeatures({ values, shape }: Part): number[] {
+  const features = shape.at(-1) ?? 1;
+  const sums = new Float64Array(features);
+  for (let index = 0; index < values.length; index++) {
+    const size = Math.abs(values[index] ?? 0);
+    if (Number.isFinite(size)) sums[index % features] = (sums[index % features] ?? 0) + size;
+  }
+  return Array.from(sums.keys()).sort((one, other) => (sums[other] ?? 0) - (sums[one] ?? 0));
+}
+
 /** Returns how many elements a shape has. */
 export function sizeOf(shape: readonly number[]): number {
   return shape.reduce((product, size) => product * size, 1);

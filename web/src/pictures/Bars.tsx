@@ -103,7 +103,7 @@ type Drawn = Named & Readonly<{ text: string; span: ReturnType<SpanOf> }>;
 
 /** The bars as a picture of their own, in the light theme's colours. */
 function Saved({ bars }: { bars: readonly Drawn[] }): preact.JSX.Element {
-  const positive = bars.some(({ value }) => value < 0) ? "#c1423c" : "#0f6e73";
+  const positive = bars.some(({ value }) => value < 0) ? "#b2182b" : "#0f6e73";
   return (
     <svg width={LABEL + BAR + NUMBER} height={ROW * bars.length} font-family="sans-serif" font-size={12}>
       {bars.map(({ name, value, text, span }, index) => (
@@ -112,7 +112,7 @@ function Saved({ bars }: { bars: readonly Drawn[] }): preact.JSX.Element {
             {name}
           </text>
           <svg width={BAR} height={ROW} viewBox={`0 0 100 ${ROW}`} preserveAspectRatio="none">
-            <rect {...span} y={4} height={ROW - 8} fill={value < 0 ? "#2f79b5" : positive} />
+            <rect {...span} y={4} height={ROW - 8} fill={value < 0 ? "#2166ac" : positive} />
           </svg>
           <text x={BAR + 8} y={14}>
             {text}

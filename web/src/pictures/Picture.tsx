@@ -19,6 +19,8 @@ interface PictureProps {
   /** An image below, which is covered by `opacity`, from 0 to 1. */
   readonly under?: Pixels | undefined;
   readonly opacity?: number;
+  /** Whether pixels run into each other. */
+  readonly smooth?: boolean;
   /** What a row or a column is called. */
   readonly nameOf?: ((x: number, y: number) => string) | undefined;
   /** Texts beside the rows and above the columns: with them, a picture that is too large is scrolled in its frame. */
@@ -41,7 +43,7 @@ const STEPS: Record<string, number[]> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0]
 
 /** Shows the picture with crisp pixels. */
 export function Picture(props: PictureProps): preact.JSX.Element {
-  const { label, values, width, pixels, under, opacity = 1 } = props;
+  const { label, values, width, pixels, under, opacity = 1, smooth = false } = props;
   const { nameOf = (x, y) => `row ${y}, column ${x}`, names, onChoose, onPaint, rowHeight } = props;
   const frame = useRef<HTMLDivElement>(null);
   const mark = useRef<HTMLElement>(null);
@@ -75,7 +77,9 @@ export function Picture(props: PictureProps): preact.JSX.Element {
   const saved = (): void =>
     savePng(label, [columns, rows], scale, (context) => {
       for (const canvas of frame.current?.querySelectorAll("canvas") ?? []) {
-        context.globalAlpha = Number(canvas.style.opacity || 1);
+        const { filter, opacity: part } = getComputedStyle(canvas);
+        [context.globalAlpha, context.filter] = [Number(part), filter];
+        context.imageSmoothingEnabled = canvas.classList.contains("smooth");
         context.drawImage(canvas, 0, 0, columns, rows);
       }
     });
@@ -90,6 +94,7 @@ export function Picture(props: PictureProps): preact.JSX.Element {
       {under && <Canvas {...under} aria-hidden="true" />}
       <Canvas
         {...{ width, height, pixels }}
+        class={smooth ? "smooth" : ""}
         style={{ opacity }}
         role={onPaint || onChoose ? "application" : "img"}
         tabIndex={0}

@@ -24,11 +24,30 @@ const TABLES = {
 /** Black to white, from 0 to 1. */
 export const GREY: Scale = { kind: "grey", least: 0, most: 1 };
 
-/** Returns the scale that shows all of some numbers: a signed one, if any is below zero. */
-export function scaleOf(values: ArrayLike<number>, signed = false): Scale {
+/** Whether the numbers of a method are for the target or against it; those of saliency, if none is negative, are sizes. */
+export function areSigned(method: string, values: ArrayLike<number>): boolean {
+  return !/^saliency/i.test(method) || statisticsOf(values).least < 0;
+}
+
+/** The share of a large picture's numbers that may lie beyond the ends of its scale. */
+export const OUTLIERS = 0.005;
+const LARGE = 2000;
+
+/** Whether some numbers are so many that their outliers share a colour. */
+export function isClipped({ length }: ArrayLike<number>): boolean {
+  return length > LARGE;
+}
+
+/**
+ * Returns the scale of some numbers: a signed one, if any is below zero. With `clip`, the outliers of many numbers lie
+ * beyond its ends, and have their colours.
+ */
+export function scaleOf(values: ArrayLike<number>, signed = false, clip = false): Scale {
   const { least, most } = statisticsOf(values);
-  if (!(signed || least < 0)) return { kind: "plain", least: least || 0, most: most || 0 };
-  const bound = Math.max(Math.abs(least), Math.abs(most)) || 0;
+  const largest = Math.max(Math.abs(least), Math.abs(most)) || 0;
+  const sizes = clip && isClipped(values) ? Float64Array.from(values, Math.abs).filter(Number.isFinite).sort() : [];
+  const bound = sizes[Math.ceil((1 - OUTLIERS) * (sizes.length - 1))] || largest;
+  if (!(signed || least < 0)) return { kind: "plain", least: least || 0, most: Math.min(bound, most || 0) };
   return { kind: "signed", least: -bound, most: bound };
 }
 
@@ -44,6 +63,16 @@ export function pixelsOf(values: ArrayLike<number>, { kind, least, most }: Scale
     pixels[index] = Number.isFinite(value) ? (table[step] ?? 0) : NOT_FINITE;
   }
   return new Uint8ClampedArray(pixels.buffer);
+}
+
+/** Returns the same picture, which lets through what is below it as far as a number is small. */
+export function veilOf(values: ArrayLike<number>, scale: Scale): Uint8ClampedArray<ArrayBuffer> {
+  const pixels = pixelsOf(values, scale);
+  for (let index = 0; index < values.length; index++) {
+    const size = Math.abs(values[index] ?? 0) / (scale.most || 1);
+    pixels[4 * index + 3] = Number.isNaN(size) ? 255 : 255 * size; // a clamped array ends at 255
+  }
+  return pixels;
 }
 
 /** Returns the picture of an image [channels, height, width] with one or three channels, from its darkest to its brightest. */

@@ -1,8 +1,9 @@
 /** Pictures, pixel by pixel. */
 
 import { describe, expect, it } from "vitest";
-import { GREY, imageOf, pixelsOf, scaleOf } from "./colours.js";
-import { exact, rangesText, short, signed } from "../ui/text.js";
+import { pointsOf } from "./Series.js";
+import { areSigned, GREY, imageOf, pixelsOf, scaleOf, veilOf } from "./colours.js";
+import { distinct, exact, rangesText, short, signed } from "../ui/text.js";
 
 /** The ends of viridis, and the ends and the middle of red to blue. */
 const [DARK, BRIGHT] = [[68, 1, 84], [253, 231, 37]] as const; // prettier-ignore
@@ -11,12 +12,55 @@ const [BLUE, RED] = [[5, 48, 97], [103, 0, 31]] as const; // prettier-ignore
 const colours = (pixels: Uint8ClampedArray): number[][] =>
   Array.from({ length: pixels.length / 4 }, (_, index) => [...pixels.subarray(4 * index, 4 * index + 3)]);
 
+describe("labels", () => {
+  it("keep what differs where all begin alike", () => {
+    const long = ["n00001 European animal", "n00002 European animal"];
+    expect(distinct(long)).toEqual(["…1 European animal", "…2 European animal"]);
+    for (const same of [
+      ["label 0", "label 1"],
+      [long[0] ?? ""],
+      [long[0] ?? "", long[0] ?? ""],
+      ["", long[0] ?? ""],
+      [],
+    ])
+      expect(distinct(same)).toEqual(same);
+  });
+});
+
+describe("lines", () => {
+  it("reach from the lowest number to the highest; what is none is at the bottom", () => {
+    expect(pointsOf([1, 3, 2, Number.NaN])).toBe("0,100 1,0 2,50 3,100");
+    expect(pointsOf([4, 4])).toBe("0,100 1,100");
+  });
+});
+
 describe("scales", () => {
   it("are symmetric where a number is negative", () => {
     expect(scaleOf([-1, 3])).toEqual({ kind: "signed", least: -3, most: 3 });
     expect(scaleOf([1, 3])).toEqual({ kind: "plain", least: 1, most: 3 });
     expect(scaleOf([1, 3], true)).toEqual({ kind: "signed", least: -3, most: 3 });
     expect(scaleOf([Number.NaN])).toEqual({ kind: "plain", least: 0, most: 0 });
+  });
+
+  it("end where half a percent of many numbers lie beyond, if they are asked to", () => {
+    const many = Float64Array.from({ length: 3001 }, (_, index) => (index % 2 ? -index : index));
+    expect(scaleOf(many, true, true)).toEqual({ kind: "signed", least: -2985, most: 2985 });
+    expect(scaleOf(many).most).toBe(3000);
+    expect(scaleOf([...many.slice(0, 100)], true, true).most).toBe(99);
+    expect(scaleOf(new Float64Array(3000).fill(0).with(5, 7), true, true).most).toBe(7);
+    expect(scaleOf(many.map(Math.abs), false, true)).toEqual({ kind: "plain", least: 0, most: 2985 });
+  });
+
+  it("have a sign where a method has one", () => {
+    expect(areSigned("Saliency of x", [0, 1])).toBe(false);
+    expect(areSigned("saliency", [-1, 1])).toBe(true);
+    expect(areSigned("IntegratedGradients of x", [0, 1])).toBe(true);
+  });
+
+  it("let what is below through, as far as a number is small", () => {
+    const veil = veilOf([0, 1, -2, 4, Number.NaN], { kind: "signed", least: -2, most: 2 });
+    expect([3, 7, 11, 15, 19].map((at) => veil[at])).toEqual([0, 128, 255, 255, 255]);
+    expect(veil.slice(8, 11)).toEqual(pixelsOf([-2], { kind: "signed", least: -2, most: 2 }).slice(0, 3));
   });
 
   it("have the colours of their ends", () => {

@@ -45,6 +45,18 @@ export function inSnakeCase(field: string): string {
   return field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 }
 
+const LONG_NAME = 16;
+
+/** Returns names, of which some are long, without a beginning that all have in common: what differs is read. */
+export function distinct(names: readonly string[]): string[] {
+  const [first = "", ...others] = names;
+  let common = 0;
+  while (common < first.length && others.every((each) => each[common] === first[common])) common++;
+  const long =
+    others.length > 0 && common > 1 && common < first.length && names.some(({ length }) => length > LONG_NAME);
+  return names.map((each) => (long ? `…${each.slice(common)}` : each));
+}
+
 /** Returns whole numbers in their order, with runs in brief: `0 to 4, 7`. */
 export function rangesText(numbers: readonly number[]): string {
   const starts = numbers.filter((each, at) => numbers[at - 1] !== each - 1);
