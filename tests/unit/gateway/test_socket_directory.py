@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cutaway.server.ray.workers import RayWorkers
+from cutaway.server.lifecycle.replica_set import RayWorkers
 from cutaway.server.worker_protocol import ScratchDirectory, delete_abandoned
 
 TORCHSERVE = ".ts.sock.65535"
