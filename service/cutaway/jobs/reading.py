@@ -216,13 +216,14 @@ def _as_numpy(column: Any) -> Array:
         return _objects([None if isinstance(tensor, Unreadable) else tensor for tensor in tensors])
     if not (pa.types.is_primitive(column.type) or isinstance(column.type, pa.FixedShapeTensorType)):
         return _objects(column.to_pylist())
-    present = np.array(from_arrow(column.drop_null()))
+    dtype, shape = _row_type(column.type)
+    present = np.array(from_arrow(column.drop_null()), dtype).reshape(-1, *shape)  # there may be none
     if not column.null_count:
         return present
     missing = np.asarray(column.is_null())
-    array = np.full((len(column), *present.shape[1:]), np.nan if present.dtype.kind == "f" else 0, present.dtype)
+    array = np.full((len(column), *shape), missing_value(dtype), dtype)
     array[~missing] = present
-    if present.dtype.kind == "f":
+    if dtype.kind == "f":
         return array
     masked: Array = np.ma.masked_array(array)
     masked[missing] = np.ma.masked
