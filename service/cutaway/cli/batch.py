@@ -164,6 +164,36 @@ def _print_drift(drift: Drift) -> None:
     console_output.print_line(f"{alarms} alarms" if alarms != 1 else "1 alarm", style="bold red" if alarms else "green")
 
 
+@app.command(epilog="Exit status: 0 done; 2 the folder, the column, the row or the channel is wrong.")
+def similar(
+    folder: Annotated[Path, argument("FOLDER", "The output folder of a job.")],
+    column: Annotated[str, option("COLUMN", "The column by which rows are found: capture:conv2@output.")],
+    row: Annotated[str | None, option("ID", "Find the rows that are nearest to this one.")] = None,
+    channel: Annotated[int | None, option("N", "Find the rows in which this channel is most active.")] = None,
+    k: Annotated[int, option("K", "How many rows.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Find the rows of a job that looked alike to the model, or those that activate a channel most."""
+    with console_output.requires_extra("jobs"):
+        from cutaway.jobs import read
+    with _exit_statuses():
+        results = read(folder)
+        if row is not None and channel is None:
+            found = results.similar(column, row, k)
+        elif row is None and channel is not None:
+            found = results.top(column, channel, k)
+        else:
+            raise error(Reason.INVALID_VALUE, "name one of --row and --channel", "--row")
+        if as_json:
+            console_output.print_json(found)
+            return
+        table = empty_table(found.column, "row", "id", "prediction", "label", found.value, numbers=1, folds=("id",))
+        for each in found.rows:
+            cells = str(each.row), each.id, each.prediction, each.label, f"{each.value:.4g}"
+            table.add_row(*map(Text, cells))
+        console_output.print_blocks(table)
+
+
 def _print_plan(plan: Plan, job: Job) -> None:
     table = empty_table("The job would take", "resource", "amount", numbers=1)
     rows = {
