@@ -1,7 +1,7 @@
 """Compares the results of two jobs: drift of predictions, attributions, captures, inputs and verdicts.
 
-A column is read shard by shard, once for counts and, in the first folder, once for the edges of bins. The memory needed
-is that of one shard of one column, of a sample of `SAMPLE_BYTES`, and 16 bytes for each row.
+A column is read shard by shard. The memory needed is that of one shard of a column, of a sample of `SAMPLE_BYTES`, and
+of an id and a class for each row, 8 bytes each.
 """
 
 from __future__ import annotations
@@ -200,11 +200,9 @@ def bin_edges(sample: Array) -> Array:
     some = ~np.isnan(finite).all(axis=0)
     edges[:, some] = np.nanquantile(finite[:, some], np.arange(1, BINS) / BINS, axis=0, method="inverted_cdf")
     width = np.maximum(1e-4 * np.abs(edges).max(axis=0), 1e-12)
-    first, last = np.zeros(edges.shape, bool), np.zeros(edges.shape, bool)
-    same = edges[1:] == edges[:-1]
-    first[:-1], last[1:] = same, same
-    last &= ~first
-    return np.sort(edges - width * first + width * last, axis=0)
+    same, none = edges[1:] == edges[:-1], np.zeros((1, sample.shape[1]), bool)
+    below, last = np.concatenate([same, none]), np.concatenate([none, same])
+    return np.sort(edges - width * below + width * (last & ~below), axis=0)
 
 
 def bin_counts(values: Array, edges: Array) -> Array:
@@ -274,16 +272,10 @@ class _Pair:
         self.one, self.other, self._limits = one, other, limits
         for results in (one, other):
             if not results.rows:
-                raise error(
-                    Reason.DATA_UNREADABLE, f"{results.folder.path} has no row yet: run the job first", "folder"
-                )
+                what = f"{results.folder.path} has no row yet: run the job first"
+                raise error(Reason.DATA_UNREADABLE, what, "folder")
         self.places = _same_ids(one, other)
         self.not_compared: dict[str, str] = {}
-
-    @property
-    def same_rows(self) -> bool:
-        """Whether both have the same rows, so that no difference is due to the choice of rows."""
-        return len(self.places[0]) == self.one.rows == self.other.rows
 
     def measures(self) -> Iterator[Measure]:
         """Yields the measures of all columns that both have."""
@@ -389,13 +381,20 @@ def _sample(shards: Iterator[Array], rows: int) -> Array:
 
 
 def _bad_rows(pair: _Pair) -> Measure:
-    counts = [Counter(failure is not None for failure in each["error"]) for each in (pair.one, pair.other)]
+    counts = _counts(pair, "error", lambda failure: failure is not None)
     return _change_of_share(pair, "error", "bad_rows_rise", counts, True)
 
 
 def _verdicts(pair: _Pair, name: str) -> Iterator[Measure]:
-    counts = [Counter(verdict for verdict in each[name] if verdict) for each in (pair.one, pair.other)]
+    counts = _counts(pair, name, lambda verdict: verdict)
+    for each in counts:
+        del each[None]  # rows that were not explained
     yield _change_of_share(pair, name, "agrees_drop", counts, Verdict.AGREES.value)
+
+
+def _counts(pair: _Pair, name: str, key: Callable[[Any], Any]) -> list[Counter[Any]]:
+    both = pair.one, pair.other
+    return [Counter(key(cell) for shard in each.shards([name]) for cell in shard[name]) for each in both]
 
 
 def _change_of_share(pair: _Pair, column: str, measure: str, counts: Sequence[Counter[Any]], what: Any) -> Measure:
@@ -403,32 +402,35 @@ def _change_of_share(pair: _Pair, column: str, measure: str, counts: Sequence[Co
     sizes = [max(each.total(), 1) for each in counts]
     before, after = (each[what] / size for each, size in zip(counts, sizes))
     pooled = sum(each[what] for each in counts) / sum(sizes)
-    chance = 0.0 if pair.same_rows else _Z * math.sqrt(pooled * (1 - pooled) * (1 / sizes[0] + 1 / sizes[1]))
+    same_rows = len(pair.places[0]) == pair.one.rows == pair.other.rows  # none of the change is due to chance
+    chance = 0.0 if same_rows else _Z * math.sqrt(pooled * (1 - pooled) * (1 / sizes[0] + 1 / sizes[1]))
     value = before - after if measure == "agrees_drop" else after - before
     return pair.measure(column, measure, value, f"{before:.1%} -> {after:.1%}", chance)
 
 
 def _predictions(pair: _Pair, name: str) -> Iterator[Measure]:
     """Yields the share of the same rows whose class has changed, and the drift of the distribution of classes."""
-    classes = [_classes(results, name) for results in (pair.one, pair.other)]
+    numbers: dict[str, int] = {}
+    classes = [_classes(results, name, numbers) for results in (pair.one, pair.other)]
     before, after = (each[places] for each, places in zip(classes, pair.places))
-    both = (before != "") & (after != "")
+    both, changed = (before >= 0) & (after >= 0), (before >= 0) & (after >= 0) & (before != after)
     if both.any():
-        changes = Counter(zip(before[both & (before != after)], after[both & (before != after)]))
-        most = [f", most {one} -> {other} ({count:,})" for (one, other), count in changes.most_common(1)]
-        detail = f"{changes.total():,} of {int(both.sum()):,} rows{''.join(most)}"
-        yield pair.measure(name, "changed", changes.total() / int(both.sum()), detail)
-    counts = [Counter(each[each != ""].tolist()) for each in classes]
-    names = sorted({*counts[0], *counts[1]})
-    yield from _psi(pair, name, *(np.array([[float(each[one])] for one in names]) for each in counts))
+        names = list(numbers)
+        most = Counter(zip(before[changed].tolist(), after[changed].tolist())).most_common(1)
+        shown = "".join(f", most {names[one]} -> {names[other]} ({count:,})" for (one, other), count in most)
+        detail = f"{changed.sum():,} of {both.sum():,} rows{shown}"
+        yield pair.measure(name, "changed", float(changed.sum() / both.sum()), detail)
+    counts = [np.bincount(each[each >= 0], minlength=len(numbers))[:, None] for each in classes]
+    yield from _psi(pair, name, counts[0], counts[1])
 
 
-def _classes(results: Results, name: str) -> Array:
-    """Returns the name of the predicted class of each row; empty for a bad row."""
-    indices = np.ma.filled(results[name], -1).astype(int)
-    found, places = np.unique(indices, return_inverse=True)
-    names: Array = np.array(["" if index < 0 else results.manifest.class_name(index) for index in found.tolist()])
-    return names[places]
+def _classes(results: Results, name: str, numbers: dict[str, int]) -> Array:
+    """Returns the number of each row's class, -1 in a bad row; adds the names of new classes to ``numbers``."""
+    found, places = np.unique(np.ma.filled(results[name], -1).astype(np.int64), return_inverse=True)
+    names = [None if index < 0 else results.manifest.class_name(index) for index in found.tolist()]
+    table = [-1 if each is None else numbers.setdefault(each, len(numbers)) for each in names]
+    classes: Array = np.array(table, np.int64)[places]
+    return classes
 
 
 def _distributions(pair: _Pair, name: str) -> Iterator[Measure]:
@@ -448,11 +450,9 @@ def _psi(pair: _Pair, name: str, before: Array, after: Array) -> Iterator[Measur
         return
     values, chance = psi(before, after), psi_of_chance(before, after)
     place = int(np.argmax(values / np.maximum(chance, LIMITS["psi"])))
-    single = len(values) == 1
-    yield pair.measure(
-        name, "psi", float(values[place]), "" if single else pair.feature(name, place), float(chance[place])
-    )
-    if not single:
+    feature = pair.feature(name, place) if len(values) > 1 else ""
+    yield pair.measure(name, "psi", float(values[place]), feature, float(chance[place]))
+    if len(values) > 1:
         yield pair.measure(name, "mean_psi", float(values.mean()))
 
 

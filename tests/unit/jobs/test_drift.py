@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,20 @@ def test_planted_drift_is_found(tmp_path: Path, change: Any) -> None:
     change(columns)
     one = planted(tmp_path / "one", draw(1), labels=LABELS, features=FEATURES)
     assert alarms(compare(one, planted(tmp_path / "two", columns, labels=LABELS, features=FEATURES))) == PLANTED[change]
+
+
+def test_memory_is_that_of_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far less than that of a column."""
+    monkeypatch.setattr(drift, "SAMPLE_ROWS", 200)
+    values = np.random.default_rng(0).standard_normal((20_000, 200)).astype(np.float32)
+    folder = planted(tmp_path / "job", {"input:x": values, "prediction": np.zeros(20_000, int)}, shard_rows=200)
+    compare(folder, folder)  # what is loaded once
+    tracemalloc.start()
+    try:
+        compare(folder, folder)
+        assert tracemalloc.get_traced_memory()[1] < values.nbytes / 3
+    finally:
+        tracemalloc.stop()
 
 
 def test_bad_rows_are_counted_and_left_out(tmp_path: Path) -> None:
