@@ -265,6 +265,13 @@ def disagreeing(columns: dict[str, Any]) -> None:
     columns["verdict:saliency"][:150] = ["DISAGREES"] * 150
 
 
+def few_disagreeing(columns: dict[str, Any]) -> None:
+    """Fewer than chance would explain, but the rows are the same."""
+    verdicts = columns["verdict:saliency"]
+    for row in [row for row in range(300) if verdicts[row] == "AGREES"][:6]:
+        verdicts[row] = "DISAGREES"
+
+
 PLANTED = {
     shifted: {("input", "psi")},
     moved_constant: {("input", "psi")},
@@ -277,6 +284,7 @@ PLANTED = {
     one_class: {("prediction", "changed"), ("prediction", "psi")},
     unsure: {("probability", "psi")},
     disagreeing: {("verdict", "agrees_drop")},
+    few_disagreeing: {("verdict", "agrees_drop")},
 }
 
 
