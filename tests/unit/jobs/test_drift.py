@@ -257,8 +257,19 @@ def grown(columns: dict[str, Any]) -> None:
     columns["capture:fc@output"][:, 1, 2] *= 3
 
 
+def missing_activations(columns: dict[str, Any]) -> None:
+    """The other rows are as before together."""
+    columns["capture:fc@output"][::2, 1, 2] = np.nan
+
+
 def other_classes(columns: dict[str, Any]) -> None:
     columns["prediction"] = np.where(np.arange(300) % 10 == 0, 2 - columns["prediction"], columns["prediction"])
+
+
+def partly_explained(columns: dict[str, Any]) -> None:
+    """Rows without a number have no say in the importance of the others, and one of infinity has none either."""
+    columns["attribution:saliency:x"][:100] = np.nan
+    columns["attribution:saliency:x"][200, 5] = np.inf
 
 
 def one_class(columns: dict[str, Any]) -> None:
@@ -285,9 +296,11 @@ PLANTED = {
     moved_constant: {("input", "psi")},
     missing: {("input", "psi")},
     swapped: {("attribution", "ndcg")},
+    partly_explained: set(),
     dead: {("attribution", "ndcg")},
     together: {("capture", "mmd_p")},
     grown: {("capture", "psi"), ("capture", "mmd_p")},
+    missing_activations: {("capture", "psi")},
     other_classes: {("prediction", "changed")},
     one_class: {("prediction", "changed"), ("prediction", "psi")},
     unsure: {("probability", "psi")},
