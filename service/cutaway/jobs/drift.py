@@ -360,8 +360,7 @@ def _values(results: Results, name: str) -> Iterator[Array]:
 
 
 def _flat(values: Array) -> Array:
-    flat = np.asarray(values).reshape(len(values), math.prod(values.shape[1:]))
-    return flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float32 if flat.itemsize < 4 else float)
+    return np.asarray(values).reshape(len(values), math.prod(values.shape[1:]))
 
 
 def _sample(shards: Iterator[Array], rows: int) -> Array:

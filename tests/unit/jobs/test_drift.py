@@ -406,6 +406,16 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     assert (found.unfinished, found.after_rows) == ((tmp_path / "other",), 256)
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float64"])
+def test_inputs_of_any_type_are_compared(tmp_path: Path, dtype: str) -> None:
+    """A value of most rows that becomes another one is drift."""
+    values = (np.arange(300)[:, None] % 10 == 0).astype(dtype)
+    one = planted(tmp_path / "one", {"input:x": values, "capture:fc@output": values})
+    other = planted(tmp_path / "other", {"input:x": values == 0, "capture:fc@output": (values == 0).astype(dtype)})
+    assert not compare(one, one).alarm
+    assert alarms(compare(one, other)) == {("input", "psi"), ("capture", "psi"), ("capture", "mmd_p")}
+
+
 def test_outputs_of_a_regression_are_compared(tmp_path: Path) -> None:
     """Those of a classifier are not: its probabilities are."""
     random = np.random.default_rng(0)

@@ -111,6 +111,7 @@ def test_a_shard_without_values_keeps_the_shape_of_its_column(tmp_path: Path) ->
     assert np.ma.getmaskarray(first["prediction"]).all()
     for name in (CAPTURE, "prediction"):
         assert {each[name].dtype for each in others} == {first[name].dtype}
+    assert read(planted(tmp_path / "begun", columns(), unfinished=1))[CAPTURE].shape == (0, 3, 2, 2)
 
 
 @pytest.mark.parametrize(
