@@ -87,6 +87,7 @@ def test_top_rows_are_those_of_all_rows(tmp_path: Path, shape: tuple[int, ...], 
     for channel in (0, 2):
         peaks = sorted(((SHAPES[shape](values[row], channel), row) for row in usable), reverse=True)
         assert [(each.value, each.row) for each in read(folder).top(CAPTURE, channel, 4).rows] == peaks[:4]
+        assert len(read(folder).top(CAPTURE, channel, 100).rows) == len(usable)
 
 
 def test_top_rows_of_texts(tmp_path: Path) -> None:
