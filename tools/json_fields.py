@@ -15,7 +15,8 @@ import numpy as np
 
 from cutaway.cli import console_output
 from cutaway.contract.results import InspectResult, ModelDetail
-from cutaway.jobs import Plan, Summary
+from cutaway.jobs import Drift, Plan, Summary
+from cutaway.jobs.reading import FoundRows
 
 DOCUMENTS: dict[str, type] = {
     "models": console_output.Models,
@@ -27,6 +28,8 @@ DOCUMENTS: dict[str, type] = {
     "batch run": Summary,
     "batch plan": Plan,
     "batch report": console_output.Report,
+    "batch compare": Drift,
+    "batch similar": FoundRows,
     "error": console_output.Failure,
 }
 """What each command prints, by its name; and what is in ``error``."""

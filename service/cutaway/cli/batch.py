@@ -23,7 +23,7 @@ from cutaway.server.processes import environment
 from cutaway.views.tables import empty_table
 
 if TYPE_CHECKING:
-    from cutaway.jobs import Job, Plan, Summary, Watcher
+    from cutaway.jobs import Drift, Job, Plan, Summary, Watcher
 
 TOO_MANY_BAD_ROWS, BAD_INPUT, INTERRUPTED = 1, 2, 3
 """Exit statuses."""
@@ -96,6 +96,102 @@ def report(folder: Annotated[Path, argument("FOLDER", "The output folder of a jo
             console_output.print_json(console_output.Report(path))
             return
         console_output.print_line(f"written: {path}")
+
+
+_COMPARED = "Exit status: 0 no alarm; 7 an alarm; 2 a folder or a limit is wrong; 3 interrupted."
+
+
+@app.command(epilog=_COMPARED)
+def compare(
+    before: Annotated[Path, argument("BEFORE", "The output folder of a job.")],
+    after: Annotated[Path, argument("AFTER", "That of another job: a later model, or later data.")],
+    limit: Annotated[str, option("MEASURE=NUMBER,...", "Limits in place of the defaults: ndcg=0.95,psi=0.1.")] = "",
+    prometheus: Annotated[
+        Path | None, option("FILE.prom", "Write the measures for the textfile collector of Prometheus.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how the results of a job differ from those of another one; an alarm has an exit status of its own."""
+    with console_output.requires_extra("jobs"):
+        from cutaway.jobs import compare as compare_jobs
+        from cutaway.jobs.progress import write_metrics
+    with _exit_statuses():
+        limits = _limits(limit)
+        with console_output.waiting("comparing"):
+            drift = compare_jobs(before, after, limits)
+        if prometheus is not None:
+            write_metrics(drift, prometheus)
+        if as_json:
+            console_output.print_json(drift)
+        else:
+            _print_drift(drift)
+    if drift.alarm:
+        raise typer.Exit(console_output.DIFFERS)
+
+
+def _limits(text: str) -> dict[str, float]:
+    """Returns the limits in ``ndcg=0.95,psi=0.1``."""
+    limits = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.partition("=")
+        try:
+            limits[name.strip()] = float(number)
+        except ValueError:
+            what = f"{part.strip()!r} is no limit: write MEASURE=NUMBER, such as psi=0.1"
+            raise error(Reason.INVALID_VALUE, what, "--limit") from None
+    return limits
+
+
+def _print_drift(drift: Drift) -> None:
+    table = empty_table(f"{drift.before} -> {drift.after}", "column", "measure", "value", "limit", "detail",
+                        folds=("column", "detail"))  # fmt: skip
+    for each in drift.measures:
+        shown = "" if each.limit is None else f"{each.limit:.3g}"
+        style = "bold red" if each.alarm else ""
+        value = Text(f"{each.value:.3g}{' ALARM' if each.alarm else ''}", style=style)
+        table.add_row(Text(each.column), Text(each.measure), value, Text(shown), Text(each.detail))
+    console_output.print_blocks(table)
+    rows = f"{drift.before_rows:,} rows before, {drift.after_rows:,} after; {drift.same_ids:,} with the same id"
+    console_output.print_line(rows)
+    for column, why in drift.not_compared.items():
+        console_output.print_line(f"not compared: {column}: {why}", style="yellow")
+    for when, columns in (("before", drift.only_before), ("after", drift.only_after)):
+        if columns:
+            console_output.print_line(f"only {when}: {', '.join(columns)}", style="yellow")
+    for folder in drift.unfinished:
+        console_output.print_line(f"the job of {folder} has not ended: only its rows so far", style="yellow")
+    alarms = sum(each.alarm for each in drift.measures)
+    console_output.print_line(f"{alarms} alarms" if alarms != 1 else "1 alarm", style="bold red" if alarms else "green")
+
+
+@app.command(epilog="Exit status: 0 done; 2 the folder, the column, the row or the channel is wrong.")
+def similar(
+    folder: Annotated[Path, argument("FOLDER", "The output folder of a job.")],
+    column: Annotated[str, option("COLUMN", "The column by which rows are found: capture:conv2@output.")],
+    row: Annotated[str | None, option("ID", "Find the rows that are nearest to this one.")] = None,
+    channel: Annotated[int | None, option("N", "Find the rows in which this channel is most active.")] = None,
+    k: Annotated[int, option("K", "How many rows.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Find the rows of a job that looked alike to the model, or those that activate a channel most."""
+    with console_output.requires_extra("jobs"):
+        from cutaway.jobs import read
+    with _exit_statuses():
+        results = read(folder)
+        if row is not None and channel is None:
+            found = results.similar(column, row, k)
+        elif row is None and channel is not None:
+            found = results.top(column, channel, k)
+        else:
+            raise error(Reason.INVALID_VALUE, "name one of --row and --channel", "--row")
+        if as_json:
+            console_output.print_json(found)
+            return
+        table = empty_table(found.column, "row", "id", "prediction", "label", found.value, numbers=1, folds=("id",))
+        for each in found.rows:
+            cells = str(each.row), each.id, each.prediction, each.label, f"{each.value:.4g}"
+            table.add_row(*map(Text, cells))
+        console_output.print_blocks(table)
 
 
 def _print_plan(plan: Plan, job: Job) -> None:

@@ -45,6 +45,9 @@ EXIT_STATUSES: dict[type[CutawayError], int] = {
 }
 """Exit statuses by class of errors; 2 is a wrong command line, and 3 an interrupted job."""
 
+DIFFERS = 7
+"""The exit status for an answer that differs from the stored one, and for results of a job that have drifted."""
+
 STOPPED = 128 + signal.SIGINT
 READER_GONE = 128 + 13  # SIGPIPE, which Windows does not have
 """Exit statuses of a program that Ctrl-C ended, and of one that wrote to a pipe without a reader, as shells report."""

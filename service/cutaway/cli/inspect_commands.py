@@ -393,9 +393,6 @@ def _shown(character: str) -> str:
 
 # ``cutaway verify``
 
-DIFFERS = 7
-"""The exit status for an answer that differs from the stored one."""
-
 _SHOWN = 20
 """The most differences that are listed for people."""
 
@@ -425,7 +422,7 @@ def verify(
     else:
         _print(file, stored, comparison)
     if comparison is not None and not comparison.same:
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(console_output.DIFFERS)
 
 
 def _print(file: Path, stored: Inspection, comparison: Comparison | None) -> None:

@@ -1,16 +1,22 @@
-"""Watchers that show the progress of a job: a bar on a terminal, lines elsewhere, metrics for Prometheus."""
+"""Watchers that show the progress of a job: a bar on a terminal, lines elsewhere, metrics for Prometheus.
+
+Metrics of the drift between two jobs stand beside those of a job.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, write_to_textfile
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.text import Text
 
+from cutaway.contract.errors import Reason, error
+from cutaway.jobs.drift import Drift
 from cutaway.jobs.running import Summary, Watcher
 
 
@@ -148,3 +154,23 @@ class JobMetrics(Watcher):
         for name, counts in summary.verdicts.items():
             for verdict, count in counts.items():
                 self._verdicts.labels(name, verdict).set(count)
+
+
+def write_metrics(drift: Drift, path: Path) -> None:
+    """Writes the measures of ``drift`` as a file for the textfile collector of Prometheus's node exporter.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``: the file cannot be written.
+    """
+    registry = CollectorRegistry()
+    names = "before", "after", "column", "measure"
+    values = Gauge("cutaway_job_drift", "Drift between the results of two jobs.", names, registry=registry)
+    alarms = Gauge("cutaway_job_drift_alarm", "1 for a measure beyond its limit.", names, registry=registry)
+    for each in drift.measures:
+        labels = str(drift.before), str(drift.after), each.column, each.measure
+        values.labels(*labels).set(each.value)
+        alarms.labels(*labels).set(each.alarm)
+    try:
+        write_to_textfile(str(path), registry)
+    except OSError as failure:
+        raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "--prometheus") from None

@@ -1,11 +1,11 @@
-"""Reads the results of a job: columns as numpy arrays, or record batches."""
+"""Reads the results of a job: columns as numpy arrays, or record batches; finds rows like another, and top rows."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -107,6 +107,38 @@ def read(folder: Path | str) -> Results:
     return Results(Folder(Path(folder)))
 
 
+class FoundRow(NamedTuple):
+    """A row that was found.
+
+    Attributes:
+        row: its index in the data set.
+        id: its id.
+        value: its distance, or its activation.
+        prediction: its predicted class; empty without one.
+        label: its label; empty without one.
+    """
+
+    row: int
+    id: str
+    value: float
+    prediction: str
+    label: str
+
+
+class FoundRows(NamedTuple):
+    """The rows of a job that were found by a column.
+
+    Attributes:
+        column: the column.
+        value: what the values of the rows are: distance or activation.
+        rows: the rows, the nearest or the most active first.
+    """
+
+    column: str
+    value: str
+    rows: tuple[FoundRow, ...]
+
+
 class Results(Mapping[str, Array]):
     """The results of a job: columns by name, read on access. ``results["attribution:saliency:image"]`` is [rows, ...].
 
@@ -181,6 +213,108 @@ class Results(Mapping[str, Array]):
             except (OSError, ValueError) as failure:
                 raise error(Reason.DATA_UNREADABLE, f"{path.name} cannot be read: {failure}", "folder") from failure
 
+    def similar(self, column: str, row: str, k: int = 10) -> FoundRows:
+        """Returns the rows whose tensors in ``column`` have the smallest Euclidean distance from those of another row.
+
+        Args:
+            column: a column of tensors of one shape, or of numbers.
+            row: the id of the other row.
+            k: how many rows.
+
+        Raises:
+            InvalidArgument: ``COLUMN_NOT_FOUND``: no such column. ``INVALID_VALUE``: no row has the id, or several
+                have it; the column holds no tensors of one shape; the row has no finite value there.
+        """
+        from sklearn.neighbors import NearestNeighbors  # here, because it takes two seconds
+
+        self._check_numbers(column, ragged=False)
+        own = self._row_of(row)
+        shard = own // self.manifest.shard_rows
+        query = _as_numpy(self._table([column], [shard])[column])[own - self.manifest.range(shard).start]
+        point = np.ma.filled(query, np.nan).astype(np.float64).reshape(1, -1)
+        if not np.isfinite(point).all():
+            raise error(Reason.INVALID_VALUE, f"the row {row!r} has no finite value in {column}", "row")
+
+        def nearest(rows: Array, values: Array) -> tuple[Array, Array]:
+            flat = values.astype(np.float64).reshape(len(values), -1)
+            kept = np.isfinite(flat).all(axis=1) & (rows != own)
+            rows, flat = rows[kept], flat[kept]
+            if not len(rows):
+                return rows, np.zeros(0)
+            model = NearestNeighbors(n_neighbors=min(k, len(rows)), algorithm="brute").fit(flat)
+            places = model.kneighbors(point, return_distance=False)[0]
+            return rows[places], np.linalg.norm(flat[places] - point, axis=1)  # exact: that of equal rows is 0
+
+        return FoundRows(column, "distance", self._first(column, k, nearest, 1))
+
+    def top(self, column: str, channel: int, k: int = 10) -> FoundRows:
+        """Returns the rows in which a channel is most active: the largest of its values at all positions.
+
+        Args:
+            column: a column of tensors. A row of shape [channels], [positions, channels] or [channels, ...].
+            channel: the index of the channel, or of the feature.
+            k: how many rows.
+
+        Raises:
+            InvalidArgument: ``COLUMN_NOT_FOUND``: no such column. ``INVALID_VALUE``: it holds no tensors, or has no
+                such channel.
+        """
+        self._check_numbers(column, ragged=True)
+
+        def peak(tensor: Array) -> float:
+            axis = 1 if tensor.ndim == 2 else 0
+            if not (tensor.ndim and 0 <= channel < tensor.shape[axis]):
+                size = tensor.shape[axis] if tensor.ndim else 0
+                raise error(Reason.INVALID_VALUE, f"{column} has {size} channels, and no {channel}", "channel")
+            return float(np.max(np.take(tensor, channel, axis), initial=-np.inf))
+
+        def most_active(rows: Array, values: Array) -> tuple[Array, Array]:
+            peaks = np.array([peak(value) for value in values], np.float64)
+            return rows[~np.isnan(peaks)], peaks[~np.isnan(peaks)]
+
+        return FoundRows(column, "activation", self._first(column, k, most_active, -1))
+
+    def _first(
+        self, column: str, k: int, of_shard: Callable[[Array, Array], tuple[Array, Array]], sign: int
+    ) -> tuple[FoundRow, ...]:
+        """Returns the ``k`` rows with the smallest ``sign * value``; needs the memory of one shard.
+
+        ``of_shard`` returns rows of a shard and their values, from all good rows and what they have in the column.
+        """
+        if k < 1:
+            raise error(Reason.INVALID_VALUE, f"{k} rows cannot be found: at least 1", "k")
+        found, values = np.zeros(0, np.int64), np.zeros(0)
+        for shard in self.shards(list(dict.fromkeys(["row", "error", column]))):
+            good = np.array([failure is None for failure in shard["error"]], bool)
+            more = of_shard(shard["row"][good], shard[column][good])
+            found, values = np.concatenate([found, more[0]]), np.concatenate([values, more[1]])
+            order = np.argsort(sign * values, kind="stable")[:k]
+            found, values = found[order], values[order]
+        return tuple(map(self._found, found.tolist(), values.tolist()))
+
+    def _found(self, row: int, value: float) -> FoundRow:
+        names = [name for name in ("id", "label", "prediction") if name in self.columns]
+        shard = row // self.manifest.shard_rows
+        (cells,) = self._table(names, [shard]).slice(row - self.manifest.range(shard).start, 1).to_pylist()
+        index, label = cells.get("prediction"), cells.get("label")
+        prediction = "" if index is None else self.manifest.class_name(index)
+        return FoundRow(row, cells["id"], value, prediction, "" if label is None else str(label))
+
+    def _row_of(self, name: str) -> int:
+        """Returns the index of the row with the id ``name``."""
+        rows = [row for shard in self.shards(["row", "id"]) for row in shard["row"][shard["id"] == name].tolist()]
+        if len(rows) == 1:
+            return int(rows[0])
+        what = f"{len(rows):,} rows have the id {name!r}, and a row is found by an id of its own"
+        raise error(Reason.INVALID_VALUE, what if rows else f"no row has the id {name!r}", "row")
+
+    def _check_numbers(self, column: str, *, ragged: bool) -> None:
+        arrow = self.schema.field(self._known(column)).type
+        if pa.types.is_primitive(arrow) or isinstance(arrow, pa.FixedShapeTensorType) or (ragged and is_ragged(arrow)):
+            return
+        what = "holds tensors of several shapes" if is_ragged(arrow) else "holds no tensors"
+        raise error(Reason.INVALID_VALUE, f"{column} {what}: name another column", "column")
+
     def _capture(self, name: str, rows: range, bad: Any) -> Any:
         arrow, array = self.schema.field(name).type, np.ascontiguousarray(self._captures.read(name, rows))
         missing = np.asarray(bad)
@@ -216,13 +350,14 @@ def _as_numpy(column: Any) -> Array:
         return _objects([None if isinstance(tensor, Unreadable) else tensor for tensor in tensors])
     if not (pa.types.is_primitive(column.type) or isinstance(column.type, pa.FixedShapeTensorType)):
         return _objects(column.to_pylist())
-    present = np.array(from_arrow(column.drop_null()))
+    dtype, shape = _row_type(column.type)
+    present = np.array(from_arrow(column.drop_null()), dtype).reshape(-1, *shape)  # there may be none
     if not column.null_count:
         return present
     missing = np.asarray(column.is_null())
-    array = np.full((len(column), *present.shape[1:]), np.nan if present.dtype.kind == "f" else 0, present.dtype)
+    array = np.full((len(column), *shape), missing_value(dtype), dtype)
     array[~missing] = present
-    if present.dtype.kind == "f":
+    if dtype.kind == "f":
         return array
     masked: Array = np.ma.masked_array(array)
     masked[missing] = np.ma.masked
