@@ -45,7 +45,7 @@ INNER_LAYERS = {
     ],
     "server": [
         *("file_watch", "time_limit", "archive", "model_store", "settings", "memory", "worker_protocol", "unpacked"),
-        *("load_records", "child_signals", "silence", "worker", "processes", "ray"),
+        *("load_records", "child_processes", "worker", "processes", "ray"),
         *("listening", "auth", "batching", "observability", "backends", "rpc", "http", "open_inference"),
         *("lifecycle", "application", "embedded", "server"),
     ],

@@ -18,7 +18,7 @@ from rich.text import Text
 from cutaway.cli import console_output
 from cutaway.cli.console_output import AsJson, argument, option
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.server.child_signals import give_children_default_signals
+from cutaway.server.child_processes import give_children_default_signals
 from cutaway.server.processes import environment
 from cutaway.views.tables import empty_table
 

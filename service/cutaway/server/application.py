@@ -15,7 +15,7 @@ import structlog
 from cutaway.contract.addresses import UNIX
 from cutaway.server.auth.tls import exposure_warning
 from cutaway.server.backends.backend import Backend, Supervise
-from cutaway.server.child_signals import give_children_default_signals
+from cutaway.server.child_processes import give_children_default_signals
 from cutaway.server.lifecycle.gateway_server import GatewayServer, check_settings
 from cutaway.server.lifecycle.supervisor import Supervisor
 from cutaway.server.memory import keep_modules, share_heap

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from cutaway.server.silence import Silence
+from cutaway.server.child_processes import Silence
 from tests.support.waiting import until
 
 SILENT_S = 1000.0

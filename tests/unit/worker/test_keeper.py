@@ -76,7 +76,7 @@ def test_a_machine_without_a_free_process_ends_no_worker() -> None:
 
 CHILDREN = """
 import asyncio, multiprocessing, signal, subprocess, sys, time
-from cutaway.server.child_signals import give_children_default_signals
+from cutaway.server.child_processes import give_children_default_signals
 
 def use():
     fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))

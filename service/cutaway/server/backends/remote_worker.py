@@ -16,7 +16,7 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.tensors import Buffer
 from cutaway.server.backends.backend import Turns, worker_died
 from cutaway.server.batching import Replied, SetAside
-from cutaway.server.silence import Silence
+from cutaway.server.child_processes import Silence
 from cutaway.server.worker_protocol import (
     DEADLINE,
     HEAD,

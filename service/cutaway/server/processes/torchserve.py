@@ -30,9 +30,9 @@ import psutil
 from cutaway.client.trust import bearer
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.torchserve_messages import PING
+from cutaway.server.child_processes import Silence, is_stopped
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import Engine, Leader, ProcessGroup, led
-from cutaway.server.silence import Silence, is_stopped
 
 MIN_VERSION = 11  # of TorchServe 0.12
 

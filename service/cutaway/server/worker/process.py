@@ -16,7 +16,7 @@ from cutaway.contract.results import ModelName
 from cutaway.contract.wire.chunks import Piece
 from cutaway.server import load_records
 from cutaway.server.archive import reader
-from cutaway.server.child_signals import give_children_default_signals
+from cutaway.server.child_processes import give_children_default_signals
 from cutaway.server.memory import MemoryPool, RequestMemory, keep_modules, return_memory
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.gpus import device_of, request_memory
