@@ -14,8 +14,7 @@ import pytest
 
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.jobs import Job, Results, read, run
-from cutaway.jobs.batch_inputs import Label
-from cutaway.jobs.conversion import convert
+from cutaway.jobs.batch_inputs import Label, convert
 from cutaway.jobs.records import Layout, Records
 from cutaway.jobs.sources.source import Unreadable, from_arrow
 
