@@ -75,6 +75,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "SequenceLogProbability": {"texts": " a text"},
     "Generate": {"max_new_tokens": 3},
     "Sweep": {"module": "module"},
+    "Tcav": {"layers": "module"},
     "Project": {"module": "module"},
     "AddVector": {"vector": None},
     "ClampDirection": {"vector": None, "maximum": 1.0},

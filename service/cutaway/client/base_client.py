@@ -27,6 +27,7 @@ from cutaway.client.request_builder import (
     AttributionLike,
     CaptureLike,
     CheckLike,
+    ConceptsLike,
     EditLike,
     ExplainIfLike,
     GenerateLike,
@@ -111,7 +112,7 @@ def _signature(request: InspectRequest) -> Hashable:
         tuple(sorted({raw.media_type for raw in request.raw})),
         repr((request.captures, request.input_gradients, request.target.__class__)),
         tuple((type(attribution), getattr(attribution, "layer", "")) for attribution in request.attributions),
-        (request.compare, request.omit_predictions, repr((request.generate, request.sweep))),
+        (request.compare, request.omit_predictions, repr((request.generate, request.sweep, request.concepts is None))),
     )
 
 
@@ -247,6 +248,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         dry_run: bool = False,
         generate: GenerateLike | None = None,
         sweep: SweepLike | None = None,
+        concepts: ConceptsLike | None = None,
         stream: bool | None = None,
         progress: bool | OnProgress = False,
         timeout: float | None = None,
@@ -285,6 +287,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             dry_run: True returns only the ``estimate`` of the reply, its size and shapes; costs one forward pass.
             generate: writes tokens behind the inputs, for causal language models: `Generate`.
             sweep: computes the target for each of a grid of patches: `Sweep`, or a glob of modules.
+            concepts: tests the target with concepts: `TCAV`.
             stream: True receives the reply in pieces, which large ones need; False in one message; None chooses. The
                 result is the same.
             progress: True shows a bar on a terminal or in a notebook, if the attributions take more than a second; a
@@ -319,6 +322,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         dry_run: bool = False,
         generate: GenerateLike | None = None,
         sweep: SweepLike | None = None,
+        concepts: ConceptsLike | None = None,
         timeout: float | None = None,
     ) -> Streamed:
         """Does what `inspect` does, with the same arguments, and returns the reply as it arrives: tensor by tensor, or

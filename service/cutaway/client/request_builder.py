@@ -151,6 +151,7 @@ CheckLike: TypeAlias = str | requests.CheckMode | requests.CheckRequest | Words
 ExplainIfLike: TypeAlias = requests.ExplainIf | Words
 GenerateLike: TypeAlias = requests.Generate | int | Words
 SweepLike: TypeAlias = requests.Sweep | str | Words
+ConceptsLike: TypeAlias = requests.TCAV | Words
 
 
 def build_request(model: str, inputs: Inputs, **fields: Any) -> requests.InspectRequest:

@@ -105,6 +105,8 @@ PREDICT, INSPECT, EDIT = frozenset({"predict"}), frozenset({"predict", "inspect"
 BOTH = INSPECT | EDIT
 OFF = ca.CheckMode.OFF
 ZERO = ca.Zero("secretive.0")
+EXAMPLES = [np.random.default_rng(seed).normal(size=(4, 4)).astype("float32") for seed in range(3)]
+TESTED = {"layers": ["open1"], "concepts": {"any": EXAMPLES[0]}, "random": EXAMPLES[1:]}
 
 QUESTIONS: dict[str, Asked] = {
     "predictions": Asked({}, PREDICT),
@@ -128,6 +130,7 @@ QUESTIONS: dict[str, Asked] = {
     "edit and compare": Asked({"edits": [ZERO], "compare": True}, EDIT),
     "edit and capture": Asked({"edits": [ZERO], "captures": ["open1"]}, BOTH),
     "sweep": Asked({"sweep": "open1", "target": 1}, EDIT),
+    "concepts": Asked({"concepts": TESTED, "target": 1}, INSPECT),
     "edit and neuron": Asked({"edits": [ZERO], "target": ca.Neuron("open1", (0,))}, BOTH),
 }
 

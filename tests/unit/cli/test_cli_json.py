@@ -45,6 +45,7 @@ compare: true
 explain_if: {probability_at_least: 0.0}
 attribution_errors_in_place: true
 """
+CONCEPTS = "concepts: {layers: [head], concepts: {any: 0.npy}, random: [1.npy, 2.npy], vectors: true}"
 JOB = """
 model: {adapter: 'tiny_pets.py:Talking'}
 data: {path: rows.npy}
@@ -106,6 +107,10 @@ def test_inspect_is_as_documented(address: str, image: Path, tmp_path: Path, fou
     documented.check(shown)
     documented.check(document(*ask, "--capture", "conv", "--dry-run"))
     documented.check(document(*ask, "--capture", "unused"))
+    for number, examples in enumerate(np.random.default_rng(0).random((3, 4, 1, 8, 8), np.float32)):
+        np.save(tmp_path / f"{number}.npy", examples)
+    (tmp_path / "concepts.yaml").write_text(CONCEPTS)
+    documented.check(document(*ask, "--request", tmp_path / "concepts.yaml"))
     known, seen = ({path.partition(".")[0] for path in paths} for paths in (documented.types, documented.seen))
     assert known - seen <= OF_GENERATIONS
     expected = found(edits=[ca.Scale("head", factor=2.0)])

@@ -125,6 +125,7 @@ def test_enum_member_of_a_newer_client_is_refused() -> None:
     assert set(tried) == {
         "HookPoint",
         "CheckMode",
+        "ConceptClassifier",
         "VectorNorm",
         "Quadrature",
         "DataType",

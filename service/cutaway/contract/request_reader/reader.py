@@ -25,6 +25,7 @@ from cutaway.contract.requests import (
     Baselines,
     Capture,
     Compression,
+    ConceptExamples,
     Distributions,
     Edit,
     FloatingType,
@@ -35,6 +36,7 @@ from cutaway.contract.requests import (
     PointName,
     Position,
     PredictedClass,
+    Raw,
     Reduction,
     Target,
     TokenId,
@@ -200,6 +202,17 @@ def _argument(value: Any) -> Argument:
     return value
 
 
+def _examples(value: Any) -> ConceptExamples:
+    """Reads examples of a concept: an array, arrays by input name, or texts."""
+    if isinstance(value, ConceptExamples):
+        return value
+    several = value if isinstance(value, (list, tuple)) else [value]
+    raw = [Raw(each.encode(), "text/plain") if isinstance(each, str) else each for each in several]
+    if raw and all(isinstance(each, Raw) for each in raw):
+        return ConceptExamples(raw=tuple(raw))
+    return ConceptExamples(map_values(_array, value) if isinstance(value, Mapping) else {"": _array(value)})
+
+
 def _position(value: Any) -> Position:
     """Reads a token: a text is its text, also one of digits."""
     if value == "":
@@ -237,6 +250,7 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     Position | None: _or_none(_position),
     Position | tuple[Position, ...] | None: _or_none(_positions),
     Baselines: _baselines,
+    ConceptExamples: _examples,
     Distributions: _arrays,
     PointName | Point: _point,
     PointName | Point | tuple[PointName | Point, ...]: _points,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests.attributions import Attribution
@@ -14,10 +14,22 @@ from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
 from cutaway.contract.requests.fields import Count, Positive, Probability, bounded, distinct, given
 from cutaway.contract.requests.targets import PredictedClass, Target
-from cutaway.contract.tensors import Array
+from cutaway.contract.tensors import Array, ArrayLike
 from cutaway.contract.values import StrEnum, changed
 
-__all__ = ["Argument", "CheckMode", "CheckRequest", "ExplainIf", "Generate", "InspectRequest", "Raw", "Sweep"]
+__all__ = [
+    "TCAV",
+    "Argument",
+    "CheckMode",
+    "CheckRequest",
+    "ConceptClassifier",
+    "ConceptExamples",
+    "ExplainIf",
+    "Generate",
+    "InspectRequest",
+    "Raw",
+    "Sweep",
+]
 
 
 # The condition for explaining an example.
@@ -179,6 +191,52 @@ class Sweep:
     heads: bool = False
 
 
+class ConceptClassifier(StrEnum):
+    """The linear classifier that separates a concept from random examples."""
+
+    LOGISTIC = "logistic"
+    """Logistic regression on activations divided by their mean distance from their mean; it has one optimum."""
+    SGD = "sgd"
+    """Captum's default: a linear support vector machine, by stochastic gradient descent on activations as they are."""
+
+
+@dataclass(frozen=True)
+class ConceptExamples:
+    """Examples of a concept, or without one: tensors, or examples that the model's adapter decodes.
+
+    Args:
+        tensors: by forward-argument name, ``[examples, ...]`` each; ``""`` is the name of the only one.
+        raw: examples for the adapter, such as texts.
+    """
+
+    tensors: Mapping[str, ArrayLike] = field(default_factory=dict)
+    raw: tuple[Raw, ...] = ()
+
+
+@dataclass(frozen=True)
+class TCAV:
+    """Tests the target with concepts: do the activations of a concept's examples point where the target grows?
+
+    At each layer a linear classifier separates the concept's activations from those of random examples, for each random
+    set anew. Its normal vector is the concept activation vector. The score is the share of the request's rows whose
+    target grows along it. Kim et al. 2018, arXiv:1711.11279.
+
+    Args:
+        layers: the modules at whose output the concepts are tested.
+        concepts: by name, the examples of each concept: an array, arrays by input name, or texts; at least four.
+        random: sets of examples without a concept in common, of about as many; at least two. With ``n`` sets the
+            p-value is at least ``1 / (n + 1)``.
+        classifier: the linear classifier.
+        vectors: return the concept activation vectors too.
+    """
+
+    layers: Annotated[tuple[str, ...], given("name at least one layer"), distinct]
+    concepts: Mapping[str, ConceptExamples]
+    random: tuple[ConceptExamples, ...]
+    classifier: ConceptClassifier | Literal["logistic", "sgd"] = field(default=ConceptClassifier.LOGISTIC, kw_only=True)
+    vectors: bool = field(default=False, kw_only=True)
+
+
 @dataclass(frozen=True)
 class InspectRequest:
     """One request to one model.
@@ -211,6 +269,7 @@ class InspectRequest:
         dry_run: run only one forward pass, and return an estimate of the reply.
         generate: write tokens behind the input, for causal language models; ``None`` is one pass.
         sweep: compute the target for each of a grid of patches; ``None`` is none.
+        concepts: test the target with concepts; ``None`` is none.
     """
 
     model: str
@@ -235,6 +294,7 @@ class InspectRequest:
     dry_run: bool = field(default=False, metadata=_ONE_REPLY)
     generate: Generate | None = field(default=None, metadata=_ONE_REPLY)
     sweep: Sweep | None = field(default=None, metadata=_ONE_REPLY)
+    concepts: TCAV | None = None
 
     def with_input(
         self,

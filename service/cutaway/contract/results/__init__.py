@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cutaway.contract.requests import Point
-from cutaway.contract.results.arrays import ATTRIBUTIONS, CAPTURES, named, numbers
+from cutaway.contract.results.arrays import ATTRIBUTIONS, CAPTURES, named, numbers, parts
 from cutaway.contract.results.explanations import (
     AttributionError,
     AttributionResult,
     Better,
     Cause,
     Check,
+    ConceptResult,
     MetricResult,
     RowCheck,
     TokenAttribution,
@@ -34,6 +35,7 @@ __all__ = [
     "Cause",
     "Check",
     "ClassPrediction",
+    "ConceptResult",
     "EditReceipt",
     "Estimate",
     "FinishReason",
@@ -316,6 +318,7 @@ class InspectResult:
         sweep: with ``sweep``, by module, [batch, places]: the target of each row with that patch.
         sweep_estimates: the first-order estimates of these.
         sweep_agreement: [batch], the cosine between the changes of the target in ``sweep`` and their estimates.
+        concepts: with ``concepts``, what TCAV found: layer by layer, concept by concept.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
     """
@@ -347,6 +350,7 @@ class InspectResult:
     sweep: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep", "module"))
     sweep_estimates: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep_estimate", "module"))
     sweep_agreement: Array | None = field(default=None, metadata=numbers("sweep_agreement", np.float64))
+    concepts: tuple[ConceptResult, ...] = field(default=(), metadata=parts("name"))
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -185,6 +185,49 @@ class MetricResult:
 
 
 @dataclass(frozen=True)
+class ConceptResult:
+    """What TCAV found of one concept at one layer; lists have an element for each random set, in their order.
+
+    Attributes:
+        layer: the layer.
+        concept: the concept.
+        derivatives: [batch, random], float64: the directional derivatives of the target along the vectors, of length 1.
+        vectors: [random, ...], the concept activation vectors, as the classifier has them, of the shape of a row of the
+            layer's output; None unless they were requested.
+        shares: Captum's sign count: the share of rows with a positive directional derivative.
+        magnitudes: Captum's magnitude: the mean directional derivative, along vectors of the classifier's own length.
+        accuracies: the share of held-out examples that the classifier tells apart; 0.5 is chance.
+        random_shares: the mean share of each random set in the place of the concept.
+        t_test: the two-sided t-test of ``shares`` against 0.5, as in the paper. Shares that have the concept's examples
+            in common are not independent: it rejects for many random sets too.
+        p_value: two-sided: the part of all sets, the concept among them, whose mean share is as far from 0.5.
+        check: the comparison with raw hooks and a fit of our own; None without checks.
+    """
+
+    layer: str
+    concept: str
+    derivatives: Array = field(metadata=array("concept_derivative", "concept"))
+    vectors: Array | None = field(default=None, metadata=array("concept_vector", "concept", by_row=False))
+    shares: tuple[float, ...] = ()
+    magnitudes: tuple[float, ...] = ()
+    accuracies: tuple[float, ...] = ()
+    random_shares: tuple[float, ...] = ()
+    t_test: float = 1.0
+    p_value: float = 1.0
+    check: Check | None = None
+
+    @property
+    def name(self) -> str:
+        """The layer and the concept, by which the arrays are named."""
+        return f"{self.layer}:{self.concept}"
+
+    @property
+    def share(self) -> float:
+        """The TCAV score: the mean share over the random sets."""
+        return sum(self.shares) / max(1, len(self.shares))
+
+
+@dataclass(frozen=True)
 class AttributionError:
     """The error of one attribution that could not be computed.
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CapturedCall,
         Check,
         ClassPrediction,
+        ConceptResult,
         InspectResult,
         ModelDetail,
         ModuleCapture,
@@ -83,6 +84,7 @@ def summarise(result: InspectResult) -> str:
         _block("gradients", _arrays(gradients), 2, len(gradients)),
         _block("parameters", _arrays(parameters), 2, len(parameters)),
         _block("sweep", _arrays(result.sweep), 2, len(result.sweep)),
+        _block("concepts", map(_concept_line, result.concepts), 3, len(result.concepts)),
         _block("attributions", map(_attribution_line, worst_first(result.attributions, _ATTRIBUTIONS)), _ATTRIBUTIONS,
                len(result.attributions)),
         _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,
@@ -201,6 +203,12 @@ def _leaves(call: CapturedCall) -> Iterator[str]:
 def _line(leaves: Iterable[str]) -> str:
     shown = list(leaves)
     return ", ".join(first(shown, _NAMED, len(shown))) or "empty"
+
+
+def _concept_line(concept: ConceptResult) -> str:
+    verdict = "NOT CHECKED" if concept.check is None else concept.check.verdict.value
+    score = f"share {concept.share:.2f}, p {concept.p_value:.3g}"
+    return f"{verdict}  {harmless(concept.concept)} at {harmless(concept.layer)}  {score}{_why(concept.check)}"
 
 
 def _attribution_line(attribution: AttributionResult) -> str:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cutaway.contract.errors import InvalidArgument, Reason, at, error
-from cutaway.contract.requests import Argument, InspectRequest, Raw
+from cutaway.contract.requests import TCAV, Argument, ConceptExamples, InspectRequest, Raw
 from cutaway.contract.requests.fields import given
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.tensors import Buffer, as_array, bytes_in, check_compression, dtype_name
@@ -80,6 +80,12 @@ _TENSORS = spread(
     InspectRequest, input_pb2.TensorInputs.DESCRIPTOR.fields, {"by_name": FieldRule("tensors", by_name(TENSOR))}
 )
 _RAW = only(input_pb2.RawInputs.DESCRIPTOR, several(record(Raw, input_pb2.RawInput)))
+_EXAMPLES = record(ConceptExamples, inspection_pb2.ConceptExamples)
+_CONCEPTS = record(
+    TCAV,
+    inspection_pb2.Tcav,
+    {"concepts": FieldRule(codec=by_name(_EXAMPLES)), "random": FieldRule(codec=several(_EXAMPLES))},
+)
 _FIELDS = spread(
     InspectRequest,
     [field for field in inspection_pb2.InspectRequest.DESCRIPTOR.fields if field.containing_oneof is None],
@@ -91,6 +97,7 @@ _FIELDS = spread(
         "edits": FieldRule(codec=EDITS),
         "attributions": FieldRule(codec=several(METHODS.codec)),
         "options": FieldRule(codec=_OPTIONS),
+        "concepts": FieldRule(codec=_CONCEPTS),
     },
 )
 """All but the input, which is decoded on its own: see `_remembered`."""

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 
 from cutaway.contract.errors import Reason, at, error
-from cutaway.contract.requests import CheckMode, Combination, Imputation, LossReduction, Point, Quadrature, VectorNorm
+from cutaway.contract.requests import (
+    CheckMode,
+    Combination,
+    ConceptClassifier,
+    Imputation,
+    LossReduction,
+    Point,
+    Quadrature,
+    VectorNorm,
+)
 from cutaway.contract.requests.fields import at_least_one
 from cutaway.contract.results import ArchiveState, Better, Cause, FinishReason, Verdict, WarningCode
 from cutaway.contract.tensors import COMPRESSIONS as COMPRESSION_NAMES
@@ -249,6 +258,9 @@ ENUMS: dict[str, Scalar] = {
     "HookPoint": POINTS,
     "CheckMode": _enum(check_pb2.CheckMode, "CHECK_MODE", CheckMode, CheckMode.SAME_PASS),
     "Verdict": VERDICTS,
+    "ConceptClassifier": _enum(
+        inspection_pb2.ConceptClassifier, "CONCEPT_CLASSIFIER", ConceptClassifier, ConceptClassifier.LOGISTIC
+    ),
     "FinishReason": _enum(inspection_pb2.FinishReason, "FINISH_REASON", FinishReason),
     "VectorNorm": _enum(edit_pb2.VectorNorm, "VECTOR_NORM", VectorNorm, VectorNorm.OWN),
     "Cause": _or_none(_enum(check_pb2.Cause, "CAUSE", Cause)),

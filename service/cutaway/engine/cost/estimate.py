@@ -31,6 +31,7 @@ from cutaway.engine.execution.collect import (
     whole_result,
     with_attributions,
 )
+from cutaway.engine.execution.concepts import estimated as concept_results
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
 from cutaway.engine.execution.row_parts import plan_divides
@@ -202,7 +203,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
                 parameter_gradients=_parameter_gradients(plan),
             )
         attributions = estimate_attributions(main, at_attributions)
-        sweep = _sweep(plan)
+        sweep, concepts = _sweep(plan), concept_results(plan)
         _fill(main, at_gradients)
     result = whole_result(with_attributions(collect_main_pass(main, {}), attributions, main), main)
     return replace(
@@ -211,6 +212,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
         unedited=_typed(arrays(outputs), plan, "unedited:") if plan.request.compare else {},
         unedited_classes=main.predictions if plan.request.compare else (),
         **sweep,
+        concepts=concepts,
         estimate=Estimate(0, {}, passes),
     )
 
@@ -348,7 +350,8 @@ def kind_of_request(plan: RequestPlan) -> Hashable:
 
 
 def _runs_backward(plan: RequestPlan) -> bool:
-    return plan.differentiates or any(method_of(part.request).runs_backward for part in plan.attributions)
+    differentiates = plan.differentiates or plan.request.concepts is not None
+    return differentiates or any(method_of(part.request).runs_backward for part in plan.attributions)
 
 
 def _captured(plan: RequestPlan) -> Iterator[str]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
+from cutaway.engine.execution.concepts import concept_passes
 from cutaway.engine.execution.sweep import sweep_passes
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.tokens import RowTexts
@@ -100,6 +101,8 @@ def costs(plan: RequestPlan) -> Iterator[tuple[str, int]]:
         yield f"attributions[{number}].{requests.field_name(type(attribution.request))}", passes * plan.rows
     if plan.request.sweep is not None:
         yield "sweep", sweep_passes(plan)
+    if plan.request.concepts is not None:
+        yield "concepts", concept_passes(plan)
 
 
 def _passes_of_batch(plan: RequestPlan, attribution: ResolvedAttribution) -> int:

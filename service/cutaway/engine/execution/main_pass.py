@@ -50,6 +50,7 @@ def may_share(request: InspectRequest) -> bool:
         request.dry_run
         or request.generate
         or request.sweep
+        or request.concepts
         or request.edits
         or isinstance(request.target, Neuron)
         or is_several(request.target)

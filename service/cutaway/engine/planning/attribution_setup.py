@@ -9,21 +9,24 @@ from itertools import accumulate
 from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.tensors import ArrayLike, as_array
 from cutaway.contract.values import changed, near_names
 from cutaway.engine.hooks.tokens import MASK, Ranges, RowTexts, TwoTexts, text_ranges
 from cutaway.engine.methods.captum_call import TABLE, method_of
 from cutaway.engine.methods.metrics import refuse_metric
 from cutaway.engine.methods.wrappers import refuse_llm_attribution, refuse_noise
+from cutaway.engine.model.input_validation import named, validate_inputs
 from cutaway.engine.model.inspected_model import CONTINUATION, LOGITS, Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.passes.features import Features, baselines, distributions, features
 from cutaway.engine.passes.pass_recorder import Changes, ResolvedAttribution
 from cutaway.engine.passes.targets import Continuation
+from cutaway.engine.runtime.numerics import from_numpy
 
 
 def resolve_attribution(
@@ -397,3 +400,57 @@ def _refuse_later_steps(request: requests.InspectRequest, part: _Part, field: st
     if request.generate is not None and not isinstance(part, requests.Target) and tuple(part.steps) != (0,):
         what = "a text is named in the prompt, which is that of step 0: send steps=(0,)"
         raise error(Reason.INVALID_VALUE, what, f"{field}.steps")
+
+
+def concept_examples(
+    model: InspectedModel, request: requests.InspectRequest, inputs: Inputs
+) -> tuple[tuple[str, Inputs], ...]:
+    """Returns the examples of concepts, by name, and those of random sets, by the field of the request below its own.
+
+    Raises:
+        InvalidArgument: they are not what the model takes, or too few; or the request has edits, or several targets.
+    """
+    asked, found = request.concepts, list[tuple[str, Inputs]]()
+    if asked is None:
+        return ()
+    if request.edits:
+        what = "concepts are tested on the model as it is: send the edits in a request of their own"
+        raise error(Reason.INVALID_VALUE, what, "edits")
+    if requests.is_several(request.target):
+        raise error(Reason.INVALID_VALUE, "concepts test one number of each row: name one target", "target")
+    if not asked.concepts or "" in asked.concepts:
+        what = "a concept has a name" if asked.concepts else "send the examples of at least one concept"
+        raise error(Reason.INVALID_VALUE, what, "concepts.concepts")
+    if len(asked.random) < 2:
+        what = f"{len(asked.random)} sets of random examples; a test needs two, better twenty"
+        raise error(Reason.INVALID_VALUE, what, "concepts.random")
+    sets = {f"concepts.{name}": asked.concepts[name] for name in sorted(asked.concepts)}
+    sets |= {f"random[{number}]": examples for number, examples in enumerate(asked.random)}
+    for field, examples in sets.items():
+        with at(f"concepts.{field}"):
+            if examples.raw:
+                raise error(Reason.RAW_UNSUPPORTED, "this model decodes no examples: send tensors", "raw")
+            with at("tensors"):
+                tensors = named(model.inputs, {name: _as_input(name, given, inputs)
+                                               for name, given in examples.tensors.items()})  # fmt: skip
+                tensors = validate_inputs(model.inputs, tensors, any_name=model.takes_any_name)
+                if tensors.keys() != inputs.keys():
+                    what = (
+                        f"got {', '.join(tensors)}; the request's rows have {', '.join(inputs)}: send the same inputs"
+                    )
+                    raise error(Reason.INPUT_MISSING, what)
+                if (count := len(next(iter(tensors.values())))) < _FEWEST_EXAMPLES:
+                    what = f"{count} examples; a classifier needs at least {_FEWEST_EXAMPLES}"
+                    raise error(Reason.INPUT_SHAPE, what)
+            found.append((field, {name: tensors[name].to(model.device) for name in inputs}))
+    return tuple(found)
+
+
+_FEWEST_EXAMPLES = 4
+
+
+def _as_input(name: str, given: ArrayLike, inputs: Inputs) -> Tensor:
+    """Returns an array of examples as a tensor; floating numbers get the data type of the request's own."""
+    tensor = given if isinstance(given, Tensor) else from_numpy(as_array(given))
+    own = inputs[name] if name in inputs else next(iter(inputs.values()))
+    return tensor.to(own.dtype) if tensor.is_floating_point() and own.is_floating_point() else tensor

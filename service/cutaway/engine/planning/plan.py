@@ -27,6 +27,7 @@ from cutaway.engine.passes.pass_recorder import ResolvedAttribution
 from cutaway.engine.passes.targets import number_of_scalars
 from cutaway.engine.planning.attribution_setup import (
     by_index,
+    concept_examples,
     differentiable,
     moves_integers,
     needs_logits,
@@ -212,6 +213,7 @@ _OF_ONE_PASS: Mapping[str, object] = {
     "explain_if": None,
     "dry_run": False,
     "sweep": None,
+    "concepts": None,
     "target": requests.PredictedClass(),
     "arguments": {},
 }
@@ -270,6 +272,7 @@ class RequestPlan:
         unread: the inputs and arguments that the model does not read.
         listener: follows the request while it runs; None if nobody does.
         unasked: outputs that a target needs, and that the request does not ask for.
+        examples: of concepts and of random sets, by the field of the request that has them; empty without concepts.
     """
 
     model: InspectedModel
@@ -290,6 +293,7 @@ class RequestPlan:
     unread: tuple[str, ...] = ()
     listener: Listener | None = None
     unasked: tuple[str, ...] = ()
+    examples: tuple[tuple[str, Inputs], ...] = ()
 
     @property
     def rows(self) -> int:
@@ -323,6 +327,7 @@ class RequestPlan:
         return (
             self.differentiates
             or self.request.sweep is not None
+            or self.request.concepts is not None
             or self.request.target != requests.PredictedClass()
             or any(uses)
         )
@@ -375,7 +380,7 @@ def plan_request(
     with at("input_gradients"):
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
     draws = any(method_of(attribution).uses_randomness or attribution.is_judged for attribution in request.attributions)
-    draws |= request.generate is not None and request.generate.draws
+    draws |= request.concepts is not None or (request.generate is not None and request.generate.draws)
     seed = new_seed() if draws and request.seed is None else request.seed
     allowed, failed = _allowed(request, failed, check)
     attributions = {}
@@ -394,7 +399,8 @@ def plan_request(
         neuron = model.tree.resolve(request.target.module) if isinstance(request.target, requests.Neuron) else None
     explained = (tuple(attributions.values()), tuple(attributions), failed)
     resolved = (sites, edits, parameters, gradients_of, neuron, *explained, seed)
-    plan = RequestPlan(model, request, inputs, cancellation, *resolved, unasked=unasked)
+    examples = concept_examples(model, request, inputs)
+    plan = RequestPlan(model, request, inputs, cancellation, *resolved, unasked=unasked, examples=examples)
     stops = request.omit_predictions and not (plan.needs_target or request.attributions or request.compare)
     return replace(plan, missing=_missing(sites)) if stops else plan
 

@@ -231,7 +231,7 @@ def _size(value: Any) -> int:
 _FIELDS_IF_PRESENT = (
     "targets", "target_values", "captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes",
     "explained_rows", "feature_names", "example_axes", "texts", "generated", "finish_reasons", "unedited_texts",
-    "replay", "receipts", "sweep", "sweep_estimates", "sweep_agreement",
+    "replay", "receipts", "sweep", "sweep_estimates", "sweep_agreement", "concepts",
 )  # fmt: skip
 _FIELDS_ALWAYS = ("warnings", "provenance", "timings")
 

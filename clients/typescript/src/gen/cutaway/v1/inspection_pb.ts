@@ -12,13 +12,13 @@ import type { Check, CheckRequest } from "./check_pb.js";
 import { file_cutaway_v1_check } from "./check_pb.js";
 import type { Edit } from "./edit_pb.js";
 import { file_cutaway_v1_edit } from "./edit_pb.js";
-import type { Argument, RawInputs, TensorInputs } from "./input_pb.js";
+import type { Argument, RawInput, RawInputs, TensorInputs } from "./input_pb.js";
 import { file_cutaway_v1_input } from "./input_pb.js";
 import type { Provenance } from "./model_pb.js";
 import { file_cutaway_v1_model } from "./model_pb.js";
 import type { Target } from "./target_pb.js";
 import { file_cutaway_v1_target } from "./target_pb.js";
-import type { Compression, DataType, NamedTensor } from "./tensor_pb.js";
+import type { Compression, DataType, NamedTensor, Tensor } from "./tensor_pb.js";
 import { file_cutaway_v1_tensor } from "./tensor_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
@@ -26,7 +26,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/inspection.proto.
  */
 export const file_cutaway_v1_inspection: GenFile = /*@__PURE__*/
-  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEi5gUKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUSIAoFc3dlZXAYECABKAsyES5jdXRhd2F5LnYxLlN3ZWVwGkYKDkFyZ3VtZW50c0VudHJ5EgsKA2tleRgBIAEoCRIjCgV2YWx1ZRgCIAEoCzIULmN1dGF3YXkudjEuQXJndW1lbnQ6AjgBQgcKBWlucHV0IpEBCgVTd2VlcBIOCgZtb2R1bGUYASABKAkSEQoEYXhpcxgCIAEoDUgAiAEBEg4KBnNvdXJjZRgDIAEoDRINCgV6ZXJvcxgEIAEoCBIOCgZwbGFjZXMYBSADKAMSDAoEcGF0aBgGIAEoCRIQCghlc3RpbWF0ZRgHIAEoCBINCgVoZWFkcxgIIAEoCEIHCgVfYXhpcyLzAQoIR2VuZXJhdGUSFgoObWF4X25ld190b2tlbnMYASABKA0SEwoLdGVtcGVyYXR1cmUYAiABKAESDQoFdG9wX2sYAyABKA0SEgoFdG9wX3AYBCABKAFIAIgBARISCgVtaW5fcBgFIAEoAUgBiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgGIAEoAUgCiAEBEgwKBHN0b3AYByADKAkSEwoLc3RvcF90b2tlbnMYCCADKAMSFAoMYWx0ZXJuYXRpdmVzGAkgASgNQggKBl90b3BfcEIICgZfbWluX3BCFQoTX3JlcGV0aXRpb25fcGVuYWx0eSImChRJbnB1dEdyYWRpZW50UmVxdWVzdBIOCgZpbnB1dHMYASADKAkimQEKEEV4cGxhaW5Db25kaXRpb24SIQoUcHJvYmFiaWxpdHlfYXRfbGVhc3QYASABKAFIAIgBARIgChNwcm9iYWJpbGl0eV9hdF9tb3N0GAIgASgBSAGIAQESDwoHY2xhc3NlcxgDIAMoA0IXChVfcHJvYmFiaWxpdHlfYXRfbGVhc3RCFgoUX3Byb2JhYmlsaXR5X2F0X21vc3QixgEKB09wdGlvbnMSLQoPcmVwbHlfZGF0YV90eXBlGAEgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRIsCgtjb21wcmVzc2lvbhgCIAEoDjIXLmN1dGF3YXkudjEuQ29tcHJlc3Npb24SEQoEc2VlZBgDIAEoBEgAiAEBEhcKD21heF9yZXBseV9ieXRlcxgEIAEoBBIPCgdkcnlfcnVuGAUgASgIEhgKEG9taXRfcHJlZGljdGlvbnMYBiABKAhCBwoFX3NlZWQihgcKD0luc3BlY3RSZXNwb25zZRIsCgtwcmVkaWN0aW9ucxgBIAEoCzIXLmN1dGF3YXkudjEuUHJlZGljdGlvbnMSJQoIY2FwdHVyZXMYAiADKAsyEy5jdXRhd2F5LnYxLkNhcHR1cmUSMAoPaW5wdXRfZ3JhZGllbnRzGAMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchI0ChNwYXJhbWV0ZXJfZ3JhZGllbnRzGAQgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchItCgxhdHRyaWJ1dGlvbnMYBSADKAsyFy5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uEjUKFHVuZWRpdGVkX3ByZWRpY3Rpb25zGAYgASgLMhcuY3V0YXdheS52MS5QcmVkaWN0aW9ucxIlCgh3YXJuaW5ncxgHIAMoCzITLmN1dGF3YXkudjEuV2FybmluZxIqCgpwcm92ZW5hbmNlGAggASgLMhYuY3V0YXdheS52MS5Qcm92ZW5hbmNlEiQKB3RpbWluZ3MYCSABKAsyEy5jdXRhd2F5LnYxLlRpbWluZ3MSJgoIZXN0aW1hdGUYCiABKAsyFC5jdXRhd2F5LnYxLkVzdGltYXRlEhYKDmV4cGxhaW5lZF9yb3dzGAsgAygIEi8KDWZlYXR1cmVfbmFtZXMYDCADKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVOYW1lcxItCgxleGFtcGxlX2F4ZXMYDSADKAsyFy5jdXRhd2F5LnYxLkV4YW1wbGVBeGlzEiwKCWdlbmVyYXRlZBgOIAMoCzIZLmN1dGF3YXkudjEuR2VuZXJhdGVkU3RlcBIwCg5maW5pc2hfcmVhc29ucxgPIAMoDjIYLmN1dGF3YXkudjEuRmluaXNoUmVhc29uEhYKDnVuZWRpdGVkX3RleHRzGBAgAygJEiEKBnJlcGxheRgRIAEoCzIRLmN1dGF3YXkudjEuQ2hlY2sSKQoIcmVjZWlwdHMYEiADKAsyFy5jdXRhd2F5LnYxLkVkaXRSZWNlaXB0EiYKBXN3ZWVwGBMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIwCg9zd2VlcF9lc3RpbWF0ZXMYFCADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEhcKD3N3ZWVwX2FncmVlbWVudBgVIAMoASKGAQoNR2VuZXJhdGVkU3RlcBIOCgZ0b2tlbnMYASADKAMSDQoFdGV4dHMYAiADKAkSGQoRbG9nX3Byb2JhYmlsaXRpZXMYAyADKAESFAoMYWx0ZXJuYXRpdmVzGAQgAygDEiUKHWFsdGVybmF0aXZlX2xvZ19wcm9iYWJpbGl0aWVzGAUgAygBIkwKC0VkaXRSZWNlaXB0Eg8KB3RlbnNvcnMYASABKA0SDwoHY2hhbmdlZBgCIAEoCBIMCgRub3JtGAMgASgBEg0KBXN0ZXBzGAQgAygNIjkKC0V4YW1wbGVBeGlzEg4KBnRlbnNvchgBIAEoCRIRCgRheGlzGAIgASgNSACIAQFCBwoFX2F4aXMiLAoMRmVhdHVyZU5hbWVzEg0KBWlucHV0GAEgASgJEg0KBW5hbWVzGAIgAygJIqoBCgtQcmVkaWN0aW9ucxIoCgdvdXRwdXRzGAEgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIsCgdjbGFzc2VzGAIgAygLMhsuY3V0YXdheS52MS5DbGFzc1ByZWRpY3Rpb24SDwoHdGFyZ2V0cxgDIAMoAxIVCg10YXJnZXRfdmFsdWVzGAQgAygBEhsKE3RhcmdldHNfcGVyX2V4YW1wbGUYBSABKA0iRAoPQ2xhc3NQcmVkaWN0aW9uEg0KBWluZGV4GAEgASgDEg0KBWxhYmVsGAIgASgJEhMKC3Byb2JhYmlsaXR5GAMgASgBIlIKB1dhcm5pbmcSJQoEY29kZRgBIAEoDjIXLmN1dGF3YXkudjEuV2FybmluZ0NvZGUSDwoHc3ViamVjdBgCIAEoCRIPCgdtZXNzYWdlGAMgASgJIqYBCgdUaW1pbmdzEhAKCHF1ZXVlX21zGAEgASgBEhEKCWRlY29kZV9tcxgCIAEoARISCgpmb3J3YXJkX21zGAMgASgBEhMKC2JhY2t3YXJkX21zGAQgASgBEhYKDmF0dHJpYnV0aW9uX21zGAUgASgBEhAKCGNoZWNrX21zGAYgASgBEhEKCWVuY29kZV9tcxgHIAEoARIQCghwcm9vZl9tcxgIIAEoASJZCghFc3RpbWF0ZRITCgtyZXBseV9ieXRlcxgBIAEoBBIoCgd0ZW5zb3JzGAIgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIOCgZwYXNzZXMYAyABKAQqdgoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBABEhUKEUZJTklTSF9SRUFTT05fRU5EEAISFgoSRklOSVNIX1JFQVNPTl9TVE9QEAMq4wIKC1dhcm5pbmdDb2RlEhwKGFdBUk5JTkdfQ09ERV9VTlNQRUNJRklFRBAAEiIKHldBUk5JTkdfQ09ERV9NT0RVTEVfTk9UX0NBTExFRBABEhwKGFdBUk5JTkdfQ09ERV9OT19HUkFESUVOVBACEiQKIFdBUk5JTkdfQ09ERV9FRElUX1dJVEhPVVRfRUZGRUNUEAMSHQoZV0FSTklOR19DT0RFX05PVF9BX1RFTlNPUhAEEiUKIVdBUk5JTkdfQ09ERV9ST1dTX05PVF9JTkRFUEVOREVOVBAFEh4KGldBUk5JTkdfQ09ERV9OT1RfRVhQTEFJTkVEEAYSHwobV0FSTklOR19DT0RFX0lOUFVUX05PVF9SRUFEEAcSJAogV0FSTklOR19DT0RFX0lOUFVUX05PVF9FWFBMQUlORUQQCBIhCh1XQVJOSU5HX0NPREVfU1RFUF9OT1RfUkVBQ0hFRBAJYgZwcm90bzM", [file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
+  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEiigYKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUSIAoFc3dlZXAYECABKAsyES5jdXRhd2F5LnYxLlN3ZWVwEiIKCGNvbmNlcHRzGBEgASgLMhAuY3V0YXdheS52MS5UY2F2GkYKDkFyZ3VtZW50c0VudHJ5EgsKA2tleRgBIAEoCRIjCgV2YWx1ZRgCIAEoCzIULmN1dGF3YXkudjEuQXJndW1lbnQ6AjgBQgcKBWlucHV0IocCCgRUY2F2Eg4KBmxheWVycxgBIAMoCRIwCghjb25jZXB0cxgCIAMoCzIeLmN1dGF3YXkudjEuVGNhdi5Db25jZXB0c0VudHJ5EisKBnJhbmRvbRgDIAMoCzIbLmN1dGF3YXkudjEuQ29uY2VwdEV4YW1wbGVzEjEKCmNsYXNzaWZpZXIYBCABKA4yHS5jdXRhd2F5LnYxLkNvbmNlcHRDbGFzc2lmaWVyEg8KB3ZlY3RvcnMYBSABKAgaTAoNQ29uY2VwdHNFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5jdXRhd2F5LnYxLkNvbmNlcHRFeGFtcGxlczoCOAEiswEKD0NvbmNlcHRFeGFtcGxlcxI5Cgd0ZW5zb3JzGAEgAygLMiguY3V0YXdheS52MS5Db25jZXB0RXhhbXBsZXMuVGVuc29yc0VudHJ5EiEKA3JhdxgCIAMoCzIULmN1dGF3YXkudjEuUmF3SW5wdXQaQgoMVGVuc29yc0VudHJ5EgsKA2tleRgBIAEoCRIhCgV2YWx1ZRgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yOgI4ASKRAQoFU3dlZXASDgoGbW9kdWxlGAEgASgJEhEKBGF4aXMYAiABKA1IAIgBARIOCgZzb3VyY2UYAyABKA0SDQoFemVyb3MYBCABKAgSDgoGcGxhY2VzGAUgAygDEgwKBHBhdGgYBiABKAkSEAoIZXN0aW1hdGUYByABKAgSDQoFaGVhZHMYCCABKAhCBwoFX2F4aXMi8wEKCEdlbmVyYXRlEhYKDm1heF9uZXdfdG9rZW5zGAEgASgNEhMKC3RlbXBlcmF0dXJlGAIgASgBEg0KBXRvcF9rGAMgASgNEhIKBXRvcF9wGAQgASgBSACIAQESEgoFbWluX3AYBSABKAFIAYgBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYBiABKAFIAogBARIMCgRzdG9wGAcgAygJEhMKC3N0b3BfdG9rZW5zGAggAygDEhQKDGFsdGVybmF0aXZlcxgJIAEoDUIICgZfdG9wX3BCCAoGX21pbl9wQhUKE19yZXBldGl0aW9uX3BlbmFsdHkiJgoUSW5wdXRHcmFkaWVudFJlcXVlc3QSDgoGaW5wdXRzGAEgAygJIpkBChBFeHBsYWluQ29uZGl0aW9uEiEKFHByb2JhYmlsaXR5X2F0X2xlYXN0GAEgASgBSACIAQESIAoTcHJvYmFiaWxpdHlfYXRfbW9zdBgCIAEoAUgBiAEBEg8KB2NsYXNzZXMYAyADKANCFwoVX3Byb2JhYmlsaXR5X2F0X2xlYXN0QhYKFF9wcm9iYWJpbGl0eV9hdF9tb3N0IsYBCgdPcHRpb25zEi0KD3JlcGx5X2RhdGFfdHlwZRgBIAEoDjIULmN1dGF3YXkudjEuRGF0YVR5cGUSLAoLY29tcHJlc3Npb24YAiABKA4yFy5jdXRhd2F5LnYxLkNvbXByZXNzaW9uEhEKBHNlZWQYAyABKARIAIgBARIXCg9tYXhfcmVwbHlfYnl0ZXMYBCABKAQSDwoHZHJ5X3J1bhgFIAEoCBIYChBvbWl0X3ByZWRpY3Rpb25zGAYgASgIQgcKBV9zZWVkIrMHCg9JbnNwZWN0UmVzcG9uc2USLAoLcHJlZGljdGlvbnMYASABKAsyFy5jdXRhd2F5LnYxLlByZWRpY3Rpb25zEiUKCGNhcHR1cmVzGAIgAygLMhMuY3V0YXdheS52MS5DYXB0dXJlEjAKD2lucHV0X2dyYWRpZW50cxgDIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISNAoTcGFyYW1ldGVyX2dyYWRpZW50cxgEIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISLQoMYXR0cmlidXRpb25zGAUgAygLMhcuY3V0YXdheS52MS5BdHRyaWJ1dGlvbhI1ChR1bmVkaXRlZF9wcmVkaWN0aW9ucxgGIAEoCzIXLmN1dGF3YXkudjEuUHJlZGljdGlvbnMSJQoId2FybmluZ3MYByADKAsyEy5jdXRhd2F5LnYxLldhcm5pbmcSKgoKcHJvdmVuYW5jZRgIIAEoCzIWLmN1dGF3YXkudjEuUHJvdmVuYW5jZRIkCgd0aW1pbmdzGAkgASgLMhMuY3V0YXdheS52MS5UaW1pbmdzEiYKCGVzdGltYXRlGAogASgLMhQuY3V0YXdheS52MS5Fc3RpbWF0ZRIWCg5leHBsYWluZWRfcm93cxgLIAMoCBIvCg1mZWF0dXJlX25hbWVzGAwgAygLMhguY3V0YXdheS52MS5GZWF0dXJlTmFtZXMSLQoMZXhhbXBsZV9heGVzGA0gAygLMhcuY3V0YXdheS52MS5FeGFtcGxlQXhpcxIsCglnZW5lcmF0ZWQYDiADKAsyGS5jdXRhd2F5LnYxLkdlbmVyYXRlZFN0ZXASMAoOZmluaXNoX3JlYXNvbnMYDyADKA4yGC5jdXRhd2F5LnYxLkZpbmlzaFJlYXNvbhIWCg51bmVkaXRlZF90ZXh0cxgQIAMoCRIhCgZyZXBsYXkYESABKAsyES5jdXRhd2F5LnYxLkNoZWNrEikKCHJlY2VpcHRzGBIgAygLMhcuY3V0YXdheS52MS5FZGl0UmVjZWlwdBImCgVzd2VlcBgTIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISMAoPc3dlZXBfZXN0aW1hdGVzGBQgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIXCg9zd2VlcF9hZ3JlZW1lbnQYFSADKAESKwoIY29uY2VwdHMYFiADKAsyGS5jdXRhd2F5LnYxLkNvbmNlcHRSZXN1bHQijwIKDUNvbmNlcHRSZXN1bHQSDQoFbGF5ZXIYASABKAkSDwoHY29uY2VwdBgCIAEoCRInCgtkZXJpdmF0aXZlcxgDIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiMKB3ZlY3RvcnMYBCABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIOCgZzaGFyZXMYBSADKAESEgoKbWFnbml0dWRlcxgGIAMoARISCgphY2N1cmFjaWVzGAcgAygBEhUKDXJhbmRvbV9zaGFyZXMYCCADKAESDgoGdF90ZXN0GAkgASgBEg8KB3BfdmFsdWUYCiABKAESIAoFY2hlY2sYCyABKAsyES5jdXRhd2F5LnYxLkNoZWNrIoYBCg1HZW5lcmF0ZWRTdGVwEg4KBnRva2VucxgBIAMoAxINCgV0ZXh0cxgCIAMoCRIZChFsb2dfcHJvYmFiaWxpdGllcxgDIAMoARIUCgxhbHRlcm5hdGl2ZXMYBCADKAMSJQodYWx0ZXJuYXRpdmVfbG9nX3Byb2JhYmlsaXRpZXMYBSADKAEiTAoLRWRpdFJlY2VpcHQSDwoHdGVuc29ycxgBIAEoDRIPCgdjaGFuZ2VkGAIgASgIEgwKBG5vcm0YAyABKAESDQoFc3RlcHMYBCADKA0iOQoLRXhhbXBsZUF4aXMSDgoGdGVuc29yGAEgASgJEhEKBGF4aXMYAiABKA1IAIgBAUIHCgVfYXhpcyIsCgxGZWF0dXJlTmFtZXMSDQoFaW5wdXQYASABKAkSDQoFbmFtZXMYAiADKAkiqgEKC1ByZWRpY3Rpb25zEigKB291dHB1dHMYASADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEiwKB2NsYXNzZXMYAiADKAsyGy5jdXRhd2F5LnYxLkNsYXNzUHJlZGljdGlvbhIPCgd0YXJnZXRzGAMgAygDEhUKDXRhcmdldF92YWx1ZXMYBCADKAESGwoTdGFyZ2V0c19wZXJfZXhhbXBsZRgFIAEoDSJECg9DbGFzc1ByZWRpY3Rpb24SDQoFaW5kZXgYASABKAMSDQoFbGFiZWwYAiABKAkSEwoLcHJvYmFiaWxpdHkYAyABKAEiUgoHV2FybmluZxIlCgRjb2RlGAEgASgOMhcuY3V0YXdheS52MS5XYXJuaW5nQ29kZRIPCgdzdWJqZWN0GAIgASgJEg8KB21lc3NhZ2UYAyABKAkipgEKB1RpbWluZ3MSEAoIcXVldWVfbXMYASABKAESEQoJZGVjb2RlX21zGAIgASgBEhIKCmZvcndhcmRfbXMYAyABKAESEwoLYmFja3dhcmRfbXMYBCABKAESFgoOYXR0cmlidXRpb25fbXMYBSABKAESEAoIY2hlY2tfbXMYBiABKAESEQoJZW5jb2RlX21zGAcgASgBEhAKCHByb29mX21zGAggASgBIlkKCEVzdGltYXRlEhMKC3JlcGx5X2J5dGVzGAEgASgEEigKB3RlbnNvcnMYAiADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEg4KBnBhc3NlcxgDIAEoBCp0ChFDb25jZXB0Q2xhc3NpZmllchIiCh5DT05DRVBUX0NMQVNTSUZJRVJfVU5TUEVDSUZJRUQQABIfChtDT05DRVBUX0NMQVNTSUZJRVJfTE9HSVNUSUMQARIaChZDT05DRVBUX0NMQVNTSUZJRVJfU0dEEAIqdgoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBABEhUKEUZJTklTSF9SRUFTT05fRU5EEAISFgoSRklOSVNIX1JFQVNPTl9TVE9QEAMq4wIKC1dhcm5pbmdDb2RlEhwKGFdBUk5JTkdfQ09ERV9VTlNQRUNJRklFRBAAEiIKHldBUk5JTkdfQ09ERV9NT0RVTEVfTk9UX0NBTExFRBABEhwKGFdBUk5JTkdfQ09ERV9OT19HUkFESUVOVBACEiQKIFdBUk5JTkdfQ09ERV9FRElUX1dJVEhPVVRfRUZGRUNUEAMSHQoZV0FSTklOR19DT0RFX05PVF9BX1RFTlNPUhAEEiUKIVdBUk5JTkdfQ09ERV9ST1dTX05PVF9JTkRFUEVOREVOVBAFEh4KGldBUk5JTkdfQ09ERV9OT1RfRVhQTEFJTkVEEAYSHwobV0FSTklOR19DT0RFX0lOUFVUX05PVF9SRUFEEAcSJAogV0FSTklOR19DT0RFX0lOUFVUX05PVF9FWFBMQUlORUQQCBIhCh1XQVJOSU5HX0NPREVfU1RFUF9OT1RfUkVBQ0hFRBAJYgZwcm90bzM", [file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
 
 /**
  * One question about one model. Nothing asked is ever left out in silence: what this server does not serve
@@ -156,6 +156,13 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
    * @generated from field: cutaway.v1.Sweep sweep = 16;
    */
   sweep?: Sweep | undefined;
+
+  /**
+   * Test the target with concepts, by TCAV. Default: none.
+   *
+   * @generated from field: cutaway.v1.Tcav concepts = 17;
+   */
+  concepts?: Tcav | undefined;
 };
 
 /**
@@ -164,6 +171,85 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
  */
 export const InspectRequestSchema: GenMessage<InspectRequest> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection, 0);
+
+/**
+ * Testing with concept activation vectors. At each layer a linear classifier separates the activations of a concept's
+ * examples from those of random ones. Its normal vector points to the concept. The score is the share of the request's
+ * rows whose target grows in that direction. Kim et al. 2018, arXiv:1711.11279.
+ *
+ * @generated from message cutaway.v1.Tcav
+ */
+export type Tcav = Message<"cutaway.v1.Tcav"> & {
+  /**
+   * The modules at whose output concepts are tested, by name; at least one.
+   *
+   * @generated from field: repeated string layers = 1;
+   */
+  layers: string[];
+
+  /**
+   * The examples of each concept, by its name; at least one concept.
+   *
+   * @generated from field: map<string, cutaway.v1.ConceptExamples> concepts = 2;
+   */
+  concepts: { [key: string]: ConceptExamples };
+
+  /**
+   * Sets of examples without a concept in common; at least two. Each is a concept's opposite once, and a concept itself.
+   *
+   * @generated from field: repeated cutaway.v1.ConceptExamples random = 3;
+   */
+  random: ConceptExamples[];
+
+  /**
+   * The classifier. Default: logistic.
+   *
+   * @generated from field: cutaway.v1.ConceptClassifier classifier = 4;
+   */
+  classifier: ConceptClassifier;
+
+  /**
+   * Whether to return the concept activation vectors.
+   *
+   * @generated from field: bool vectors = 5;
+   */
+  vectors: boolean;
+};
+
+/**
+ * Describes the message cutaway.v1.Tcav.
+ * Use `create(TcavSchema)` to create a new message.
+ */
+export const TcavSchema: GenMessage<Tcav> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 1);
+
+/**
+ * Examples: tensors, or bytes that the model's adapter decodes; at least four.
+ *
+ * @generated from message cutaway.v1.ConceptExamples
+ */
+export type ConceptExamples = Message<"cutaway.v1.ConceptExamples"> & {
+  /**
+   * Tensors by the name of the forward argument that takes them; the empty name is that of the only one.
+   *
+   * @generated from field: map<string, cutaway.v1.Tensor> tensors = 1;
+   */
+  tensors: { [key: string]: Tensor };
+
+  /**
+   * One example an element.
+   *
+   * @generated from field: repeated cutaway.v1.RawInput raw = 2;
+   */
+  raw: RawInput[];
+};
+
+/**
+ * Describes the message cutaway.v1.ConceptExamples.
+ * Use `create(ConceptExamplesSchema)` to create a new message.
+ */
+export const ConceptExamplesSchema: GenMessage<ConceptExamples> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 2);
 
 /**
  * A grid of patches: which module, at which place, carries what one row has and the others have not? For each module
@@ -236,7 +322,7 @@ export type Sweep = Message<"cutaway.v1.Sweep"> & {
  * Use `create(SweepSchema)` to create a new message.
  */
 export const SweepSchema: GenMessage<Sweep> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 1);
+  messageDesc(file_cutaway_v1_inspection, 3);
 
 /**
  * The continuation of texts: one token of each row a step. The first step is the pass of the prompt. Each further step
@@ -314,7 +400,7 @@ export type Generate = Message<"cutaway.v1.Generate"> & {
  * Use `create(GenerateSchema)` to create a new message.
  */
 export const GenerateSchema: GenMessage<Generate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 2);
+  messageDesc(file_cutaway_v1_inspection, 4);
 
 /**
  * A selection of input gradients.
@@ -335,7 +421,7 @@ export type InputGradientRequest = Message<"cutaway.v1.InputGradientRequest"> & 
  * Use `create(InputGradientRequestSchema)` to create a new message.
  */
 export const InputGradientRequestSchema: GenMessage<InputGradientRequest> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 3);
+  messageDesc(file_cutaway_v1_inspection, 5);
 
 /**
  * A condition for explaining a row; every bound that is set must hold. A row that does not qualify has zeros for
@@ -372,7 +458,7 @@ export type ExplainCondition = Message<"cutaway.v1.ExplainCondition"> & {
  * Use `create(ExplainConditionSchema)` to create a new message.
  */
 export const ExplainConditionSchema: GenMessage<ExplainCondition> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 4);
+  messageDesc(file_cutaway_v1_inspection, 6);
 
 /**
  * The options of running and of the reply.
@@ -430,7 +516,7 @@ export type Options = Message<"cutaway.v1.Options"> & {
  * Use `create(OptionsSchema)` to create a new message.
  */
 export const OptionsSchema: GenMessage<Options> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 5);
+  messageDesc(file_cutaway_v1_inspection, 7);
 
 /**
  * The answer.
@@ -587,6 +673,13 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
    * @generated from field: repeated double sweep_agreement = 21;
    */
   sweepAgreement: number[];
+
+  /**
+   * What TCAV found, with `concepts`: layer by layer, concept by concept.
+   *
+   * @generated from field: repeated cutaway.v1.ConceptResult concepts = 22;
+   */
+  concepts: ConceptResult[];
 };
 
 /**
@@ -594,7 +687,98 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
  * Use `create(InspectResponseSchema)` to create a new message.
  */
 export const InspectResponseSchema: GenMessage<InspectResponse> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 6);
+  messageDesc(file_cutaway_v1_inspection, 8);
+
+/**
+ * What TCAV found of one concept at one layer. An element of a list is that against one random set, in their order.
+ *
+ * @generated from message cutaway.v1.ConceptResult
+ */
+export type ConceptResult = Message<"cutaway.v1.ConceptResult"> & {
+  /**
+   * The layer.
+   *
+   * @generated from field: string layer = 1;
+   */
+  layer: string;
+
+  /**
+   * The concept.
+   *
+   * @generated from field: string concept = 2;
+   */
+  concept: string;
+
+  /**
+   * The directional derivatives of the target along the concept activation vectors of length 1: [batch, random].
+   *
+   * @generated from field: cutaway.v1.Tensor derivatives = 3;
+   */
+  derivatives?: Tensor | undefined;
+
+  /**
+   * The concept activation vectors: [random, ...], of the shape of the layer's output. With `concepts.vectors`.
+   *
+   * @generated from field: cutaway.v1.Tensor vectors = 4;
+   */
+  vectors?: Tensor | undefined;
+
+  /**
+   * Captum's sign count: the share of rows with a positive directional derivative.
+   *
+   * @generated from field: repeated double shares = 5;
+   */
+  shares: number[];
+
+  /**
+   * Captum's magnitude: the mean directional derivative, along vectors of the classifier's own length.
+   *
+   * @generated from field: repeated double magnitudes = 6;
+   */
+  magnitudes: number[];
+
+  /**
+   * The share of held-out examples that the classifier tells apart. 0.5 is chance.
+   *
+   * @generated from field: repeated double accuracies = 7;
+   */
+  accuracies: number[];
+
+  /**
+   * The shares of each random set, which takes the place of the concept: the mean over the other sets and the concept.
+   *
+   * @generated from field: repeated double random_shares = 8;
+   */
+  randomShares: number[];
+
+  /**
+   * The two-sided t-test of the shares against 0.5, as Kim et al. have it. It rejects for many random sets too.
+   *
+   * @generated from field: double t_test = 9;
+   */
+  tTest: number;
+
+  /**
+   * The two-sided p-value: the part of all sets, the concept among them, whose mean share is as far from 0.5.
+   *
+   * @generated from field: double p_value = 10;
+   */
+  pValue: number;
+
+  /**
+   * The comparison with raw hooks and with a fit of our own; absent without checks.
+   *
+   * @generated from field: cutaway.v1.Check check = 11;
+   */
+  check?: Check | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.ConceptResult.
+ * Use `create(ConceptResultSchema)` to create a new message.
+ */
+export const ConceptResultSchema: GenMessage<ConceptResult> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 9);
 
 /**
  * The tokens of one step.
@@ -643,7 +827,7 @@ export type GeneratedStep = Message<"cutaway.v1.GeneratedStep"> & {
  * Use `create(GeneratedStepSchema)` to create a new message.
  */
 export const GeneratedStepSchema: GenMessage<GeneratedStep> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 7);
+  messageDesc(file_cutaway_v1_inspection, 10);
 
 /**
  * What an edit did.
@@ -685,7 +869,7 @@ export type EditReceipt = Message<"cutaway.v1.EditReceipt"> & {
  * Use `create(EditReceiptSchema)` to create a new message.
  */
 export const EditReceiptSchema: GenMessage<EditReceipt> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 8);
+  messageDesc(file_cutaway_v1_inspection, 11);
 
 /**
  * The axis of a tensor that has the examples. It is found by running the model in two batch sizes.
@@ -714,7 +898,7 @@ export type ExampleAxis = Message<"cutaway.v1.ExampleAxis"> & {
  * Use `create(ExampleAxisSchema)` to create a new message.
  */
 export const ExampleAxisSchema: GenMessage<ExampleAxis> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 9);
+  messageDesc(file_cutaway_v1_inspection, 12);
 
 /**
  * The names of the elements of an input's last axis.
@@ -742,7 +926,7 @@ export type FeatureNames = Message<"cutaway.v1.FeatureNames"> & {
  * Use `create(FeatureNamesSchema)` to create a new message.
  */
 export const FeatureNamesSchema: GenMessage<FeatureNames> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 10);
+  messageDesc(file_cutaway_v1_inspection, 13);
 
 /**
  * The predictions of a model.
@@ -792,7 +976,7 @@ export type Predictions = Message<"cutaway.v1.Predictions"> & {
  * Use `create(PredictionsSchema)` to create a new message.
  */
 export const PredictionsSchema: GenMessage<Predictions> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 11);
+  messageDesc(file_cutaway_v1_inspection, 14);
 
 /**
  * One example's predicted class.
@@ -827,7 +1011,7 @@ export type ClassPrediction = Message<"cutaway.v1.ClassPrediction"> & {
  * Use `create(ClassPredictionSchema)` to create a new message.
  */
 export const ClassPredictionSchema: GenMessage<ClassPrediction> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 12);
+  messageDesc(file_cutaway_v1_inspection, 15);
 
 /**
  * Something a careful reader should know.
@@ -862,7 +1046,7 @@ export type Warning = Message<"cutaway.v1.Warning"> & {
  * Use `create(WarningSchema)` to create a new message.
  */
 export const WarningSchema: GenMessage<Warning> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 13);
+  messageDesc(file_cutaway_v1_inspection, 16);
 
 /**
  * Wall-clock time by stage, in milliseconds.
@@ -932,7 +1116,7 @@ export type Timings = Message<"cutaway.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 14);
+  messageDesc(file_cutaway_v1_inspection, 17);
 
 /**
  * The outline of a reply.
@@ -968,7 +1152,41 @@ export type Estimate = Message<"cutaway.v1.Estimate"> & {
  * Use `create(EstimateSchema)` to create a new message.
  */
 export const EstimateSchema: GenMessage<Estimate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 15);
+  messageDesc(file_cutaway_v1_inspection, 18);
+
+/**
+ * The linear classifiers of TCAV.
+ *
+ * @generated from enum cutaway.v1.ConceptClassifier
+ */
+export enum ConceptClassifier {
+  /**
+   * The default: logistic.
+   *
+   * @generated from enum value: CONCEPT_CLASSIFIER_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Logistic regression, solved to its only optimum.
+   *
+   * @generated from enum value: CONCEPT_CLASSIFIER_LOGISTIC = 1;
+   */
+  LOGISTIC = 1,
+
+  /**
+   * Captum's default: a linear support vector machine, by stochastic gradient descent.
+   *
+   * @generated from enum value: CONCEPT_CLASSIFIER_SGD = 2;
+   */
+  SGD = 2,
+}
+
+/**
+ * Describes the enum cutaway.v1.ConceptClassifier.
+ */
+export const ConceptClassifierSchema: GenEnum<ConceptClassifier> = /*@__PURE__*/
+  enumDesc(file_cutaway_v1_inspection, 0);
 
 /**
  * Why a row ended.
@@ -1009,7 +1227,7 @@ export enum FinishReason {
  * Describes the enum cutaway.v1.FinishReason.
  */
 export const FinishReasonSchema: GenEnum<FinishReason> = /*@__PURE__*/
-  enumDesc(file_cutaway_v1_inspection, 0);
+  enumDesc(file_cutaway_v1_inspection, 1);
 
 /**
  * The subject of a warning.
@@ -1092,5 +1310,5 @@ export enum WarningCode {
  * Describes the enum cutaway.v1.WarningCode.
  */
 export const WarningCodeSchema: GenEnum<WarningCode> = /*@__PURE__*/
-  enumDesc(file_cutaway_v1_inspection, 1);
+  enumDesc(file_cutaway_v1_inspection, 2);
 
