@@ -208,6 +208,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "ConceptExamples.tensors": st.dictionaries(names, tensors(), max_size=2),
     "ConceptResult.derivatives": tensors(),
     "ConceptResult.vectors": st.none() | tensors(),
+    "TCAV.seed": st.integers(0, 2**63 - 1),
     "TCAV.layers": st.lists(names, min_size=1, max_size=2, unique=True).map(tuple),
     "TCAV.classifier": st.sampled_from(requests.ConceptClassifier),
     "Sweep.places": st.lists(SIGNED_64, max_size=3, unique=True).map(tuple),

@@ -309,10 +309,13 @@ class Tcav(_message.Message):
     RANDOM_FIELD_NUMBER: _builtins.int
     CLASSIFIER_FIELD_NUMBER: _builtins.int
     VECTORS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     classifier: Global___ConceptClassifier.ValueType
     """The classifier. Default: logistic."""
     vectors: _builtins.bool
     """Whether to return the concept activation vectors."""
+    seed: _builtins.int
+    """Decides which third of each set is held out, and what the classifier draws, below 2**63. Default: 0."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The modules at whose output concepts are tested, by name; at least one."""
@@ -333,10 +336,11 @@ class Tcav(_message.Message):
         random: _abc.Iterable[Global___ConceptExamples] | None = ...,
         classifier: Global___ConceptClassifier.ValueType = ...,
         vectors: _builtins.bool = ...,
+        seed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classifier", b"classifier", "concepts", b"concepts", "layers", b"layers", "random", b"random", "vectors", b"vectors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classifier", b"classifier", "concepts", b"concepts", "layers", b"layers", "random", b"random", "seed", b"seed", "vectors", b"vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -228,6 +228,8 @@ class TCAV:
             p-value is at least ``1 / (n + 1)``.
         classifier: the linear classifier.
         vectors: return the concept activation vectors too.
+        seed: decides which third of each set is held out, and what the classifier draws; 0 to 2**63 - 1. All batches of
+            a job have the same vectors.
     """
 
     layers: Annotated[tuple[str, ...], given("name at least one layer"), distinct]
@@ -235,6 +237,7 @@ class TCAV:
     random: tuple[ConceptExamples, ...]
     classifier: ConceptClassifier | Literal["logistic", "sgd"] = field(default=ConceptClassifier.LOGISTIC, kw_only=True)
     vectors: bool = field(default=False, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)

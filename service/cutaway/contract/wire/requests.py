@@ -38,6 +38,8 @@ def _checked_seed(seed: int) -> int:
     return seed
 
 
+_SEED = Scalar(_checked_seed, _checked_seed)
+
 _OPTIONS = spread(
     InspectRequest,
     inspection_pb2.Options.DESCRIPTOR.fields,
@@ -49,7 +51,7 @@ _OPTIONS = spread(
                 lambda number: _checked_compression(COMPRESSION.decode(number)),
             )
         ),
-        "seed": FieldRule(codec=Scalar(_checked_seed, _checked_seed)),
+        "seed": FieldRule(codec=_SEED),
     },
 )
 
@@ -84,7 +86,11 @@ _EXAMPLES = record(ConceptExamples, inspection_pb2.ConceptExamples)
 _CONCEPTS = record(
     TCAV,
     inspection_pb2.Tcav,
-    {"concepts": FieldRule(codec=by_name(_EXAMPLES)), "random": FieldRule(codec=several(_EXAMPLES))},
+    {
+        "concepts": FieldRule(codec=by_name(_EXAMPLES)),
+        "random": FieldRule(codec=several(_EXAMPLES)),
+        "seed": FieldRule(codec=_SEED),
+    },
 )
 _FIELDS = spread(
     InspectRequest,

@@ -120,8 +120,7 @@ def with_concepts(result: InspectResult, main: MainPass) -> InspectResult:
     asked = main.plan.request.concepts
     if asked is None or not main.targets:
         return result
-    plan = main.plan
-    seed = plan.seed or 0
+    plan, seed = main.plan, asked.seed
     import_apart(("sklearn.linear_model", "scipy.special"), plan.model)
     with (
         seeded(seed, plan.model.device),
@@ -129,7 +128,7 @@ def with_concepts(result: InspectResult, main: MainPass) -> InspectResult:
         plan.model.guard.removing_new_hooks(),
         timed(main.timings, "attribution_ms"),
     ):
-        return changed(result, concepts=tuple(_Test(main, asked, seed).results()))
+        return changed(result, concepts=tuple(_Test(main, asked).results()))
 
 
 class _Outcome(NamedTuple):
@@ -153,8 +152,8 @@ class _Finding(NamedTuple):
 class _Test:
     """One test: passes of ours with raw hooks, and Captum's."""
 
-    def __init__(self, main: MainPass, asked: TCAV, seed: int) -> None:
-        self._plan, self._asked, self._seed = main.plan, asked, seed
+    def __init__(self, main: MainPass, asked: TCAV) -> None:
+        self._plan, self._asked, self._seed = main.plan, asked, asked.seed
         self._model, (self._target,) = main.plan.model, main.targets
         self._kind, self._layers = ConceptClassifier(asked.classifier), tested_layers(main.plan, asked)
         check = main.plan.request.check

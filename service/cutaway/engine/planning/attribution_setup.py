@@ -413,9 +413,9 @@ def concept_examples(
     asked, found = request.concepts, list[tuple[str, Inputs]]()
     if asked is None:
         return ()
-    if request.edits:
-        what = "concepts are tested on the model as it is: send the edits in a request of their own"
-        raise error(Reason.INVALID_VALUE, what, "edits")
+    if request.edits or request.explain_if is not None:
+        what = "concepts are tested on the model as it is, for all rows: send this in a request of its own"
+        raise error(Reason.INVALID_VALUE, what, "edits" if request.edits else "explain_if")
     if requests.is_several(request.target):
         raise error(Reason.INVALID_VALUE, "concepts test one number of each row: name one target", "target")
     if not asked.concepts or "" in asked.concepts:
@@ -439,6 +439,10 @@ def concept_examples(
                         f"got {', '.join(tensors)}; the request's rows have {', '.join(inputs)}: send the same inputs"
                     )
                     raise error(Reason.INPUT_MISSING, what)
+                for name, tensor in tensors.items():
+                    if tensor.dtype != inputs[name].dtype:
+                        what = f"{dtype_text(tensor)}; the rows have {dtype_text(inputs[name])}: send that"
+                        raise error(Reason.INPUT_DTYPE, what, name)
                 if (count := len(next(iter(tensors.values())))) < _FEWEST_EXAMPLES:
                     what = f"{count} examples; a classifier needs at least {_FEWEST_EXAMPLES}"
                     raise error(Reason.INPUT_SHAPE, what)

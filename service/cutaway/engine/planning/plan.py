@@ -380,7 +380,7 @@ def plan_request(
     with at("input_gradients"):
         gradients_of = () if request.input_gradients is None else differentiable(model, inputs, request.input_gradients)
     draws = any(method_of(attribution).uses_randomness or attribution.is_judged for attribution in request.attributions)
-    draws |= request.concepts is not None or (request.generate is not None and request.generate.draws)
+    draws |= request.generate is not None and request.generate.draws
     seed = new_seed() if draws and request.seed is None else request.seed
     allowed, failed = _allowed(request, failed, check)
     attributions = {}
