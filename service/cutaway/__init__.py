@@ -42,6 +42,7 @@ from cutaway.contract.results import EditReceipt as EditReceipt
 from cutaway.contract.results import Estimate as Estimate
 from cutaway.contract.results import FinishReason as FinishReason
 from cutaway.contract.results import GeneratedStep as GeneratedStep
+from cutaway.contract.results import InfluenceResult as InfluenceResult
 from cutaway.contract.results import InspectResult as InspectResult
 from cutaway.contract.results import MetricResult as MetricResult
 from cutaway.contract.results import ModelDetail as ModelDetail

@@ -76,6 +76,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Generate": {"max_new_tokens": 3},
     "Sweep": {"module": "module"},
     "Tcav": {"layers": "module"},
+    "Influence": {"training": None},
     "Project": {"module": "module"},
     "AddVector": {"vector": None},
     "ClampDirection": {"vector": None, "maximum": 1.0},

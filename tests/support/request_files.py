@@ -131,6 +131,9 @@ REQUESTS: dict[str, InspectRequest] = {
         {"square": ca.ConceptExamples({"": np.array([[1, 2]])}), "word": ca.ConceptExamples(raw=texts("a", "b"))},
         (ca.ConceptExamples({"": np.array([[3, 4]])}), ca.ConceptExamples(raw=texts("c"))),
         classifier=ca.ConceptClassifier.SGD, vectors=True)),
+    "{influence: {training: {x: [[1, 2]]}, labels: [3], method: tracin_fast, layer: fc, learning_rate: 0.1, k: 2}}":
+        InspectRequest("", influence=ca.Influence(ca.ConceptExamples({"x": np.array([[1, 2]])}), (3,),
+            ca.InfluenceMethod.TRACIN_FAST, "fc", learning_rate=0.1, k=2)),
     "{sweep: {module: o_proj, heads: true}}": InspectRequest("", sweep=ca.Sweep("o_proj", heads=True)),
     "{sweep: {module: fc1, zeros: true, axis: 2}}": InspectRequest("", sweep=ca.Sweep("fc1", zeros=True, axis=2)),
     "{}": InspectRequest(""),

@@ -31,6 +31,7 @@ from cutaway.client.request_builder import (
     EditLike,
     ExplainIfLike,
     GenerateLike,
+    InfluenceLike,
     Inputs,
     SweepLike,
     TargetLike,
@@ -112,7 +113,11 @@ def _signature(request: InspectRequest) -> Hashable:
         tuple(sorted({raw.media_type for raw in request.raw})),
         repr((request.captures, request.input_gradients, request.target.__class__)),
         tuple((type(attribution), getattr(attribution, "layer", "")) for attribution in request.attributions),
-        (request.compare, request.omit_predictions, repr((request.generate, request.sweep, request.concepts is None))),
+        (
+            request.compare,
+            request.omit_predictions,
+            repr((request.generate, request.sweep, request.concepts is None, request.influence is None)),
+        ),
     )
 
 
@@ -249,6 +254,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         generate: GenerateLike | None = None,
         sweep: SweepLike | None = None,
         concepts: ConceptsLike | None = None,
+        influence: InfluenceLike | None = None,
         stream: bool | None = None,
         progress: bool | OnProgress = False,
         timeout: float | None = None,
@@ -288,6 +294,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             generate: writes tokens behind the inputs, for causal language models: `Generate`.
             sweep: computes the target for each of a grid of patches: `Sweep`, or a glob of modules.
             concepts: tests the target with concepts: `TCAV`.
+            influence: finds the training rows that made the predictions: `Influence`.
             stream: True receives the reply in pieces, which large ones need; False in one message; None chooses. The
                 result is the same.
             progress: True shows a bar on a terminal or in a notebook, if the attributions take more than a second; a
@@ -323,6 +330,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         generate: GenerateLike | None = None,
         sweep: SweepLike | None = None,
         concepts: ConceptsLike | None = None,
+        influence: InfluenceLike | None = None,
         timeout: float | None = None,
     ) -> Streamed:
         """Does what `inspect` does, with the same arguments, and returns the reply as it arrives: tensor by tensor, or

@@ -152,6 +152,7 @@ ExplainIfLike: TypeAlias = requests.ExplainIf | Words
 GenerateLike: TypeAlias = requests.Generate | int | Words
 SweepLike: TypeAlias = requests.Sweep | str | Words
 ConceptsLike: TypeAlias = requests.TCAV | Words
+InfluenceLike: TypeAlias = requests.Influence | Words
 
 
 def build_request(model: str, inputs: Inputs, **fields: Any) -> requests.InspectRequest:

@@ -27,6 +27,38 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _InfluenceMethod:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _InfluenceMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_InfluenceMethod.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    INFLUENCE_METHOD_UNSPECIFIED: _InfluenceMethod.ValueType  # 0
+    """The default: tracin."""
+    INFLUENCE_METHOD_TRACIN: _InfluenceMethod.ValueType  # 1
+    """Captum's TracInCP: the product of the gradients of both losses, times the learning rate."""
+    INFLUENCE_METHOD_TRACIN_FAST: _InfluenceMethod.ValueType  # 2
+    """Captum's TracInCPFast: the same of the weights of the last linear layer alone."""
+    INFLUENCE_METHOD_COSINE: _InfluenceMethod.ValueType  # 3
+    """Captum's SimilarityInfluence: the cosine of what a module returns."""
+    INFLUENCE_METHOD_EUCLIDEAN: _InfluenceMethod.ValueType  # 4
+    """The same by Euclidean distance, of which small ones help."""
+
+class InfluenceMethod(_InfluenceMethod, metaclass=_InfluenceMethodEnumTypeWrapper):
+    """The methods that find training rows."""
+
+INFLUENCE_METHOD_UNSPECIFIED: InfluenceMethod.ValueType  # 0
+"""The default: tracin."""
+INFLUENCE_METHOD_TRACIN: InfluenceMethod.ValueType  # 1
+"""Captum's TracInCP: the product of the gradients of both losses, times the learning rate."""
+INFLUENCE_METHOD_TRACIN_FAST: InfluenceMethod.ValueType  # 2
+"""Captum's TracInCPFast: the same of the weights of the last linear layer alone."""
+INFLUENCE_METHOD_COSINE: InfluenceMethod.ValueType  # 3
+"""Captum's SimilarityInfluence: the cosine of what a module returns."""
+INFLUENCE_METHOD_EUCLIDEAN: InfluenceMethod.ValueType  # 4
+"""The same by Euclidean distance, of which small ones help."""
+Global___InfluenceMethod: _TypeAlias = InfluenceMethod  # noqa: Y015
+
 class _ConceptClassifier:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -179,6 +211,7 @@ class InspectRequest(_message.Message):
     GENERATE_FIELD_NUMBER: _builtins.int
     SWEEP_FIELD_NUMBER: _builtins.int
     CONCEPTS_FIELD_NUMBER: _builtins.int
+    INFLUENCE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required. Default version: the highest that is served."""
     compare: _builtins.bool
@@ -243,6 +276,10 @@ class InspectRequest(_message.Message):
     def concepts(self) -> Global___Tcav:
         """Test the target with concepts, by TCAV. Default: none."""
 
+    @_builtins.property
+    def influence(self) -> Global___Influence:
+        """Find the training rows that made the predictions. Default: none."""
+
     def __init__(
         self,
         *,
@@ -263,16 +300,70 @@ class InspectRequest(_message.Message):
         generate: Global___Generate | None = ...,
         sweep: Global___Sweep | None = ...,
         concepts: Global___Tcav | None = ...,
+        influence: Global___Influence | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "concepts", b"concepts", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "concepts", b"concepts", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "concepts", b"concepts", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "concepts", b"concepts", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["tensors", "raw"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___InspectRequest: _TypeAlias = InspectRequest  # noqa: Y015
+
+@_typing.final
+class Influence(_message.Message):
+    """Training rows that helped a prediction, and that harmed it. The loss is the cross-entropy of the target's class."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINING_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    LAYER_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    K_FIELD_NUMBER: _builtins.int
+    method: Global___InfluenceMethod.ValueType
+    """The method. Default: tracin."""
+    layer: _builtins.str
+    """The module whose outputs are compared, or whose parameters count. Default: all parameters."""
+    learning_rate: _builtins.float
+    """The learning rate of the training, above 0. Default: 1."""
+    k: _builtins.int
+    """How many rows of each kind to return. Default: 5."""
+    @_builtins.property
+    def training(self) -> Global___ConceptExamples:
+        """Rows of the training data; at least one."""
+
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The class of each of them; required for gradients."""
+
+    def __init__(
+        self,
+        *,
+        training: Global___ConceptExamples | None = ...,
+        labels: _abc.Iterable[_builtins.int] | None = ...,
+        method: Global___InfluenceMethod.ValueType = ...,
+        layer: _builtins.str = ...,
+        learning_rate: _builtins.float | None = ...,
+        k: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_learning_rate", b"_learning_rate", "k", b"k", "learning_rate", b"learning_rate", "training", b"training"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_learning_rate", b"_learning_rate", "k", b"k", "labels", b"labels", "layer", b"layer", "learning_rate", b"learning_rate", "method", b"method", "training", b"training"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
+    _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+
+Global___Influence: _TypeAlias = Influence  # noqa: Y015
 
 @_typing.final
 class Tcav(_message.Message):
@@ -669,6 +760,7 @@ class InspectResponse(_message.Message):
     SWEEP_ESTIMATES_FIELD_NUMBER: _builtins.int
     SWEEP_AGREEMENT_FIELD_NUMBER: _builtins.int
     CONCEPTS_FIELD_NUMBER: _builtins.int
+    INFLUENCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """The predictions."""
@@ -763,6 +855,10 @@ class InspectResponse(_message.Message):
     def concepts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConceptResult]:
         """What TCAV found, with `concepts`: layer by layer, concept by concept."""
 
+    @_builtins.property
+    def influence(self) -> Global___InfluenceResult:
+        """The training rows that made the predictions, with `influence`."""
+
     def __init__(
         self,
         *,
@@ -788,14 +884,73 @@ class InspectResponse(_message.Message):
         sweep_estimates: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
         sweep_agreement: _abc.Iterable[_builtins.float] | None = ...,
         concepts: _abc.Iterable[Global___ConceptResult] | None = ...,
+        influence: Global___InfluenceResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "influence", b"influence", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "concepts", b"concepts", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributions", b"attributions", "captures", b"captures", "concepts", b"concepts", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "influence", b"influence", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InspectResponse: _TypeAlias = InspectResponse  # noqa: Y015
+
+@_typing.final
+class InfluenceResult(_message.Message):
+    """The training rows that made the predictions, by their numbers from 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    HELPFUL_FIELD_NUMBER: _builtins.int
+    HELPFUL_SCORES_FIELD_NUMBER: _builtins.int
+    HARMFUL_FIELD_NUMBER: _builtins.int
+    HARMFUL_SCORES_FIELD_NUMBER: _builtins.int
+    SELF_INFLUENCE_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    """The method: `tracin`."""
+    @_builtins.property
+    def helpful(self) -> _tensor_pb2.Tensor:
+        """The rows that helped most, the first most of all: [batch, k]."""
+
+    @_builtins.property
+    def helpful_scores(self) -> _tensor_pb2.Tensor:
+        """Their scores: [batch, k]."""
+
+    @_builtins.property
+    def harmful(self) -> _tensor_pb2.Tensor:
+        """The rows that harmed most, or that are least alike: [batch, k]."""
+
+    @_builtins.property
+    def harmful_scores(self) -> _tensor_pb2.Tensor:
+        """Their scores: [batch, k]."""
+
+    @_builtins.property
+    def self_influence(self) -> _tensor_pb2.Tensor:
+        """How much each training row helps itself, of gradients: [training rows]. Wrong labels stand out."""
+
+    @_builtins.property
+    def check(self) -> _check_pb2.Check:
+        """The comparison with products of raw gradients, row by row; absent without checks."""
+
+    def __init__(
+        self,
+        *,
+        method: _builtins.str = ...,
+        helpful: _tensor_pb2.Tensor | None = ...,
+        helpful_scores: _tensor_pb2.Tensor | None = ...,
+        harmful: _tensor_pb2.Tensor | None = ...,
+        harmful_scores: _tensor_pb2.Tensor | None = ...,
+        self_influence: _tensor_pb2.Tensor | None = ...,
+        check: _check_pb2.Check | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "harmful", b"harmful", "harmful_scores", b"harmful_scores", "helpful", b"helpful", "helpful_scores", b"helpful_scores", "self_influence", b"self_influence"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "harmful", b"harmful", "harmful_scores", b"harmful_scores", "helpful", b"helpful", "helpful_scores", b"helpful_scores", "method", b"method", "self_influence", b"self_influence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InfluenceResult: _TypeAlias = InfluenceResult  # noqa: Y015
 
 @_typing.final
 class ConceptResult(_message.Message):

@@ -131,6 +131,7 @@ QUESTIONS: dict[str, Asked] = {
     "edit and capture": Asked({"edits": [ZERO], "captures": ["open1"]}, BOTH),
     "sweep": Asked({"sweep": "open1", "target": 1}, EDIT),
     "concepts": Asked({"concepts": TESTED, "target": 1}, INSPECT),
+    "influence": Asked({"influence": {"training": EXAMPLES[0], "method": "cosine", "layer": "open1"}}, INSPECT),
     "edit and neuron": Asked({"edits": [ZERO], "target": ca.Neuron("open1", (0,))}, BOTH),
 }
 

@@ -79,6 +79,7 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
                 "random": [*EXAMPLES[1:]],
                 "vectors": True,
             },
+            "influence": {"training": EXAMPLES[0], "labels": [0, 1, 2, 3]},
         },
     ),
     "tokens": ("words", IDS, {"attributions": [ca.LayerIntegratedGradients(layer="words", n_steps=8)], "target": 0}),

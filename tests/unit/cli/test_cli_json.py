@@ -45,7 +45,10 @@ compare: true
 explain_if: {probability_at_least: 0.0}
 attribution_errors_in_place: true
 """
-CONCEPTS = "concepts: {layers: [head], concepts: {any: 0.npy}, random: [1.npy, 2.npy], vectors: true}"
+CONCEPTS = """
+concepts: {layers: [head], concepts: {any: 0.npy}, random: [1.npy, 2.npy], vectors: true}
+influence: {training: 0.npy, labels: [0, 1, 2, 0]}
+"""
 JOB = """
 model: {adapter: 'tiny_pets.py:Talking'}
 data: {path: rows.npy}

@@ -121,6 +121,7 @@ OF_MODELS_AS_THEY_ARE: dict[str, dict[str, Any]] = {
             "random": [*EXAMPLES[1:]],
         },
     },
+    "influence": {"target": 1, "influence": {"training": EXAMPLES[0], "labels": [0, 1, 2, 0, 1]}},
 }
 """Requests of many passes, or fits, that take no edits."""
 

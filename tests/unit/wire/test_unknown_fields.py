@@ -126,6 +126,7 @@ def test_enum_member_of_a_newer_client_is_refused() -> None:
         "HookPoint",
         "CheckMode",
         "ConceptClassifier",
+        "InfluenceMethod",
         "VectorNorm",
         "Quadrature",
         "DataType",

@@ -63,6 +63,8 @@ def _unordered(question: InspectRequest) -> Any:
         concepts = {name: _sorted_examples(each) for name, each in _sorted(tested.concepts).items()}
         sets = tuple(map(_sorted_examples, tested.random))
         inputs["concepts"] = dataclasses.replace(tested, concepts=concepts, random=sets)
+    if (sought := question.influence) is not None:
+        inputs["influence"] = dataclasses.replace(sought, training=_sorted_examples(sought.training))
     return canonical(dataclasses.replace(question, **inputs, attributions=tuple(asked)))
 
 

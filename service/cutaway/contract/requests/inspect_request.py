@@ -26,6 +26,8 @@ __all__ = [
     "ConceptExamples",
     "ExplainIf",
     "Generate",
+    "Influence",
+    "InfluenceMethod",
     "InspectRequest",
     "Raw",
     "Sweep",
@@ -240,6 +242,43 @@ class TCAV:
     seed: int = field(default=0, kw_only=True)
 
 
+class InfluenceMethod(StrEnum):
+    """How training rows are found."""
+
+    TRACIN = "tracin"
+    """Captum's TracInCP: the product of the gradients of both losses, times the learning rate. Pruthi et al. 2020,
+    arXiv:2002.08484."""
+    TRACIN_FAST = "tracin_fast"
+    """Captum's TracInCPFast: the same of the weights of the last linear layer alone."""
+    COSINE = "cosine"
+    """Captum's SimilarityInfluence: the cosine of what a module returns."""
+    EUCLIDEAN = "euclidean"
+    """The same by Euclidean distance, of which small ones help."""
+
+
+@dataclass(frozen=True)
+class Influence:
+    """Which training rows made this prediction? The loss is the cross-entropy of the target's class, of logits.
+
+    The weights that are served are the only checkpoint.
+
+    Args:
+        training: rows of the training data: an array, arrays by input name, or texts.
+        labels: the class of each of them; required by ``tracin`` and ``tracin_fast``.
+        method: how rows are found.
+        layer: the module whose outputs are compared, or whose parameters count; for ``tracin`` empty is all.
+        learning_rate: that of the training; scores are proportional to it.
+        k: how many rows of each kind to return.
+    """
+
+    training: ConceptExamples
+    labels: tuple[int, ...] = ()
+    method: InfluenceMethod | Literal["tracin", "tracin_fast", "cosine", "euclidean"] = InfluenceMethod.TRACIN
+    layer: str = ""
+    learning_rate: Positive = field(default=1.0, kw_only=True)
+    k: Count = field(default=5, kw_only=True)
+
+
 @dataclass(frozen=True)
 class InspectRequest:
     """One request to one model.
@@ -273,6 +312,7 @@ class InspectRequest:
         generate: write tokens behind the input, for causal language models; ``None`` is one pass.
         sweep: compute the target for each of a grid of patches; ``None`` is none.
         concepts: test the target with concepts; ``None`` is none.
+        influence: find the training rows that made the predictions; ``None`` is none.
     """
 
     model: str
@@ -298,6 +338,7 @@ class InspectRequest:
     generate: Generate | None = field(default=None, metadata=_ONE_REPLY)
     sweep: Sweep | None = field(default=None, metadata=_ONE_REPLY)
     concepts: TCAV | None = None
+    influence: Influence | None = None
 
     def with_input(
         self,

@@ -17,6 +17,7 @@ from cutaway.contract.results.explanations import (
     Cause,
     Check,
     ConceptResult,
+    InfluenceResult,
     MetricResult,
     RowCheck,
     TokenAttribution,
@@ -40,6 +41,7 @@ __all__ = [
     "Estimate",
     "FinishReason",
     "GeneratedStep",
+    "InfluenceResult",
     "InputSpec",
     "InspectResult",
     "MetricResult",
@@ -318,6 +320,7 @@ class InspectResult:
         sweep: with ``sweep``, by module, [batch, places]: the target of each row with that patch.
         sweep_estimates: the first-order estimates of these.
         sweep_agreement: [batch], the cosine between the changes of the target in ``sweep`` and their estimates.
+        influence: with ``influence``, the training rows that made the predictions; else None.
         concepts: with ``concepts``, what TCAV found: layer by layer, concept by concept.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
@@ -351,6 +354,7 @@ class InspectResult:
     sweep_estimates: Mapping[str, Array] = field(default_factory=dict, metadata=named("sweep_estimate", "module"))
     sweep_agreement: Array | None = field(default=None, metadata=numbers("sweep_agreement", np.float64))
     concepts: tuple[ConceptResult, ...] = field(default=(), metadata=parts("name"))
+    influence: InfluenceResult | None = field(default=None, metadata=parts("method"))
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -228,6 +228,29 @@ class ConceptResult:
 
 
 @dataclass(frozen=True)
+class InfluenceResult:
+    """The training rows that made the predictions, by their numbers from 0.
+
+    Attributes:
+        method: how they were found.
+        helpful: [batch, k] int64, the rows that helped most, the first most of all.
+        helpful_scores: [batch, k] float64.
+        harmful: [batch, k] int64, the rows that harmed most, or that are least alike.
+        harmful_scores: [batch, k] float64.
+        self_influence: [training rows], of gradients, how much each helps itself: wrong labels stand out; else None.
+        check: the comparison of all scores with products of raw gradients, row by row; None without checks.
+    """
+
+    method: str
+    helpful: Array = field(metadata=array("helpful", "influence"))
+    helpful_scores: Array = field(metadata=array("helpful_score", "influence"))
+    harmful: Array = field(metadata=array("harmful", "influence"))
+    harmful_scores: Array = field(metadata=array("harmful_score", "influence"))
+    self_influence: Array | None = field(default=None, metadata=array("self_influence", "influence", by_row=False))
+    check: Check | None = None
+
+
+@dataclass(frozen=True)
 class AttributionError:
     """The error of one attribution that could not be computed.
 

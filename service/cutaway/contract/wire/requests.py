@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cutaway.contract.errors import InvalidArgument, Reason, at, error
-from cutaway.contract.requests import TCAV, Argument, ConceptExamples, InspectRequest, Raw
+from cutaway.contract.requests import TCAV, Argument, ConceptExamples, Influence, InspectRequest, Raw
 from cutaway.contract.requests.fields import given
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.tensors import Buffer, as_array, bytes_in, check_compression, dtype_name
@@ -104,6 +104,9 @@ _FIELDS = spread(
         "attributions": FieldRule(codec=several(METHODS.codec)),
         "options": FieldRule(codec=_OPTIONS),
         "concepts": FieldRule(codec=_CONCEPTS),
+        "influence": FieldRule(
+            codec=record(Influence, inspection_pb2.Influence, {"training": FieldRule(codec=_EXAMPLES)})
+        ),
     },
 )
 """All but the input, which is decoded on its own: see `_remembered`."""

@@ -195,6 +195,8 @@ def _codec(form: str) -> Codec:
         inspection_pb2.ConceptResult,
         {**_arrays(plain.ConceptResult, tensor), "check": FieldRule(codec=_CHECK)},
     )
+    of_influence = {**_arrays(plain.InfluenceResult, tensor), "check": FieldRule(codec=_CHECK)}
+    influence = record(plain.InfluenceResult, inspection_pb2.InfluenceResult, of_influence)
     attribution = record(
         plain.AttributionResult,
         attribution_pb2.Attribution,
@@ -220,6 +222,7 @@ def _codec(form: str) -> Codec:
             "timings": FieldRule(codec=record(plain.Timings, inspection_pb2.Timings)),
             "estimate": FieldRule(codec=_ESTIMATE),
             "concepts": FieldRule(codec=several(concept)),
+            "influence": FieldRule(codec=influence),
             "feature_names": FieldRule(codec=Codec(_write_feature_names, _read_feature_names)),
             "example_axes": FieldRule(codec=Codec(_write_example_axes, _read_example_axes)),
         },

@@ -15,6 +15,7 @@ from cutaway.contract.requests import (
     Combination,
     ConceptClassifier,
     Imputation,
+    InfluenceMethod,
     LossReduction,
     Point,
     Quadrature,
@@ -260,6 +261,9 @@ ENUMS: dict[str, Scalar] = {
     "Verdict": VERDICTS,
     "ConceptClassifier": _enum(
         inspection_pb2.ConceptClassifier, "CONCEPT_CLASSIFIER", ConceptClassifier, ConceptClassifier.LOGISTIC
+    ),
+    "InfluenceMethod": _enum(
+        inspection_pb2.InfluenceMethod, "INFLUENCE_METHOD", InfluenceMethod, InfluenceMethod.TRACIN
     ),
     "FinishReason": _enum(inspection_pb2.FinishReason, "FINISH_REASON", FinishReason),
     "VectorNorm": _enum(edit_pb2.VectorNorm, "VECTOR_NORM", VectorNorm, VectorNorm.OWN),

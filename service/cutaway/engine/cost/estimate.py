@@ -32,6 +32,7 @@ from cutaway.engine.execution.collect import (
     with_attributions,
 )
 from cutaway.engine.execution.concepts import estimated as concept_results
+from cutaway.engine.execution.influence import estimated as influence_result
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
 from cutaway.engine.execution.row_parts import plan_divides
@@ -213,6 +214,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
         unedited_classes=main.predictions if plan.request.compare else (),
         **sweep,
         concepts=concepts,
+        influence=influence_result(plan),
         estimate=Estimate(0, {}, passes),
     )
 
@@ -350,7 +352,7 @@ def kind_of_request(plan: RequestPlan) -> Hashable:
 
 
 def _runs_backward(plan: RequestPlan) -> bool:
-    differentiates = plan.differentiates or plan.request.concepts is not None
+    differentiates = plan.differentiates or plan.request.concepts is not None or plan.training is not None
     return differentiates or any(method_of(part.request).runs_backward for part in plan.attributions)
 
 

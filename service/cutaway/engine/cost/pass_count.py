@@ -17,6 +17,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
 from cutaway.engine.execution.concepts import concept_passes
+from cutaway.engine.execution.influence import influence_passes
 from cutaway.engine.execution.sweep import sweep_passes
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.tokens import RowTexts
@@ -103,6 +104,8 @@ def costs(plan: RequestPlan) -> Iterator[tuple[str, int]]:
         yield "sweep", sweep_passes(plan)
     if plan.request.concepts is not None:
         yield "concepts", concept_passes(plan)
+    if plan.request.influence is not None:
+        yield "influence", influence_passes(plan)
 
 
 def _passes_of_batch(plan: RequestPlan, attribution: ResolvedAttribution) -> int:

@@ -176,7 +176,7 @@ class _Test:
             self._seed,
             self._model.give_way,
         )
-        with _translated_errors():
+        with translated_errors("concepts"):
             for found in captum.found(_pairs(self._asked), _pairs_at_once(self._layers)):
                 outcomes |= {pair: self._outcomes(pair, each) for pair, each in found.items()}
         for number, name in enumerate(self._layers):
@@ -352,7 +352,8 @@ def _batches(inputs: Inputs) -> Iterator[Inputs]:
 
 
 @contextmanager
-def _translated_errors() -> Iterator[None]:
+def translated_errors(field: str) -> Iterator[None]:
+    """Turns an exception of Captum's into an error of the request's ``field``."""
     try:
         yield
     except CutawayError:
@@ -361,4 +362,4 @@ def _translated_errors() -> Iterator[None]:
         if is_out_of_memory(failure):
             raise
         text = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:300]
-        raise error(Reason.METHOD_INAPPLICABLE, f"Captum's TCAV cannot be applied: {text}", "concepts") from failure
+        raise error(Reason.METHOD_INAPPLICABLE, f"Captum cannot be applied: {text}", field) from failure

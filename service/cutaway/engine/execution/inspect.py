@@ -38,6 +38,7 @@ from cutaway.engine.execution.collect import (
 from cutaway.engine.execution.concepts import with_concepts
 from cutaway.engine.execution.fitting import attribution_too_large, in_passes_that_fit, with_smaller_passes
 from cutaway.engine.execution.generation import Tell, generate
+from cutaway.engine.execution.influence import with_influence
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
 from cutaway.engine.execution.sweep import with_sweep
@@ -466,11 +467,10 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
         if tell is not None:
             tell(with_attributions(result, attributions, main))
     answered = with_sweep(with_attributions(result, attributions, main), main)
-    return whole_result(with_concepts(answered, main), main)
+    return whole_result(with_influence(with_concepts(answered, main), main), main)
 
 
 # The description of a model: its modules, its outputs, and the operators of its forward pass.
-
 EVERY_OPERATOR = "**:*#*"
 
 

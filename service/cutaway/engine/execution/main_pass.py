@@ -51,6 +51,7 @@ def may_share(request: InspectRequest) -> bool:
         or request.generate
         or request.sweep
         or request.concepts
+        or request.influence
         or request.edits
         or isinstance(request.target, Neuron)
         or is_several(request.target)

@@ -413,11 +413,7 @@ def concept_examples(
     asked, found = request.concepts, list[tuple[str, Inputs]]()
     if asked is None:
         return ()
-    if request.edits or request.explain_if is not None:
-        what = "concepts are tested on the model as it is, for all rows: send this in a request of its own"
-        raise error(Reason.INVALID_VALUE, what, "edits" if request.edits else "explain_if")
-    if requests.is_several(request.target):
-        raise error(Reason.INVALID_VALUE, "concepts test one number of each row: name one target", "target")
+    _refuse_others(request, "concepts")
     if not asked.concepts or "" in asked.concepts:
         what = "a concept has a name" if asked.concepts else "send the examples of at least one concept"
         raise error(Reason.INVALID_VALUE, what, "concepts.concepts")
@@ -428,26 +424,68 @@ def concept_examples(
     sets |= {f"random[{number}]": examples for number, examples in enumerate(asked.random)}
     for field, examples in sets.items():
         with at(f"concepts.{field}"):
-            if examples.raw:
-                raise error(Reason.RAW_UNSUPPORTED, "this model decodes no examples: send tensors", "raw")
-            with at("tensors"):
-                tensors = named(model.inputs, {name: _as_input(name, given, inputs)
-                                               for name, given in examples.tensors.items()})  # fmt: skip
-                tensors = validate_inputs(model.inputs, tensors, any_name=model.takes_any_name)
-                if tensors.keys() != inputs.keys():
-                    what = (
-                        f"got {', '.join(tensors)}; the request's rows have {', '.join(inputs)}: send the same inputs"
-                    )
-                    raise error(Reason.INPUT_MISSING, what)
-                for name, tensor in tensors.items():
-                    if tensor.dtype != inputs[name].dtype:
-                        what = f"{dtype_text(tensor)}; the rows have {dtype_text(inputs[name])}: send that"
-                        raise error(Reason.INPUT_DTYPE, what, name)
-                if (count := len(next(iter(tensors.values())))) < _FEWEST_EXAMPLES:
-                    what = f"{count} examples; a classifier needs at least {_FEWEST_EXAMPLES}"
-                    raise error(Reason.INPUT_SHAPE, what)
-            found.append((field, {name: tensors[name].to(model.device) for name in inputs}))
+            found.append((field, _as_inputs(model, examples, inputs, _FEWEST_EXAMPLES)))
     return tuple(found)
+
+
+def training_rows(model: InspectedModel, request: requests.InspectRequest, inputs: Inputs) -> Inputs | None:
+    """Returns the rows of the training data that influence is asked of; None without it.
+
+    Raises:
+        InvalidArgument: they are not what the model takes; or the request has edits, or another fault.
+    """
+    asked = request.influence
+    if asked is None:
+        return None
+    _refuse_others(request, "influence")
+    compares = asked.method in ("cosine", "euclidean")
+    if (compares or asked.method == "tracin_fast") and not asked.layer:
+        raise error(Reason.INVALID_VALUE, f"{asked.method} needs a module: name one", "influence.layer")
+    if compares and asked.labels:
+        raise error(
+            Reason.INVALID_VALUE, f"{asked.method} compares no losses: leave the labels out", "influence.labels"
+        )
+    if asked.layer:
+        with at("influence.layer"):
+            model.tree.resolve(asked.layer)
+    with at("influence.training"):
+        return _as_inputs(model, asked.training, inputs, 1)
+
+
+def _refuse_others(request: requests.InspectRequest, field: str) -> None:
+    """Refuses what a test of the model as it is, for all rows, does not take.
+
+    Raises:
+        InvalidArgument: with the field at fault.
+    """
+    if request.edits or request.explain_if is not None:
+        what = f"{field} is about the model as it is, and about all rows: send this in a request of its own"
+        raise error(Reason.INVALID_VALUE, what, "edits" if request.edits else "explain_if")
+    if requests.is_several(request.target):
+        raise error(Reason.INVALID_VALUE, f"{field} is about one number of each row: name one target", "target")
+
+
+def _as_inputs(model: InspectedModel, examples: requests.ConceptExamples, inputs: Inputs, fewest: int) -> Inputs:
+    """Returns examples as tensors on the model's device, in the order of ``inputs``.
+
+    Raises:
+        InvalidArgument: they are not what the model takes, or not as many.
+    """
+    if examples.raw:
+        raise error(Reason.RAW_UNSUPPORTED, "this model decodes no examples: send tensors", "raw")
+    with at("tensors"):
+        tensors = named(model.inputs, {name: _as_input(name, each, inputs) for name, each in examples.tensors.items()})
+        tensors = validate_inputs(model.inputs, tensors, any_name=model.takes_any_name)
+        if tensors.keys() != inputs.keys():
+            what = f"got {', '.join(tensors)}; the rows have {', '.join(inputs)}: send the same inputs"
+            raise error(Reason.INPUT_MISSING, what)
+        for name, tensor in tensors.items():
+            if tensor.dtype != inputs[name].dtype:
+                what = f"{dtype_text(tensor)}; the rows have {dtype_text(inputs[name])}: send that"
+                raise error(Reason.INPUT_DTYPE, what, name)
+        if (count := len(next(iter(tensors.values())))) < fewest:
+            raise error(Reason.INPUT_SHAPE, f"{count} examples; at least {fewest} are needed")
+    return {name: tensors[name].to(model.device) for name in inputs}
 
 
 _FEWEST_EXAMPLES = 4

@@ -33,6 +33,7 @@ from cutaway.engine.planning.attribution_setup import (
     needs_logits,
     resolve_attribution,
     row_texts,
+    training_rows,
     with_continuation,
 )
 from cutaway.engine.planning.embedded_inputs import embedded_inputs
@@ -214,6 +215,7 @@ _OF_ONE_PASS: Mapping[str, object] = {
     "dry_run": False,
     "sweep": None,
     "concepts": None,
+    "influence": None,
     "target": requests.PredictedClass(),
     "arguments": {},
 }
@@ -272,6 +274,7 @@ class RequestPlan:
         unread: the inputs and arguments that the model does not read.
         listener: follows the request while it runs; None if nobody does.
         unasked: outputs that a target needs, and that the request does not ask for.
+        training: rows of the training data; None without influence.
         examples: of concepts and of random sets, by the field of the request that has them; empty without concepts.
     """
 
@@ -294,6 +297,7 @@ class RequestPlan:
     listener: Listener | None = None
     unasked: tuple[str, ...] = ()
     examples: tuple[tuple[str, Inputs], ...] = ()
+    training: Inputs | None = None
 
     @property
     def rows(self) -> int:
@@ -328,6 +332,7 @@ class RequestPlan:
             self.differentiates
             or self.request.sweep is not None
             or self.request.concepts is not None
+            or self.request.influence is not None
             or self.request.target != requests.PredictedClass()
             or any(uses)
         )
@@ -399,8 +404,8 @@ def plan_request(
         neuron = model.tree.resolve(request.target.module) if isinstance(request.target, requests.Neuron) else None
     explained = (tuple(attributions.values()), tuple(attributions), failed)
     resolved = (sites, edits, parameters, gradients_of, neuron, *explained, seed)
-    examples = concept_examples(model, request, inputs)
-    plan = RequestPlan(model, request, inputs, cancellation, *resolved, unasked=unasked, examples=examples)
+    others = concept_examples(model, request, inputs), training_rows(model, request, inputs)
+    plan = RequestPlan(model, request, inputs, cancellation, *resolved, None, (), (), None, unasked, *others)
     stops = request.omit_predictions and not (plan.needs_target or request.attributions or request.compare)
     return replace(plan, missing=_missing(sites)) if stops else plan
 

@@ -129,6 +129,7 @@ REQUIRED_SCOPES: Mapping[str, Scope] = {
     "generate": Scope.PREDICT,
     "sweep": Scope.EDIT,
     "concepts": Scope.INSPECT,
+    "influence": Scope.INSPECT,
 }
 """The scopes that the fields of `cutaway.v1.InspectRequest` need. A neuron as the target needs `Scope.INSPECT` too."""
 

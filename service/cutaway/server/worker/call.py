@@ -311,13 +311,18 @@ def _counts(request: InspectRequest, failed: int, settings: Settings) -> Iterato
         sets = {f"concepts.{name}": each for name, each in request.concepts.concepts.items()}
         sets |= {f"random[{number}]": each for number, each in enumerate(request.concepts.random)}
         for name, each in sets.items():
-            rows = max([len(each.raw), *(len(array) for array in each.tensors.values() if array.ndim)])
-            yield f"concepts.{name}", "examples", rows, settings.max_rows
+            yield f"concepts.{name}", "examples", _rows(each), settings.max_rows
         yield "concepts.random", "random sets", len(request.concepts.random), settings.max_attributions
+    if request.influence is not None:
+        yield "influence.training", "training rows", _rows(request.influence.training), settings.max_rows
     yield "captures", "captures", len(request.captures), settings.max_captures
     yield "attributions", "attributions", len(request.attributions) + failed, settings.max_attributions
     if request.generate is not None:
         yield "generate.max_new_tokens", "steps", request.generate.max_new_tokens, settings.max_steps
+
+
+def _rows(examples: ConceptExamples) -> int:
+    return max([len(examples.raw), *(len(array) for array in examples.tensors.values() if array.ndim)])
 
 
 def within_passes(plan: RequestPlan, costs: Iterable[tuple[str, int]], limit: int) -> tuple[RequestPlan, int]:
@@ -386,26 +391,28 @@ class RequestInputs:
         return {name: tensors[name].to(self._model.device) for name in order}
 
     def read(self, request: InspectRequest, cancellation: Cancellation) -> InspectRequest:
-        """Returns ``request`` with the examples of its concepts decoded.
+        """Returns ``request`` with the examples of its concepts, and its training rows, decoded.
 
         Raises:
             InvalidArgument: the adapter cannot decode one; with the field at fault.
         """
-        asked = request.concepts
-        if asked is None:
-            return request
 
         def tensors_of(examples: ConceptExamples, field: str) -> ConceptExamples:
             if not examples.raw:
                 return examples
-            with at(f"concepts.{field}"):
+            with at(field):
                 if examples.tensors:
                     raise error(Reason.INVALID_VALUE, "send tensors or raw examples, not both", "raw")
                 return ConceptExamples(decoded(self._adapter, examples.raw, cancellation))
 
-        concepts = {name: tensors_of(examples, f"concepts.{name}") for name, examples in asked.concepts.items()}
-        sets = tuple(tensors_of(examples, f"random[{number}]") for number, examples in enumerate(asked.random))
-        return changed(request, concepts=changed(asked, concepts=concepts, random=sets))
+        if (tested := request.concepts) is not None:
+            concepts = {name: tensors_of(each, f"concepts.concepts.{name}") for name, each in tested.concepts.items()}
+            sets = tuple(tensors_of(each, f"concepts.random[{number}]") for number, each in enumerate(tested.random))
+            request = changed(request, concepts=changed(tested, concepts=concepts, random=sets))
+        if (sought := request.influence) is not None:
+            training = tensors_of(sought.training, "influence.training")
+            request = changed(request, influence=changed(sought, training=training))
+        return request
 
     def _validated_names(self, request: InspectRequest, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
         with at("arguments"):

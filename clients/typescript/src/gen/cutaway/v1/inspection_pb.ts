@@ -26,7 +26,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/inspection.proto.
  */
 export const file_cutaway_v1_inspection: GenFile = /*@__PURE__*/
-  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEiigYKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUSIAoFc3dlZXAYECABKAsyES5jdXRhd2F5LnYxLlN3ZWVwEiIKCGNvbmNlcHRzGBEgASgLMhAuY3V0YXdheS52MS5UY2F2GkYKDkFyZ3VtZW50c0VudHJ5EgsKA2tleRgBIAEoCRIjCgV2YWx1ZRgCIAEoCzIULmN1dGF3YXkudjEuQXJndW1lbnQ6AjgBQgcKBWlucHV0IpUCCgRUY2F2Eg4KBmxheWVycxgBIAMoCRIwCghjb25jZXB0cxgCIAMoCzIeLmN1dGF3YXkudjEuVGNhdi5Db25jZXB0c0VudHJ5EisKBnJhbmRvbRgDIAMoCzIbLmN1dGF3YXkudjEuQ29uY2VwdEV4YW1wbGVzEjEKCmNsYXNzaWZpZXIYBCABKA4yHS5jdXRhd2F5LnYxLkNvbmNlcHRDbGFzc2lmaWVyEg8KB3ZlY3RvcnMYBSABKAgSDAoEc2VlZBgGIAEoBBpMCg1Db25jZXB0c0VudHJ5EgsKA2tleRgBIAEoCRIqCgV2YWx1ZRgCIAEoCzIbLmN1dGF3YXkudjEuQ29uY2VwdEV4YW1wbGVzOgI4ASKzAQoPQ29uY2VwdEV4YW1wbGVzEjkKB3RlbnNvcnMYASADKAsyKC5jdXRhd2F5LnYxLkNvbmNlcHRFeGFtcGxlcy5UZW5zb3JzRW50cnkSIQoDcmF3GAIgAygLMhQuY3V0YXdheS52MS5SYXdJbnB1dBpCCgxUZW5zb3JzRW50cnkSCwoDa2V5GAEgASgJEiEKBXZhbHVlGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3I6AjgBIpEBCgVTd2VlcBIOCgZtb2R1bGUYASABKAkSEQoEYXhpcxgCIAEoDUgAiAEBEg4KBnNvdXJjZRgDIAEoDRINCgV6ZXJvcxgEIAEoCBIOCgZwbGFjZXMYBSADKAMSDAoEcGF0aBgGIAEoCRIQCghlc3RpbWF0ZRgHIAEoCBINCgVoZWFkcxgIIAEoCEIHCgVfYXhpcyLzAQoIR2VuZXJhdGUSFgoObWF4X25ld190b2tlbnMYASABKA0SEwoLdGVtcGVyYXR1cmUYAiABKAESDQoFdG9wX2sYAyABKA0SEgoFdG9wX3AYBCABKAFIAIgBARISCgVtaW5fcBgFIAEoAUgBiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgGIAEoAUgCiAEBEgwKBHN0b3AYByADKAkSEwoLc3RvcF90b2tlbnMYCCADKAMSFAoMYWx0ZXJuYXRpdmVzGAkgASgNQggKBl90b3BfcEIICgZfbWluX3BCFQoTX3JlcGV0aXRpb25fcGVuYWx0eSImChRJbnB1dEdyYWRpZW50UmVxdWVzdBIOCgZpbnB1dHMYASADKAkimQEKEEV4cGxhaW5Db25kaXRpb24SIQoUcHJvYmFiaWxpdHlfYXRfbGVhc3QYASABKAFIAIgBARIgChNwcm9iYWJpbGl0eV9hdF9tb3N0GAIgASgBSAGIAQESDwoHY2xhc3NlcxgDIAMoA0IXChVfcHJvYmFiaWxpdHlfYXRfbGVhc3RCFgoUX3Byb2JhYmlsaXR5X2F0X21vc3QixgEKB09wdGlvbnMSLQoPcmVwbHlfZGF0YV90eXBlGAEgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRIsCgtjb21wcmVzc2lvbhgCIAEoDjIXLmN1dGF3YXkudjEuQ29tcHJlc3Npb24SEQoEc2VlZBgDIAEoBEgAiAEBEhcKD21heF9yZXBseV9ieXRlcxgEIAEoBBIPCgdkcnlfcnVuGAUgASgIEhgKEG9taXRfcHJlZGljdGlvbnMYBiABKAhCBwoFX3NlZWQiswcKD0luc3BlY3RSZXNwb25zZRIsCgtwcmVkaWN0aW9ucxgBIAEoCzIXLmN1dGF3YXkudjEuUHJlZGljdGlvbnMSJQoIY2FwdHVyZXMYAiADKAsyEy5jdXRhd2F5LnYxLkNhcHR1cmUSMAoPaW5wdXRfZ3JhZGllbnRzGAMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchI0ChNwYXJhbWV0ZXJfZ3JhZGllbnRzGAQgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchItCgxhdHRyaWJ1dGlvbnMYBSADKAsyFy5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uEjUKFHVuZWRpdGVkX3ByZWRpY3Rpb25zGAYgASgLMhcuY3V0YXdheS52MS5QcmVkaWN0aW9ucxIlCgh3YXJuaW5ncxgHIAMoCzITLmN1dGF3YXkudjEuV2FybmluZxIqCgpwcm92ZW5hbmNlGAggASgLMhYuY3V0YXdheS52MS5Qcm92ZW5hbmNlEiQKB3RpbWluZ3MYCSABKAsyEy5jdXRhd2F5LnYxLlRpbWluZ3MSJgoIZXN0aW1hdGUYCiABKAsyFC5jdXRhd2F5LnYxLkVzdGltYXRlEhYKDmV4cGxhaW5lZF9yb3dzGAsgAygIEi8KDWZlYXR1cmVfbmFtZXMYDCADKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVOYW1lcxItCgxleGFtcGxlX2F4ZXMYDSADKAsyFy5jdXRhd2F5LnYxLkV4YW1wbGVBeGlzEiwKCWdlbmVyYXRlZBgOIAMoCzIZLmN1dGF3YXkudjEuR2VuZXJhdGVkU3RlcBIwCg5maW5pc2hfcmVhc29ucxgPIAMoDjIYLmN1dGF3YXkudjEuRmluaXNoUmVhc29uEhYKDnVuZWRpdGVkX3RleHRzGBAgAygJEiEKBnJlcGxheRgRIAEoCzIRLmN1dGF3YXkudjEuQ2hlY2sSKQoIcmVjZWlwdHMYEiADKAsyFy5jdXRhd2F5LnYxLkVkaXRSZWNlaXB0EiYKBXN3ZWVwGBMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIwCg9zd2VlcF9lc3RpbWF0ZXMYFCADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEhcKD3N3ZWVwX2FncmVlbWVudBgVIAMoARIrCghjb25jZXB0cxgWIAMoCzIZLmN1dGF3YXkudjEuQ29uY2VwdFJlc3VsdCKPAgoNQ29uY2VwdFJlc3VsdBINCgVsYXllchgBIAEoCRIPCgdjb25jZXB0GAIgASgJEicKC2Rlcml2YXRpdmVzGAMgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISIwoHdmVjdG9ycxgEIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEg4KBnNoYXJlcxgFIAMoARISCgptYWduaXR1ZGVzGAYgAygBEhIKCmFjY3VyYWNpZXMYByADKAESFQoNcmFuZG9tX3NoYXJlcxgIIAMoARIOCgZ0X3Rlc3QYCSABKAESDwoHcF92YWx1ZRgKIAEoARIgCgVjaGVjaxgLIAEoCzIRLmN1dGF3YXkudjEuQ2hlY2sihgEKDUdlbmVyYXRlZFN0ZXASDgoGdG9rZW5zGAEgAygDEg0KBXRleHRzGAIgAygJEhkKEWxvZ19wcm9iYWJpbGl0aWVzGAMgAygBEhQKDGFsdGVybmF0aXZlcxgEIAMoAxIlCh1hbHRlcm5hdGl2ZV9sb2dfcHJvYmFiaWxpdGllcxgFIAMoASJMCgtFZGl0UmVjZWlwdBIPCgd0ZW5zb3JzGAEgASgNEg8KB2NoYW5nZWQYAiABKAgSDAoEbm9ybRgDIAEoARINCgVzdGVwcxgEIAMoDSI5CgtFeGFtcGxlQXhpcxIOCgZ0ZW5zb3IYASABKAkSEQoEYXhpcxgCIAEoDUgAiAEBQgcKBV9heGlzIiwKDEZlYXR1cmVOYW1lcxINCgVpbnB1dBgBIAEoCRINCgVuYW1lcxgCIAMoCSKqAQoLUHJlZGljdGlvbnMSKAoHb3V0cHV0cxgBIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISLAoHY2xhc3NlcxgCIAMoCzIbLmN1dGF3YXkudjEuQ2xhc3NQcmVkaWN0aW9uEg8KB3RhcmdldHMYAyADKAMSFQoNdGFyZ2V0X3ZhbHVlcxgEIAMoARIbChN0YXJnZXRzX3Blcl9leGFtcGxlGAUgASgNIkQKD0NsYXNzUHJlZGljdGlvbhINCgVpbmRleBgBIAEoAxINCgVsYWJlbBgCIAEoCRITCgtwcm9iYWJpbGl0eRgDIAEoASJSCgdXYXJuaW5nEiUKBGNvZGUYASABKA4yFy5jdXRhd2F5LnYxLldhcm5pbmdDb2RlEg8KB3N1YmplY3QYAiABKAkSDwoHbWVzc2FnZRgDIAEoCSKmAQoHVGltaW5ncxIQCghxdWV1ZV9tcxgBIAEoARIRCglkZWNvZGVfbXMYAiABKAESEgoKZm9yd2FyZF9tcxgDIAEoARITCgtiYWNrd2FyZF9tcxgEIAEoARIWCg5hdHRyaWJ1dGlvbl9tcxgFIAEoARIQCghjaGVja19tcxgGIAEoARIRCgllbmNvZGVfbXMYByABKAESEAoIcHJvb2ZfbXMYCCABKAEiWQoIRXN0aW1hdGUSEwoLcmVwbHlfYnl0ZXMYASABKAQSKAoHdGVuc29ycxgCIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISDgoGcGFzc2VzGAMgASgEKnQKEUNvbmNlcHRDbGFzc2lmaWVyEiIKHkNPTkNFUFRfQ0xBU1NJRklFUl9VTlNQRUNJRklFRBAAEh8KG0NPTkNFUFRfQ0xBU1NJRklFUl9MT0dJU1RJQxABEhoKFkNPTkNFUFRfQ0xBU1NJRklFUl9TR0QQAip2CgxGaW5pc2hSZWFzb24SHQoZRklOSVNIX1JFQVNPTl9VTlNQRUNJRklFRBAAEhgKFEZJTklTSF9SRUFTT05fTEVOR1RIEAESFQoRRklOSVNIX1JFQVNPTl9FTkQQAhIWChJGSU5JU0hfUkVBU09OX1NUT1AQAyrjAgoLV2FybmluZ0NvZGUSHAoYV0FSTklOR19DT0RFX1VOU1BFQ0lGSUVEEAASIgoeV0FSTklOR19DT0RFX01PRFVMRV9OT1RfQ0FMTEVEEAESHAoYV0FSTklOR19DT0RFX05PX0dSQURJRU5UEAISJAogV0FSTklOR19DT0RFX0VESVRfV0lUSE9VVF9FRkZFQ1QQAxIdChlXQVJOSU5HX0NPREVfTk9UX0FfVEVOU09SEAQSJQohV0FSTklOR19DT0RFX1JPV1NfTk9UX0lOREVQRU5ERU5UEAUSHgoaV0FSTklOR19DT0RFX05PVF9FWFBMQUlORUQQBhIfChtXQVJOSU5HX0NPREVfSU5QVVRfTk9UX1JFQUQQBxIkCiBXQVJOSU5HX0NPREVfSU5QVVRfTk9UX0VYUExBSU5FRBAIEiEKHVdBUk5JTkdfQ09ERV9TVEVQX05PVF9SRUFDSEVEEAliBnByb3RvMw", [file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
+  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEitAYKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUSIAoFc3dlZXAYECABKAsyES5jdXRhd2F5LnYxLlN3ZWVwEiIKCGNvbmNlcHRzGBEgASgLMhAuY3V0YXdheS52MS5UY2F2EigKCWluZmx1ZW5jZRgSIAEoCzIVLmN1dGF3YXkudjEuSW5mbHVlbmNlGkYKDkFyZ3VtZW50c0VudHJ5EgsKA2tleRgBIAEoCRIjCgV2YWx1ZRgCIAEoCzIULmN1dGF3YXkudjEuQXJndW1lbnQ6AjgBQgcKBWlucHV0IsoBCglJbmZsdWVuY2USLQoIdHJhaW5pbmcYASABKAsyGy5jdXRhd2F5LnYxLkNvbmNlcHRFeGFtcGxlcxIOCgZsYWJlbHMYAiADKAMSKwoGbWV0aG9kGAMgASgOMhsuY3V0YXdheS52MS5JbmZsdWVuY2VNZXRob2QSDQoFbGF5ZXIYBCABKAkSGgoNbGVhcm5pbmdfcmF0ZRgFIAEoAUgAiAEBEg4KAWsYBiABKA1IAYgBAUIQCg5fbGVhcm5pbmdfcmF0ZUIECgJfayKVAgoEVGNhdhIOCgZsYXllcnMYASADKAkSMAoIY29uY2VwdHMYAiADKAsyHi5jdXRhd2F5LnYxLlRjYXYuQ29uY2VwdHNFbnRyeRIrCgZyYW5kb20YAyADKAsyGy5jdXRhd2F5LnYxLkNvbmNlcHRFeGFtcGxlcxIxCgpjbGFzc2lmaWVyGAQgASgOMh0uY3V0YXdheS52MS5Db25jZXB0Q2xhc3NpZmllchIPCgd2ZWN0b3JzGAUgASgIEgwKBHNlZWQYBiABKAQaTAoNQ29uY2VwdHNFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5jdXRhd2F5LnYxLkNvbmNlcHRFeGFtcGxlczoCOAEiswEKD0NvbmNlcHRFeGFtcGxlcxI5Cgd0ZW5zb3JzGAEgAygLMiguY3V0YXdheS52MS5Db25jZXB0RXhhbXBsZXMuVGVuc29yc0VudHJ5EiEKA3JhdxgCIAMoCzIULmN1dGF3YXkudjEuUmF3SW5wdXQaQgoMVGVuc29yc0VudHJ5EgsKA2tleRgBIAEoCRIhCgV2YWx1ZRgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yOgI4ASKRAQoFU3dlZXASDgoGbW9kdWxlGAEgASgJEhEKBGF4aXMYAiABKA1IAIgBARIOCgZzb3VyY2UYAyABKA0SDQoFemVyb3MYBCABKAgSDgoGcGxhY2VzGAUgAygDEgwKBHBhdGgYBiABKAkSEAoIZXN0aW1hdGUYByABKAgSDQoFaGVhZHMYCCABKAhCBwoFX2F4aXMi8wEKCEdlbmVyYXRlEhYKDm1heF9uZXdfdG9rZW5zGAEgASgNEhMKC3RlbXBlcmF0dXJlGAIgASgBEg0KBXRvcF9rGAMgASgNEhIKBXRvcF9wGAQgASgBSACIAQESEgoFbWluX3AYBSABKAFIAYgBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYBiABKAFIAogBARIMCgRzdG9wGAcgAygJEhMKC3N0b3BfdG9rZW5zGAggAygDEhQKDGFsdGVybmF0aXZlcxgJIAEoDUIICgZfdG9wX3BCCAoGX21pbl9wQhUKE19yZXBldGl0aW9uX3BlbmFsdHkiJgoUSW5wdXRHcmFkaWVudFJlcXVlc3QSDgoGaW5wdXRzGAEgAygJIpkBChBFeHBsYWluQ29uZGl0aW9uEiEKFHByb2JhYmlsaXR5X2F0X2xlYXN0GAEgASgBSACIAQESIAoTcHJvYmFiaWxpdHlfYXRfbW9zdBgCIAEoAUgBiAEBEg8KB2NsYXNzZXMYAyADKANCFwoVX3Byb2JhYmlsaXR5X2F0X2xlYXN0QhYKFF9wcm9iYWJpbGl0eV9hdF9tb3N0IsYBCgdPcHRpb25zEi0KD3JlcGx5X2RhdGFfdHlwZRgBIAEoDjIULmN1dGF3YXkudjEuRGF0YVR5cGUSLAoLY29tcHJlc3Npb24YAiABKA4yFy5jdXRhd2F5LnYxLkNvbXByZXNzaW9uEhEKBHNlZWQYAyABKARIAIgBARIXCg9tYXhfcmVwbHlfYnl0ZXMYBCABKAQSDwoHZHJ5X3J1bhgFIAEoCBIYChBvbWl0X3ByZWRpY3Rpb25zGAYgASgIQgcKBV9zZWVkIuMHCg9JbnNwZWN0UmVzcG9uc2USLAoLcHJlZGljdGlvbnMYASABKAsyFy5jdXRhd2F5LnYxLlByZWRpY3Rpb25zEiUKCGNhcHR1cmVzGAIgAygLMhMuY3V0YXdheS52MS5DYXB0dXJlEjAKD2lucHV0X2dyYWRpZW50cxgDIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISNAoTcGFyYW1ldGVyX2dyYWRpZW50cxgEIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISLQoMYXR0cmlidXRpb25zGAUgAygLMhcuY3V0YXdheS52MS5BdHRyaWJ1dGlvbhI1ChR1bmVkaXRlZF9wcmVkaWN0aW9ucxgGIAEoCzIXLmN1dGF3YXkudjEuUHJlZGljdGlvbnMSJQoId2FybmluZ3MYByADKAsyEy5jdXRhd2F5LnYxLldhcm5pbmcSKgoKcHJvdmVuYW5jZRgIIAEoCzIWLmN1dGF3YXkudjEuUHJvdmVuYW5jZRIkCgd0aW1pbmdzGAkgASgLMhMuY3V0YXdheS52MS5UaW1pbmdzEiYKCGVzdGltYXRlGAogASgLMhQuY3V0YXdheS52MS5Fc3RpbWF0ZRIWCg5leHBsYWluZWRfcm93cxgLIAMoCBIvCg1mZWF0dXJlX25hbWVzGAwgAygLMhguY3V0YXdheS52MS5GZWF0dXJlTmFtZXMSLQoMZXhhbXBsZV9heGVzGA0gAygLMhcuY3V0YXdheS52MS5FeGFtcGxlQXhpcxIsCglnZW5lcmF0ZWQYDiADKAsyGS5jdXRhd2F5LnYxLkdlbmVyYXRlZFN0ZXASMAoOZmluaXNoX3JlYXNvbnMYDyADKA4yGC5jdXRhd2F5LnYxLkZpbmlzaFJlYXNvbhIWCg51bmVkaXRlZF90ZXh0cxgQIAMoCRIhCgZyZXBsYXkYESABKAsyES5jdXRhd2F5LnYxLkNoZWNrEikKCHJlY2VpcHRzGBIgAygLMhcuY3V0YXdheS52MS5FZGl0UmVjZWlwdBImCgVzd2VlcBgTIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISMAoPc3dlZXBfZXN0aW1hdGVzGBQgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIXCg9zd2VlcF9hZ3JlZW1lbnQYFSADKAESKwoIY29uY2VwdHMYFiADKAsyGS5jdXRhd2F5LnYxLkNvbmNlcHRSZXN1bHQSLgoJaW5mbHVlbmNlGBcgASgLMhsuY3V0YXdheS52MS5JbmZsdWVuY2VSZXN1bHQikQIKD0luZmx1ZW5jZVJlc3VsdBIOCgZtZXRob2QYASABKAkSIwoHaGVscGZ1bBgCIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEioKDmhlbHBmdWxfc2NvcmVzGAMgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISIwoHaGFybWZ1bBgEIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEioKDmhhcm1mdWxfc2NvcmVzGAUgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISKgoOc2VsZl9pbmZsdWVuY2UYBiABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIgCgVjaGVjaxgHIAEoCzIRLmN1dGF3YXkudjEuQ2hlY2sijwIKDUNvbmNlcHRSZXN1bHQSDQoFbGF5ZXIYASABKAkSDwoHY29uY2VwdBgCIAEoCRInCgtkZXJpdmF0aXZlcxgDIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiMKB3ZlY3RvcnMYBCABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIOCgZzaGFyZXMYBSADKAESEgoKbWFnbml0dWRlcxgGIAMoARISCgphY2N1cmFjaWVzGAcgAygBEhUKDXJhbmRvbV9zaGFyZXMYCCADKAESDgoGdF90ZXN0GAkgASgBEg8KB3BfdmFsdWUYCiABKAESIAoFY2hlY2sYCyABKAsyES5jdXRhd2F5LnYxLkNoZWNrIoYBCg1HZW5lcmF0ZWRTdGVwEg4KBnRva2VucxgBIAMoAxINCgV0ZXh0cxgCIAMoCRIZChFsb2dfcHJvYmFiaWxpdGllcxgDIAMoARIUCgxhbHRlcm5hdGl2ZXMYBCADKAMSJQodYWx0ZXJuYXRpdmVfbG9nX3Byb2JhYmlsaXRpZXMYBSADKAEiTAoLRWRpdFJlY2VpcHQSDwoHdGVuc29ycxgBIAEoDRIPCgdjaGFuZ2VkGAIgASgIEgwKBG5vcm0YAyABKAESDQoFc3RlcHMYBCADKA0iOQoLRXhhbXBsZUF4aXMSDgoGdGVuc29yGAEgASgJEhEKBGF4aXMYAiABKA1IAIgBAUIHCgVfYXhpcyIsCgxGZWF0dXJlTmFtZXMSDQoFaW5wdXQYASABKAkSDQoFbmFtZXMYAiADKAkiqgEKC1ByZWRpY3Rpb25zEigKB291dHB1dHMYASADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEiwKB2NsYXNzZXMYAiADKAsyGy5jdXRhd2F5LnYxLkNsYXNzUHJlZGljdGlvbhIPCgd0YXJnZXRzGAMgAygDEhUKDXRhcmdldF92YWx1ZXMYBCADKAESGwoTdGFyZ2V0c19wZXJfZXhhbXBsZRgFIAEoDSJECg9DbGFzc1ByZWRpY3Rpb24SDQoFaW5kZXgYASABKAMSDQoFbGFiZWwYAiABKAkSEwoLcHJvYmFiaWxpdHkYAyABKAEiUgoHV2FybmluZxIlCgRjb2RlGAEgASgOMhcuY3V0YXdheS52MS5XYXJuaW5nQ29kZRIPCgdzdWJqZWN0GAIgASgJEg8KB21lc3NhZ2UYAyABKAkipgEKB1RpbWluZ3MSEAoIcXVldWVfbXMYASABKAESEQoJZGVjb2RlX21zGAIgASgBEhIKCmZvcndhcmRfbXMYAyABKAESEwoLYmFja3dhcmRfbXMYBCABKAESFgoOYXR0cmlidXRpb25fbXMYBSABKAESEAoIY2hlY2tfbXMYBiABKAESEQoJZW5jb2RlX21zGAcgASgBEhAKCHByb29mX21zGAggASgBIlkKCEVzdGltYXRlEhMKC3JlcGx5X2J5dGVzGAEgASgEEigKB3RlbnNvcnMYAiADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEg4KBnBhc3NlcxgDIAEoBCqvAQoPSW5mbHVlbmNlTWV0aG9kEiAKHElORkxVRU5DRV9NRVRIT0RfVU5TUEVDSUZJRUQQABIbChdJTkZMVUVOQ0VfTUVUSE9EX1RSQUNJThABEiAKHElORkxVRU5DRV9NRVRIT0RfVFJBQ0lOX0ZBU1QQAhIbChdJTkZMVUVOQ0VfTUVUSE9EX0NPU0lORRADEh4KGklORkxVRU5DRV9NRVRIT0RfRVVDTElERUFOEAQqdAoRQ29uY2VwdENsYXNzaWZpZXISIgoeQ09OQ0VQVF9DTEFTU0lGSUVSX1VOU1BFQ0lGSUVEEAASHwobQ09OQ0VQVF9DTEFTU0lGSUVSX0xPR0lTVElDEAESGgoWQ09OQ0VQVF9DTEFTU0lGSUVSX1NHRBACKnYKDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASGAoURklOSVNIX1JFQVNPTl9MRU5HVEgQARIVChFGSU5JU0hfUkVBU09OX0VORBACEhYKEkZJTklTSF9SRUFTT05fU1RPUBADKuMCCgtXYXJuaW5nQ29kZRIcChhXQVJOSU5HX0NPREVfVU5TUEVDSUZJRUQQABIiCh5XQVJOSU5HX0NPREVfTU9EVUxFX05PVF9DQUxMRUQQARIcChhXQVJOSU5HX0NPREVfTk9fR1JBRElFTlQQAhIkCiBXQVJOSU5HX0NPREVfRURJVF9XSVRIT1VUX0VGRkVDVBADEh0KGVdBUk5JTkdfQ09ERV9OT1RfQV9URU5TT1IQBBIlCiFXQVJOSU5HX0NPREVfUk9XU19OT1RfSU5ERVBFTkRFTlQQBRIeChpXQVJOSU5HX0NPREVfTk9UX0VYUExBSU5FRBAGEh8KG1dBUk5JTkdfQ09ERV9JTlBVVF9OT1RfUkVBRBAHEiQKIFdBUk5JTkdfQ09ERV9JTlBVVF9OT1RfRVhQTEFJTkVEEAgSIQodV0FSTklOR19DT0RFX1NURVBfTk9UX1JFQUNIRUQQCWIGcHJvdG8z", [file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
 
 /**
  * One question about one model. Nothing asked is ever left out in silence: what this server does not serve
@@ -163,6 +163,13 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
    * @generated from field: cutaway.v1.Tcav concepts = 17;
    */
   concepts?: Tcav | undefined;
+
+  /**
+   * Find the training rows that made the predictions. Default: none.
+   *
+   * @generated from field: cutaway.v1.Influence influence = 18;
+   */
+  influence?: Influence | undefined;
 };
 
 /**
@@ -171,6 +178,62 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
  */
 export const InspectRequestSchema: GenMessage<InspectRequest> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection, 0);
+
+/**
+ * Training rows that helped a prediction, and that harmed it. The loss is the cross-entropy of the target's class.
+ *
+ * @generated from message cutaway.v1.Influence
+ */
+export type Influence = Message<"cutaway.v1.Influence"> & {
+  /**
+   * Rows of the training data; at least one.
+   *
+   * @generated from field: cutaway.v1.ConceptExamples training = 1;
+   */
+  training?: ConceptExamples | undefined;
+
+  /**
+   * The class of each of them; required for gradients.
+   *
+   * @generated from field: repeated int64 labels = 2;
+   */
+  labels: bigint[];
+
+  /**
+   * The method. Default: tracin.
+   *
+   * @generated from field: cutaway.v1.InfluenceMethod method = 3;
+   */
+  method: InfluenceMethod;
+
+  /**
+   * The module whose outputs are compared, or whose parameters count. Default: all parameters.
+   *
+   * @generated from field: string layer = 4;
+   */
+  layer: string;
+
+  /**
+   * The learning rate of the training, above 0. Default: 1.
+   *
+   * @generated from field: optional double learning_rate = 5;
+   */
+  learningRate?: number | undefined;
+
+  /**
+   * How many rows of each kind to return. Default: 5.
+   *
+   * @generated from field: optional uint32 k = 6;
+   */
+  k?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.Influence.
+ * Use `create(InfluenceSchema)` to create a new message.
+ */
+export const InfluenceSchema: GenMessage<Influence> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 1);
 
 /**
  * Testing with concept activation vectors. At each layer a linear classifier separates the activations of a concept's
@@ -228,7 +291,7 @@ export type Tcav = Message<"cutaway.v1.Tcav"> & {
  * Use `create(TcavSchema)` to create a new message.
  */
 export const TcavSchema: GenMessage<Tcav> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 1);
+  messageDesc(file_cutaway_v1_inspection, 2);
 
 /**
  * Examples: tensors, or bytes that the model's adapter decodes; at least four.
@@ -256,7 +319,7 @@ export type ConceptExamples = Message<"cutaway.v1.ConceptExamples"> & {
  * Use `create(ConceptExamplesSchema)` to create a new message.
  */
 export const ConceptExamplesSchema: GenMessage<ConceptExamples> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 2);
+  messageDesc(file_cutaway_v1_inspection, 3);
 
 /**
  * A grid of patches: which module, at which place, carries what one row has and the others have not? For each module
@@ -329,7 +392,7 @@ export type Sweep = Message<"cutaway.v1.Sweep"> & {
  * Use `create(SweepSchema)` to create a new message.
  */
 export const SweepSchema: GenMessage<Sweep> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 3);
+  messageDesc(file_cutaway_v1_inspection, 4);
 
 /**
  * The continuation of texts: one token of each row a step. The first step is the pass of the prompt. Each further step
@@ -407,7 +470,7 @@ export type Generate = Message<"cutaway.v1.Generate"> & {
  * Use `create(GenerateSchema)` to create a new message.
  */
 export const GenerateSchema: GenMessage<Generate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 4);
+  messageDesc(file_cutaway_v1_inspection, 5);
 
 /**
  * A selection of input gradients.
@@ -428,7 +491,7 @@ export type InputGradientRequest = Message<"cutaway.v1.InputGradientRequest"> & 
  * Use `create(InputGradientRequestSchema)` to create a new message.
  */
 export const InputGradientRequestSchema: GenMessage<InputGradientRequest> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 5);
+  messageDesc(file_cutaway_v1_inspection, 6);
 
 /**
  * A condition for explaining a row; every bound that is set must hold. A row that does not qualify has zeros for
@@ -465,7 +528,7 @@ export type ExplainCondition = Message<"cutaway.v1.ExplainCondition"> & {
  * Use `create(ExplainConditionSchema)` to create a new message.
  */
 export const ExplainConditionSchema: GenMessage<ExplainCondition> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 6);
+  messageDesc(file_cutaway_v1_inspection, 7);
 
 /**
  * The options of running and of the reply.
@@ -523,7 +586,7 @@ export type Options = Message<"cutaway.v1.Options"> & {
  * Use `create(OptionsSchema)` to create a new message.
  */
 export const OptionsSchema: GenMessage<Options> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 7);
+  messageDesc(file_cutaway_v1_inspection, 8);
 
 /**
  * The answer.
@@ -687,6 +750,13 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
    * @generated from field: repeated cutaway.v1.ConceptResult concepts = 22;
    */
   concepts: ConceptResult[];
+
+  /**
+   * The training rows that made the predictions, with `influence`.
+   *
+   * @generated from field: cutaway.v1.InfluenceResult influence = 23;
+   */
+  influence?: InfluenceResult | undefined;
 };
 
 /**
@@ -694,7 +764,70 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
  * Use `create(InspectResponseSchema)` to create a new message.
  */
 export const InspectResponseSchema: GenMessage<InspectResponse> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 8);
+  messageDesc(file_cutaway_v1_inspection, 9);
+
+/**
+ * The training rows that made the predictions, by their numbers from 0.
+ *
+ * @generated from message cutaway.v1.InfluenceResult
+ */
+export type InfluenceResult = Message<"cutaway.v1.InfluenceResult"> & {
+  /**
+   * The method: `tracin`.
+   *
+   * @generated from field: string method = 1;
+   */
+  method: string;
+
+  /**
+   * The rows that helped most, the first most of all: [batch, k].
+   *
+   * @generated from field: cutaway.v1.Tensor helpful = 2;
+   */
+  helpful?: Tensor | undefined;
+
+  /**
+   * Their scores: [batch, k].
+   *
+   * @generated from field: cutaway.v1.Tensor helpful_scores = 3;
+   */
+  helpfulScores?: Tensor | undefined;
+
+  /**
+   * The rows that harmed most, or that are least alike: [batch, k].
+   *
+   * @generated from field: cutaway.v1.Tensor harmful = 4;
+   */
+  harmful?: Tensor | undefined;
+
+  /**
+   * Their scores: [batch, k].
+   *
+   * @generated from field: cutaway.v1.Tensor harmful_scores = 5;
+   */
+  harmfulScores?: Tensor | undefined;
+
+  /**
+   * How much each training row helps itself, of gradients: [training rows]. Wrong labels stand out.
+   *
+   * @generated from field: cutaway.v1.Tensor self_influence = 6;
+   */
+  selfInfluence?: Tensor | undefined;
+
+  /**
+   * The comparison with products of raw gradients, row by row; absent without checks.
+   *
+   * @generated from field: cutaway.v1.Check check = 7;
+   */
+  check?: Check | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.InfluenceResult.
+ * Use `create(InfluenceResultSchema)` to create a new message.
+ */
+export const InfluenceResultSchema: GenMessage<InfluenceResult> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 10);
 
 /**
  * What TCAV found of one concept at one layer. An element of a list is that against one random set, in their order.
@@ -785,7 +918,7 @@ export type ConceptResult = Message<"cutaway.v1.ConceptResult"> & {
  * Use `create(ConceptResultSchema)` to create a new message.
  */
 export const ConceptResultSchema: GenMessage<ConceptResult> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 9);
+  messageDesc(file_cutaway_v1_inspection, 11);
 
 /**
  * The tokens of one step.
@@ -834,7 +967,7 @@ export type GeneratedStep = Message<"cutaway.v1.GeneratedStep"> & {
  * Use `create(GeneratedStepSchema)` to create a new message.
  */
 export const GeneratedStepSchema: GenMessage<GeneratedStep> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 10);
+  messageDesc(file_cutaway_v1_inspection, 12);
 
 /**
  * What an edit did.
@@ -876,7 +1009,7 @@ export type EditReceipt = Message<"cutaway.v1.EditReceipt"> & {
  * Use `create(EditReceiptSchema)` to create a new message.
  */
 export const EditReceiptSchema: GenMessage<EditReceipt> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 11);
+  messageDesc(file_cutaway_v1_inspection, 13);
 
 /**
  * The axis of a tensor that has the examples. It is found by running the model in two batch sizes.
@@ -905,7 +1038,7 @@ export type ExampleAxis = Message<"cutaway.v1.ExampleAxis"> & {
  * Use `create(ExampleAxisSchema)` to create a new message.
  */
 export const ExampleAxisSchema: GenMessage<ExampleAxis> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 12);
+  messageDesc(file_cutaway_v1_inspection, 14);
 
 /**
  * The names of the elements of an input's last axis.
@@ -933,7 +1066,7 @@ export type FeatureNames = Message<"cutaway.v1.FeatureNames"> & {
  * Use `create(FeatureNamesSchema)` to create a new message.
  */
 export const FeatureNamesSchema: GenMessage<FeatureNames> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 13);
+  messageDesc(file_cutaway_v1_inspection, 15);
 
 /**
  * The predictions of a model.
@@ -983,7 +1116,7 @@ export type Predictions = Message<"cutaway.v1.Predictions"> & {
  * Use `create(PredictionsSchema)` to create a new message.
  */
 export const PredictionsSchema: GenMessage<Predictions> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 14);
+  messageDesc(file_cutaway_v1_inspection, 16);
 
 /**
  * One example's predicted class.
@@ -1018,7 +1151,7 @@ export type ClassPrediction = Message<"cutaway.v1.ClassPrediction"> & {
  * Use `create(ClassPredictionSchema)` to create a new message.
  */
 export const ClassPredictionSchema: GenMessage<ClassPrediction> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 15);
+  messageDesc(file_cutaway_v1_inspection, 17);
 
 /**
  * Something a careful reader should know.
@@ -1053,7 +1186,7 @@ export type Warning = Message<"cutaway.v1.Warning"> & {
  * Use `create(WarningSchema)` to create a new message.
  */
 export const WarningSchema: GenMessage<Warning> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 16);
+  messageDesc(file_cutaway_v1_inspection, 18);
 
 /**
  * Wall-clock time by stage, in milliseconds.
@@ -1123,7 +1256,7 @@ export type Timings = Message<"cutaway.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 17);
+  messageDesc(file_cutaway_v1_inspection, 19);
 
 /**
  * The outline of a reply.
@@ -1159,7 +1292,55 @@ export type Estimate = Message<"cutaway.v1.Estimate"> & {
  * Use `create(EstimateSchema)` to create a new message.
  */
 export const EstimateSchema: GenMessage<Estimate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 18);
+  messageDesc(file_cutaway_v1_inspection, 20);
+
+/**
+ * The methods that find training rows.
+ *
+ * @generated from enum cutaway.v1.InfluenceMethod
+ */
+export enum InfluenceMethod {
+  /**
+   * The default: tracin.
+   *
+   * @generated from enum value: INFLUENCE_METHOD_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Captum's TracInCP: the product of the gradients of both losses, times the learning rate.
+   *
+   * @generated from enum value: INFLUENCE_METHOD_TRACIN = 1;
+   */
+  TRACIN = 1,
+
+  /**
+   * Captum's TracInCPFast: the same of the weights of the last linear layer alone.
+   *
+   * @generated from enum value: INFLUENCE_METHOD_TRACIN_FAST = 2;
+   */
+  TRACIN_FAST = 2,
+
+  /**
+   * Captum's SimilarityInfluence: the cosine of what a module returns.
+   *
+   * @generated from enum value: INFLUENCE_METHOD_COSINE = 3;
+   */
+  COSINE = 3,
+
+  /**
+   * The same by Euclidean distance, of which small ones help.
+   *
+   * @generated from enum value: INFLUENCE_METHOD_EUCLIDEAN = 4;
+   */
+  EUCLIDEAN = 4,
+}
+
+/**
+ * Describes the enum cutaway.v1.InfluenceMethod.
+ */
+export const InfluenceMethodSchema: GenEnum<InfluenceMethod> = /*@__PURE__*/
+  enumDesc(file_cutaway_v1_inspection, 0);
 
 /**
  * The linear classifiers of TCAV.
@@ -1193,7 +1374,7 @@ export enum ConceptClassifier {
  * Describes the enum cutaway.v1.ConceptClassifier.
  */
 export const ConceptClassifierSchema: GenEnum<ConceptClassifier> = /*@__PURE__*/
-  enumDesc(file_cutaway_v1_inspection, 0);
+  enumDesc(file_cutaway_v1_inspection, 1);
 
 /**
  * Why a row ended.
@@ -1234,7 +1415,7 @@ export enum FinishReason {
  * Describes the enum cutaway.v1.FinishReason.
  */
 export const FinishReasonSchema: GenEnum<FinishReason> = /*@__PURE__*/
-  enumDesc(file_cutaway_v1_inspection, 1);
+  enumDesc(file_cutaway_v1_inspection, 2);
 
 /**
  * The subject of a warning.
@@ -1317,5 +1498,5 @@ export enum WarningCode {
  * Describes the enum cutaway.v1.WarningCode.
  */
 export const WarningCodeSchema: GenEnum<WarningCode> = /*@__PURE__*/
-  enumDesc(file_cutaway_v1_inspection, 2);
+  enumDesc(file_cutaway_v1_inspection, 3);
 
