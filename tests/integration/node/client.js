@@ -68,7 +68,15 @@ function tensorsOf(response) {
       ...named(standard_errors),
     ]),
     ...named(response.unedited_predictions?.outputs ?? []),
+    ...named(response.sweep),
+    ...named(response.sweep_estimates),
+    ...response.concepts.flatMap(({ derivatives, vectors }) => (vectors ? [derivatives, vectors] : [derivatives])),
+    ...(response.influence ? tensorsOfInfluence(response.influence) : []),
   ];
+}
+
+function tensorsOfInfluence({ helpful, helpful_scores, harmful, harmful_scores, self_influence }) {
+  return [helpful, helpful_scores, harmful, harmful_scores, ...(self_influence ? [self_influence] : [])];
 }
 
 // The status of a failed call, and its details by their type: "ErrorInfo", "BadRequest", "RetryInfo".
