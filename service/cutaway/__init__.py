@@ -39,10 +39,12 @@ from cutaway.contract.results import Better as Better
 from cutaway.contract.results import CapturedCall as CapturedCall
 from cutaway.contract.results import Cause as Cause
 from cutaway.contract.results import Check as Check
+from cutaway.contract.results import ConceptResult as ConceptResult
 from cutaway.contract.results import EditReceipt as EditReceipt
 from cutaway.contract.results import Estimate as Estimate
 from cutaway.contract.results import FinishReason as FinishReason
 from cutaway.contract.results import GeneratedStep as GeneratedStep
+from cutaway.contract.results import InfluenceResult as InfluenceResult
 from cutaway.contract.results import InspectResult as InspectResult
 from cutaway.contract.results import MetricResult as MetricResult
 from cutaway.contract.results import ModelDetail as ModelDetail

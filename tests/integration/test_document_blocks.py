@@ -59,6 +59,8 @@ def server() -> Iterator[Served]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with the files that examples name."""
     np.save(tmp_path / "gradient.npy", np.ones((1, 10), np.float32))
+    for name in ("bright", "random-0", "random-1", "random-2"):
+        np.save(tmp_path / f"{name}.npy", np.ones((4, 1, 8, 8), np.float32))
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     mine = authority.issue_cert("me")

@@ -78,6 +78,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Direct": {"modules": "module", "norm": "norm"},
     "AttackRequest": {"fgsm": None},
     "MinParamPerturbation": {"parameter": "epsilon", "upper": 1.0, "step": 0.1},
+    "Tcav": {"layers": "module"},
+    "Influence": {"training": None},
     "Project": {"module": "module"},
     "AddVector": {"vector": None},
     "ClampDirection": {"vector": None, "maximum": 1.0},

@@ -122,12 +122,26 @@ TARGETS: dict[str, ca.Target] = {
     "{cotangent: [[1.0, -2.0]]}": ca.Cotangent(np.array([[1.0, -2.0]])),
 }  # fmt: skip
 
+
+def texts(*several: str) -> tuple[ca.Raw, ...]:
+    return tuple(ca.Raw(text.encode(), "text/plain") for text in several)
+
+
 REQUESTS: dict[str, InspectRequest] = {
     "{sweep: {module: 'conv*', source: 1, places: [0, -1], estimate: true}}": InspectRequest(
         "", sweep=ca.Sweep("conv*", source=1, places=(0, -1), estimate=True)),
     "{direct: {modules: [wte, h.*.mlp], norm: ln_f}}": InspectRequest("", direct=ca.Direct(("wte", "h.*.mlp"), "ln_f")),
     "{direct: {modules: o_proj, norm: norm, heads: true}}": InspectRequest(
         "", direct=ca.Direct(("o_proj",), "norm", heads=True)),
+    "{concepts: {layers: [conv1, conv2], concepts: {square: [[1, 2]], word: [a, b]}, random: [[[3, 4]], c], "
+    "classifier: SGD, vectors: true}}": InspectRequest("", concepts=ca.TCAV(
+        ("conv1", "conv2"),
+        {"square": ca.ConceptExamples({"": np.array([[1, 2]])}), "word": ca.ConceptExamples(raw=texts("a", "b"))},
+        (ca.ConceptExamples({"": np.array([[3, 4]])}), ca.ConceptExamples(raw=texts("c"))),
+        classifier=ca.ConceptClassifier.SGD, vectors=True)),
+    "{influence: {training: {x: [[1, 2]]}, labels: [3], method: tracin_fast, layer: fc, learning_rate: 0.1, k: 2}}":
+        InspectRequest("", influence=ca.Influence(ca.ConceptExamples({"x": np.array([[1, 2]])}), (3,),
+            ca.InfluenceMethod.TRACIN_FAST, "fc", learning_rate=0.1, k=2)),
     "{sweep: {module: o_proj, heads: true}}": InspectRequest("", sweep=ca.Sweep("o_proj", heads=True)),
     "{sweep: {module: fc1, zeros: true, axis: 2}}": InspectRequest("", sweep=ca.Sweep("fc1", zeros=True, axis=2)),
     "{attacks: [fgsm, {attack: pgd, radius: 0.1, norm: l2, search: {parameter: radius, upper: 1, step: 0.1}}]}": (

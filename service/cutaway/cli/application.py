@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli import batch, console_output, inspect_commands, manual, serving
+from cutaway.cli import batch, console_output, inspect_commands, serving, short_forms
 from cutaway.cli.console_output import Failure, print_error, print_line
 from cutaway.contract.errors import Reason, error, of_exception
 from cutaway.contract.values import __version__, printable
@@ -39,7 +39,7 @@ app.command()(serving.serve)
 app.command()(serving.token)
 app.command()(inspect_commands.models)
 app.command()(inspect_commands.layers)
-app.command(epilog=manual.HELP)(inspect_commands.inspect)
+app.command(epilog=short_forms.HELP)(inspect_commands.inspect)
 app.command()(inspect_commands.generate)
 app.command()(inspect_commands.verify)
 app.add_typer(batch.app, name="batch")
@@ -56,8 +56,8 @@ def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    install_completion: manual.Install = None,
-    show_completion: manual.Show = None,
+    install_completion: short_forms.Install = None,
+    show_completion: short_forms.Show = None,
 ) -> None:
     pass
 

@@ -18,7 +18,6 @@ from rich.text import Text
 from cutaway.cli import console_output
 from cutaway.cli.console_output import AsJson, argument, option
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.server.child_processes import give_children_default_signals
 from cutaway.server.processes import environment
 from cutaway.views.tables import empty_table
 
@@ -234,6 +233,8 @@ def _duration(seconds: float) -> str:
 @contextmanager
 def _exit_statuses() -> Iterator[None]:
     """Turns the block's errors into exit statuses; SIGTERM interrupts it as Ctrl-C does."""
+    from cutaway.server.child_processes import give_children_default_signals
+
     previous = signal.signal(signal.SIGTERM, _interrupt)
     give_children_default_signals()
     try:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from cutaway.cli import console_output, files, manual, model_tables, short_forms
+from cutaway.cli import console_output, files, model_tables, short_forms
 from cutaway.cli.console_output import EXISTING_FILE, AsJson, argument, flag, option
 from cutaway.cli.files import permalink
 from cutaway.cli.short_forms import RequestFile
@@ -186,7 +186,7 @@ def inspect(
             "A change to the values of a module, such as zero:conv1 or scale:fc@grad_input,factor=0.5; "
             "repeatable, in the order applied.",
             parser=short_forms.edit,
-            autocompletion=manual.edits,
+            autocompletion=short_forms.edits,
         ),
     ] = None,
     compare: Annotated[bool, flag("compare", "Also show what the model predicts without the edits.")] = False,
@@ -196,7 +196,7 @@ def inspect(
             "METHOD[:LAYER][,KEY=VALUE...]",
             "An attribution, such as Saliency or LayerGradCam:conv2,relu=true; repeatable.",
             parser=short_forms.attribution,
-            autocompletion=manual.methods,
+            autocompletion=short_forms.methods,
         ),
     ] = None,
     target: Annotated[

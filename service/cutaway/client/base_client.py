@@ -28,14 +28,18 @@ from cutaway.client.request_builder import (
     AttributionLike,
     CaptureLike,
     CheckLike,
+    ConceptsLike,
     DirectLike,
     EditLike,
     ExplainIfLike,
     GenerateLike,
+    InfluenceLike,
     Inputs,
     SweepLike,
     TargetLike,
     build_request,
+    examples_in,
+    signature,
 )
 from cutaway.client.transport import (
     SERVICE,
@@ -84,18 +88,18 @@ class ReplySizes:
 
     def is_large(self, request: InspectRequest) -> bool:
         """Returns whether the reply to ``request`` should be streamed."""
-        return self._bytes.get(_signature(request), 0.0) * _examples(request) > LARGE_BYTES
+        return self._bytes.get(signature(request), 0.0) * examples_in(request) > LARGE_BYTES
 
     def needs_estimate(self, request: InspectRequest) -> bool:
         """Returns whether the client should request an estimate first."""
         sent = sum(array.nbytes for array in request.tensors.values()) + sum(len(raw.data) for raw in request.raw)
-        return sent > _SMALL_REQUEST_BYTES and _signature(request) not in self._bytes
+        return sent > _SMALL_REQUEST_BYTES and signature(request) not in self._bytes
 
     def note(self, request: InspectRequest, reply_bytes: int, result: InspectResult | None = None) -> None:
         """Remembers the size of the reply to ``request``, or its estimate; of a ``result`` of many tensors less."""
         if result is not None and LARGE_BYTES < reply_bytes < _MOST_BYTES:
             reply_bytes -= _TENSOR_BYTES * sum(1 for _ in tensors(result))
-        self._bytes[_signature(request)] = reply_bytes / _examples(request)
+        self._bytes[signature(request)] = reply_bytes / examples_in(request)
         while len(self._bytes) > _MAX_REMEMBERED:
             self._bytes.popitem(last=False)
 
@@ -103,25 +107,6 @@ class ReplySizes:
 def exceeds_one_message(failure: CutawayError) -> bool:
     """Returns whether a reply was refused because one message cannot hold it, not because of the caller's own limit."""
     return failure.reason == Reason.REPLY_TOO_LARGE and not failure.field
-
-
-def _signature(request: InspectRequest) -> Hashable:
-    """Returns the key of all requests whose replies probably have the same size per example."""
-    return (
-        request.model,
-        tuple((name, array.dtype.str, array.shape[1:]) for name, array in request.tensors.items()),
-        tuple(sorted({raw.media_type for raw in request.raw})),
-        repr((request.captures, request.input_gradients, request.target.__class__)),
-        tuple((type(attribution), getattr(attribution, "layer", "")) for attribution in request.attributions),
-        (request.compare, request.omit_predictions, repr((request.generate, request.sweep, request.direct))),
-        len(request.attacks),
-    )
-
-
-def _examples(request: InspectRequest) -> int:
-    """Returns the number of rows, which is axis 0 of most tensors of a reply."""
-    rows = max((array.shape[0] for array in request.tensors.values() if array.ndim), default=len(request.raw))
-    return max(rows, 1)
 
 
 _TIMEOUT_S = 2.0
@@ -255,6 +240,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         sweep: SweepLike | None = None,
         direct: DirectLike | None = None,
         attacks: Sequence[AttackLike] | AttackLike = (),
+        concepts: ConceptsLike | None = None,
+        influence: InfluenceLike | None = None,
         stream: bool | None = None,
         progress: bool | OnProgress = False,
         timeout: float | None = None,
@@ -296,6 +283,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
             direct: computes what each part of the residual stream adds to the target: `Direct`.
             attacks: changes the inputs so that the loss of the target rises, and tells what that changes: `FGSM`,
                 `PGD`.
+            concepts: tests the target with concepts: `TCAV`.
+            influence: finds the training rows that made the predictions: `Influence`.
             stream: True receives the reply in pieces, which large ones need; False in one message; None chooses. The
                 result is the same.
             progress: True shows a bar on a terminal or in a notebook, if the attributions take more than a second; a
@@ -332,6 +321,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         sweep: SweepLike | None = None,
         direct: DirectLike | None = None,
         attacks: Sequence[AttackLike] | AttackLike = (),
+        concepts: ConceptsLike | None = None,
+        influence: InfluenceLike | None = None,
         timeout: float | None = None,
     ) -> Streamed:
         """Does what `inspect` does, with the same arguments, and returns the reply as it arrives: tensor by tensor, or

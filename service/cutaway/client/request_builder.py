@@ -7,7 +7,7 @@ import mimetypes
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
@@ -157,6 +157,8 @@ GenerateLike: TypeAlias = requests.Generate | int | Words
 SweepLike: TypeAlias = requests.Sweep | str | Words
 DirectLike: TypeAlias = requests.Direct | Words
 AttackLike: TypeAlias = requests.Attack | str | Words
+ConceptsLike: TypeAlias = requests.TCAV | Words
+InfluenceLike: TypeAlias = requests.Influence | Words
 
 
 def build_request(model: str, inputs: Inputs, **fields: Any) -> requests.InspectRequest:
@@ -185,3 +187,31 @@ def _refuse_path(value: Any) -> None:
 
 
 _SUFFIX = re.compile(r"^[^\n]{1,255}\.\w{2,5}$")
+
+
+# What the sizes of replies depend on.
+
+
+def signature(request: requests.InspectRequest) -> Hashable:
+    """Returns the key of all requests whose replies probably have the same size per example."""
+    return (
+        request.model,
+        tuple((name, array.dtype.str, array.shape[1:]) for name, array in request.tensors.items()),
+        tuple(sorted({raw.media_type for raw in request.raw})),
+        repr((request.captures, request.input_gradients, request.target.__class__)),
+        tuple((type(attribution), getattr(attribution, "layer", "")) for attribution in request.attributions),
+        (
+            request.compare,
+            request.omit_predictions,
+            repr(
+                (request.generate, request.sweep, request.direct, request.concepts is None, request.influence is None)
+            ),
+        ),
+        len(request.attacks),
+    )
+
+
+def examples_in(request: requests.InspectRequest) -> int:
+    """Returns the number of rows, which is axis 0 of most tensors of a reply."""
+    rows = max((array.shape[0] for array in request.tensors.values() if array.ndim), default=len(request.raw))
+    return max(rows, 1)

@@ -446,3 +446,21 @@ class Batcher(Generic[T]):
 def _fail(call: _PendingCall[T], failure: CutawayError) -> None:
     if not call.reply.done():
         call.reply.set_exception(failure)
+
+
+async def within(timeout_s: float, awaited: Awaitable[T]) -> T:
+    """Returns the result of ``awaited``, which is cancelled if it takes longer, or if the current task is cancelled.
+    Before Python 3.12, `asyncio.wait_for` swallows a cancellation that comes with the result.
+
+    Raises:
+        TimeoutError: that of asyncio, after ``timeout_s`` seconds.
+    """
+    task = asyncio.ensure_future(awaited)
+    try:
+        done, _ = await asyncio.wait([task], timeout=timeout_s)
+        if not done:
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        if not task.cancel() and not task.cancelled():
+            task.exception()  # else asyncio logs it, if the current task was cancelled at the same moment

@@ -28,6 +28,62 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _InfluenceMethod:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _InfluenceMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_InfluenceMethod.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    INFLUENCE_METHOD_UNSPECIFIED: _InfluenceMethod.ValueType  # 0
+    """The default: tracin."""
+    INFLUENCE_METHOD_TRACIN: _InfluenceMethod.ValueType  # 1
+    """Captum's TracInCP: the product of the gradients of both losses, times the learning rate."""
+    INFLUENCE_METHOD_TRACIN_FAST: _InfluenceMethod.ValueType  # 2
+    """Captum's TracInCPFast: the same of the weights of the last linear layer alone."""
+    INFLUENCE_METHOD_COSINE: _InfluenceMethod.ValueType  # 3
+    """Captum's SimilarityInfluence: the cosine of what a module returns."""
+    INFLUENCE_METHOD_EUCLIDEAN: _InfluenceMethod.ValueType  # 4
+    """The same by Euclidean distance, of which small ones help."""
+
+class InfluenceMethod(_InfluenceMethod, metaclass=_InfluenceMethodEnumTypeWrapper):
+    """The methods that find training rows."""
+
+INFLUENCE_METHOD_UNSPECIFIED: InfluenceMethod.ValueType  # 0
+"""The default: tracin."""
+INFLUENCE_METHOD_TRACIN: InfluenceMethod.ValueType  # 1
+"""Captum's TracInCP: the product of the gradients of both losses, times the learning rate."""
+INFLUENCE_METHOD_TRACIN_FAST: InfluenceMethod.ValueType  # 2
+"""Captum's TracInCPFast: the same of the weights of the last linear layer alone."""
+INFLUENCE_METHOD_COSINE: InfluenceMethod.ValueType  # 3
+"""Captum's SimilarityInfluence: the cosine of what a module returns."""
+INFLUENCE_METHOD_EUCLIDEAN: InfluenceMethod.ValueType  # 4
+"""The same by Euclidean distance, of which small ones help."""
+Global___InfluenceMethod: _TypeAlias = InfluenceMethod  # noqa: Y015
+
+class _ConceptClassifier:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConceptClassifierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConceptClassifier.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONCEPT_CLASSIFIER_UNSPECIFIED: _ConceptClassifier.ValueType  # 0
+    """The default: logistic."""
+    CONCEPT_CLASSIFIER_LOGISTIC: _ConceptClassifier.ValueType  # 1
+    """Logistic regression, solved to its only optimum."""
+    CONCEPT_CLASSIFIER_SGD: _ConceptClassifier.ValueType  # 2
+    """Captum's default: a linear support vector machine, by stochastic gradient descent."""
+
+class ConceptClassifier(_ConceptClassifier, metaclass=_ConceptClassifierEnumTypeWrapper):
+    """The linear classifiers of TCAV."""
+
+CONCEPT_CLASSIFIER_UNSPECIFIED: ConceptClassifier.ValueType  # 0
+"""The default: logistic."""
+CONCEPT_CLASSIFIER_LOGISTIC: ConceptClassifier.ValueType  # 1
+"""Logistic regression, solved to its only optimum."""
+CONCEPT_CLASSIFIER_SGD: ConceptClassifier.ValueType  # 2
+"""Captum's default: a linear support vector machine, by stochastic gradient descent."""
+Global___ConceptClassifier: _TypeAlias = ConceptClassifier  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -161,6 +217,8 @@ class InspectRequest(_message.Message):
     SWEEP_FIELD_NUMBER: _builtins.int
     DIRECT_FIELD_NUMBER: _builtins.int
     ATTACKS_FIELD_NUMBER: _builtins.int
+    CONCEPTS_FIELD_NUMBER: _builtins.int
+    INFLUENCE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required. Default version: the highest that is served."""
     compare: _builtins.bool
@@ -229,6 +287,14 @@ class InspectRequest(_message.Message):
     def attacks(self) -> _containers.RepeatedCompositeFieldContainer[_attack_pb2.AttackRequest]:
         """Attacks on the inputs, and what they change. Default: none."""
 
+    @_builtins.property
+    def concepts(self) -> Global___Tcav:
+        """Test the target with concepts, by TCAV. Default: none."""
+
+    @_builtins.property
+    def influence(self) -> Global___Influence:
+        """Find the training rows that made the predictions. Default: none."""
+
     def __init__(
         self,
         *,
@@ -250,16 +316,194 @@ class InspectRequest(_message.Message):
         sweep: Global___Sweep | None = ...,
         direct: Global___Direct | None = ...,
         attacks: _abc.Iterable[_attack_pb2.AttackRequest] | None = ...,
+        concepts: Global___Tcav | None = ...,
+        influence: Global___Influence | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "direct", b"direct", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "concepts", b"concepts", "direct", b"direct", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attacks", b"attacks", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "direct", b"direct", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attacks", b"attacks", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "concepts", b"concepts", "direct", b"direct", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["tensors", "raw"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___InspectRequest: _TypeAlias = InspectRequest  # noqa: Y015
+
+@_typing.final
+class Influence(_message.Message):
+    """Training rows that helped a prediction, and that harmed it. The loss is the cross-entropy of the target's class."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINING_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    LAYER_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    K_FIELD_NUMBER: _builtins.int
+    method: Global___InfluenceMethod.ValueType
+    """The method. Default: tracin."""
+    layer: _builtins.str
+    """The module whose outputs are compared, or whose parameters count. Default: all parameters."""
+    learning_rate: _builtins.float
+    """The learning rate of the training, above 0. Default: 1."""
+    k: _builtins.int
+    """How many rows of each kind to return. Default: 5."""
+    @_builtins.property
+    def training(self) -> Global___ConceptExamples:
+        """Rows of the training data; at least one."""
+
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The class of each of them; required for gradients."""
+
+    def __init__(
+        self,
+        *,
+        training: Global___ConceptExamples | None = ...,
+        labels: _abc.Iterable[_builtins.int] | None = ...,
+        method: Global___InfluenceMethod.ValueType = ...,
+        layer: _builtins.str = ...,
+        learning_rate: _builtins.float | None = ...,
+        k: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_learning_rate", b"_learning_rate", "k", b"k", "learning_rate", b"learning_rate", "training", b"training"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_learning_rate", b"_learning_rate", "k", b"k", "labels", b"labels", "layer", b"layer", "learning_rate", b"learning_rate", "method", b"method", "training", b"training"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
+    _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+
+Global___Influence: _TypeAlias = Influence  # noqa: Y015
+
+@_typing.final
+class Tcav(_message.Message):
+    """Testing with concept activation vectors. At each layer a linear classifier separates the activations of a concept's
+    examples from those of random ones. Its normal vector points to the concept. The score is the share of the request's
+    rows whose target grows in that direction. Kim et al. 2018, arXiv:1711.11279.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ConceptsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ConceptExamples: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ConceptExamples | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    CONCEPTS_FIELD_NUMBER: _builtins.int
+    RANDOM_FIELD_NUMBER: _builtins.int
+    CLASSIFIER_FIELD_NUMBER: _builtins.int
+    VECTORS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    classifier: Global___ConceptClassifier.ValueType
+    """The classifier. Default: logistic."""
+    vectors: _builtins.bool
+    """Whether to return the concept activation vectors."""
+    seed: _builtins.int
+    """Decides which third of each set is held out, and what the classifier draws, below 2**63. Default: 0."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The modules at whose output concepts are tested, by name; at least one."""
+
+    @_builtins.property
+    def concepts(self) -> _containers.MessageMap[_builtins.str, Global___ConceptExamples]:
+        """The examples of each concept, by its name; at least one concept."""
+
+    @_builtins.property
+    def random(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConceptExamples]:
+        """Sets of examples without a concept in common; at least two. Each is a concept's opposite once, and a concept itself."""
+
+    def __init__(
+        self,
+        *,
+        layers: _abc.Iterable[_builtins.str] | None = ...,
+        concepts: _abc.Mapping[_builtins.str, Global___ConceptExamples] | None = ...,
+        random: _abc.Iterable[Global___ConceptExamples] | None = ...,
+        classifier: Global___ConceptClassifier.ValueType = ...,
+        vectors: _builtins.bool = ...,
+        seed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classifier", b"classifier", "concepts", b"concepts", "layers", b"layers", "random", b"random", "seed", b"seed", "vectors", b"vectors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tcav: _TypeAlias = Tcav  # noqa: Y015
+
+@_typing.final
+class ConceptExamples(_message.Message):
+    """Examples: tensors, or bytes that the model's adapter decodes; at least four."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TensorsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _tensor_pb2.Tensor: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _tensor_pb2.Tensor | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TENSORS_FIELD_NUMBER: _builtins.int
+    RAW_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tensors(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
+        """Tensors by the name of the forward argument that takes them; the empty name is that of the only one."""
+
+    @_builtins.property
+    def raw(self) -> _containers.RepeatedCompositeFieldContainer[_input_pb2.RawInput]:
+        """One example an element."""
+
+    def __init__(
+        self,
+        *,
+        tensors: _abc.Mapping[_builtins.str, _tensor_pb2.Tensor] | None = ...,
+        raw: _abc.Iterable[_input_pb2.RawInput] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["raw", b"raw", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConceptExamples: _TypeAlias = ConceptExamples  # noqa: Y015
 
 @_typing.final
 class Sweep(_message.Message):
@@ -570,6 +814,8 @@ class InspectResponse(_message.Message):
     DIRECT_REST_FIELD_NUMBER: _builtins.int
     DIRECT_BIAS_FIELD_NUMBER: _builtins.int
     ATTACKS_FIELD_NUMBER: _builtins.int
+    CONCEPTS_FIELD_NUMBER: _builtins.int
+    INFLUENCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """The predictions."""
@@ -678,6 +924,14 @@ class InspectResponse(_message.Message):
     def attacks(self) -> _containers.RepeatedCompositeFieldContainer[_attack_pb2.Attack]:
         """What attacks changed, in the order of the request."""
 
+    @_builtins.property
+    def concepts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConceptResult]:
+        """What TCAV found, with `concepts`: layer by layer, concept by concept."""
+
+    @_builtins.property
+    def influence(self) -> Global___InfluenceResult:
+        """The training rows that made the predictions, with `influence`."""
+
     def __init__(
         self,
         *,
@@ -706,14 +960,150 @@ class InspectResponse(_message.Message):
         direct_rest: _abc.Iterable[_builtins.float] | None = ...,
         direct_bias: _abc.Iterable[_builtins.float] | None = ...,
         attacks: _abc.Iterable[_attack_pb2.Attack] | None = ...,
+        concepts: _abc.Iterable[Global___ConceptResult] | None = ...,
+        influence: Global___InfluenceResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "influence", b"influence", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "direct", b"direct", "direct_bias", b"direct_bias", "direct_rest", b"direct_rest", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "concepts", b"concepts", "direct", b"direct", "direct_bias", b"direct_bias", "direct_rest", b"direct_rest", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "influence", b"influence", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InspectResponse: _TypeAlias = InspectResponse  # noqa: Y015
+
+@_typing.final
+class InfluenceResult(_message.Message):
+    """The training rows that made the predictions, by their numbers from 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    HELPFUL_FIELD_NUMBER: _builtins.int
+    HELPFUL_SCORES_FIELD_NUMBER: _builtins.int
+    HARMFUL_FIELD_NUMBER: _builtins.int
+    HARMFUL_SCORES_FIELD_NUMBER: _builtins.int
+    SELF_INFLUENCE_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    """The method: `tracin`."""
+    @_builtins.property
+    def helpful(self) -> _tensor_pb2.Tensor:
+        """The rows that helped most, the first most of all: [batch, k]."""
+
+    @_builtins.property
+    def helpful_scores(self) -> _tensor_pb2.Tensor:
+        """Their scores: [batch, k]."""
+
+    @_builtins.property
+    def harmful(self) -> _tensor_pb2.Tensor:
+        """The rows that harmed most, or that are least alike: [batch, k]."""
+
+    @_builtins.property
+    def harmful_scores(self) -> _tensor_pb2.Tensor:
+        """Their scores: [batch, k]."""
+
+    @_builtins.property
+    def self_influence(self) -> _tensor_pb2.Tensor:
+        """How much each training row helps itself, of gradients: [training rows]. Wrong labels stand out."""
+
+    @_builtins.property
+    def check(self) -> _check_pb2.Check:
+        """The comparison with products of raw gradients, row by row; absent without checks."""
+
+    def __init__(
+        self,
+        *,
+        method: _builtins.str = ...,
+        helpful: _tensor_pb2.Tensor | None = ...,
+        helpful_scores: _tensor_pb2.Tensor | None = ...,
+        harmful: _tensor_pb2.Tensor | None = ...,
+        harmful_scores: _tensor_pb2.Tensor | None = ...,
+        self_influence: _tensor_pb2.Tensor | None = ...,
+        check: _check_pb2.Check | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "harmful", b"harmful", "harmful_scores", b"harmful_scores", "helpful", b"helpful", "helpful_scores", b"helpful_scores", "self_influence", b"self_influence"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "harmful", b"harmful", "harmful_scores", b"harmful_scores", "helpful", b"helpful", "helpful_scores", b"helpful_scores", "method", b"method", "self_influence", b"self_influence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InfluenceResult: _TypeAlias = InfluenceResult  # noqa: Y015
+
+@_typing.final
+class ConceptResult(_message.Message):
+    """What TCAV found of one concept at one layer. An element of a list is that against one random set, in their order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    CONCEPT_FIELD_NUMBER: _builtins.int
+    DERIVATIVES_FIELD_NUMBER: _builtins.int
+    VECTORS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    MAGNITUDES_FIELD_NUMBER: _builtins.int
+    ACCURACIES_FIELD_NUMBER: _builtins.int
+    RANDOM_SHARES_FIELD_NUMBER: _builtins.int
+    T_TEST_FIELD_NUMBER: _builtins.int
+    P_VALUE_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    layer: _builtins.str
+    """The layer."""
+    concept: _builtins.str
+    """The concept."""
+    t_test: _builtins.float
+    """The two-sided t-test of the shares against 0.5, as Kim et al. have it. It rejects for many random sets too."""
+    p_value: _builtins.float
+    """The two-sided p-value: the part of all sets, the concept among them, whose mean share is as far from 0.5."""
+    @_builtins.property
+    def derivatives(self) -> _tensor_pb2.Tensor:
+        """The directional derivatives of the target along the concept activation vectors of length 1: [batch, random]."""
+
+    @_builtins.property
+    def vectors(self) -> _tensor_pb2.Tensor:
+        """The concept activation vectors: [random, ...], of the shape of the layer's output. With `concepts.vectors`."""
+
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Captum's sign count: the share of rows with a positive directional derivative."""
+
+    @_builtins.property
+    def magnitudes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Captum's magnitude: the mean directional derivative, along vectors of the classifier's own length."""
+
+    @_builtins.property
+    def accuracies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The share of held-out examples that the classifier tells apart. 0.5 is chance."""
+
+    @_builtins.property
+    def random_shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The shares of each random set, which takes the place of the concept: the mean over the other sets and the concept."""
+
+    @_builtins.property
+    def check(self) -> _check_pb2.Check:
+        """The comparison with raw hooks and with a fit of our own; absent without checks."""
+
+    def __init__(
+        self,
+        *,
+        layer: _builtins.str = ...,
+        concept: _builtins.str = ...,
+        derivatives: _tensor_pb2.Tensor | None = ...,
+        vectors: _tensor_pb2.Tensor | None = ...,
+        shares: _abc.Iterable[_builtins.float] | None = ...,
+        magnitudes: _abc.Iterable[_builtins.float] | None = ...,
+        accuracies: _abc.Iterable[_builtins.float] | None = ...,
+        random_shares: _abc.Iterable[_builtins.float] | None = ...,
+        t_test: _builtins.float = ...,
+        p_value: _builtins.float = ...,
+        check: _check_pb2.Check | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "derivatives", b"derivatives", "vectors", b"vectors"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracies", b"accuracies", "check", b"check", "concept", b"concept", "derivatives", b"derivatives", "layer", b"layer", "magnitudes", b"magnitudes", "p_value", b"p_value", "random_shares", b"random_shares", "shares", b"shares", "t_test", b"t_test", "vectors", b"vectors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConceptResult: _TypeAlias = ConceptResult  # noqa: Y015
 
 @_typing.final
 class GeneratedStep(_message.Message):

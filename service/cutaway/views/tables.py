@@ -60,6 +60,8 @@ def result_tables(result: InspectResult) -> Iterator[RenderableType]:
         yield attribution_table(result)
     if result.attacks:
         yield attack_table(result)
+    if result.concepts:
+        yield concept_table(result)
     if result.warnings:
         yield warning_lines(result)
     yield timing_table(result)
@@ -223,6 +225,26 @@ def target_table(result: InspectResult) -> Table:
     for index, value in enumerate(values.reshape(-1)[:MAX_ROWS]):
         table.add_row(str(index // per_example), *(str(each[index]) for each in classes), _number_text(value))
     _count_hidden_rows(table, values.size)
+    return table
+
+
+def concept_table(result: InspectResult) -> Table:
+    """Returns a table of what TCAV found, by layer and concept: means over the random sets."""
+    names = ["layer", "concept", "verdict", "share", "p-value", "accuracy", "random sets"]
+    table = empty_table("Concepts", *names, numbers=4, folds=("layer", "concept"))
+    for each in result.concepts[:MAX_ROWS]:
+        low, high = min(each.random_shares, default=math.nan), max(each.random_shares, default=math.nan)
+        accuracy = sum(each.accuracies) / max(1, len(each.accuracies))
+        table.add_row(
+            module_text(each.layer),
+            Text(printable(each.concept), style="bold"),
+            "" if each.check is None else verdict_text(each.check.verdict),
+            f"{each.share:.2f}",
+            f"{each.p_value:.3g}",
+            f"{accuracy:.2f}",
+            f"{low:.2f} to {high:.2f}",
+        )
+    _count_hidden_rows(table, len(result.concepts))
     return table
 
 

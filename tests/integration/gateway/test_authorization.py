@@ -106,6 +106,8 @@ PREDICT, INSPECT, EDIT = frozenset({"predict"}), frozenset({"predict", "inspect"
 BOTH = INSPECT | EDIT
 OFF = ca.CheckMode.OFF
 ZERO = ca.Zero("secretive.0")
+EXAMPLES = [np.random.default_rng(seed).normal(size=(4, 4)).astype("float32") for seed in range(3)]
+TESTED = {"layers": ["open1"], "concepts": {"any": EXAMPLES[0]}, "random": EXAMPLES[1:]}
 
 QUESTIONS: dict[str, Asked] = {
     "predictions": Asked({}, PREDICT),
@@ -131,6 +133,8 @@ QUESTIONS: dict[str, Asked] = {
     "attack": Asked({"attacks": ["fgsm"]}, INSPECT),
     "sweep": Asked({"sweep": "open1", "target": 1}, EDIT),
     "direct": Asked({"direct": ca.Direct(("open1",), "norm"), "target": 1}, INSPECT),
+    "concepts": Asked({"concepts": TESTED, "target": 1}, INSPECT),
+    "influence": Asked({"influence": {"training": EXAMPLES[0], "method": "cosine", "layer": "open1"}}, INSPECT),
     "edit and neuron": Asked({"edits": [ZERO], "target": ca.Neuron("open1", (0,))}, BOTH),
 }
 

@@ -18,8 +18,10 @@ import torch
 from captum.attr import IntegratedGradients, LayerGradCam, Saliency
 from google.protobuf import json_format
 
+import cutaway as ca
 from cutaway.contract.errors import CutawayError, Reason
 from cutaway.contract.wire import requests as wire_requests
+from cutaway.gateway import serve
 from cutaway.jobs import Job, plan, read, run
 from cutaway.jobs.manifest import Folder
 from cutaway.jobs.sources import Unreadable
@@ -516,3 +518,30 @@ def test_what_is_no_class_is_no_label(store: Path, tmp_path: Path) -> None:
     reasons = read(tmp_path / "target")["error"]
     assert [row for row, reason in enumerate(reasons) if reason == "TARGET_RANGE"] == [2, 3, 4, 5, 7]
     assert [row for row, reason in enumerate(reasons) if reason is None] == [0, 1, 6]
+
+
+def test_concepts_of_a_job_are_those_of_its_rows(store: Path, tmp_path: Path) -> None:
+    """Each row has its directional derivatives, as one call has them; the share of the data set is their mean sign."""
+    images = held_out().images
+    plain = [images[100 + 20 * number : 120 + 20 * number] for number in range(4)]
+    sets = [np.maximum(plain[0], np.float32(0.5)), *plain[1:]]
+    for number, examples in enumerate(sets):
+        np.save(tmp_path / f"{number}.npy", examples)
+    (tmp_path / "job.yaml").write_text(f"""
+model: {store / "digits-1.0.mar"}
+data: {{path: images.npy}}
+inputs: {{image: {{column: images}}}}
+target: 3
+request: {{concepts: {{layers: [conv2], concepts: {{bright: 0.npy}}, random: [1.npy, 2.npy, 3.npy], seed: 5}}}}
+output: out
+engine: {{batch: 8}}
+""")
+    np.save(tmp_path / "images.npy", images[:20])
+    run(Job.load(tmp_path / "job.yaml"))
+    results = read(tmp_path / "out")
+    column = results["concept_derivative:conv2:bright"]
+    concepts = {"layers": ["conv2"], "concepts": {"bright": sets[0]}, "random": sets[1:], "seed": 5}
+    with serve({"digits": fixed.network()}) as server, ca.Client(server.address) as client:
+        whole = client.inspect("digits", {"image": images[:20]}, target=3, concepts=concepts)
+    np.testing.assert_allclose(column, whole.concepts[0].derivatives, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose((column > 0).mean(0), whole.concepts[0].shares)

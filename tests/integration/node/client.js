@@ -77,7 +77,13 @@ function tensorsOf(response) {
       ...named(predictions),
       ...attributions.flatMap(({ attribution }) => ofAttribution(attribution)),
     ]),
+    ...response.concepts.flatMap(({ derivatives, vectors }) => (vectors ? [derivatives, vectors] : [derivatives])),
+    ...(response.influence ? tensorsOfInfluence(response.influence) : []),
   ];
+}
+
+function tensorsOfInfluence({ helpful, helpful_scores, harmful, harmful_scores, self_influence }) {
+  return [helpful, helpful_scores, harmful, harmful_scores, ...(self_influence ? [self_influence] : [])];
 }
 
 // The status of a failed call, and its details by their type: "ErrorInfo", "BadRequest", "RetryInfo".

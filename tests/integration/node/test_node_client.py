@@ -41,6 +41,7 @@ PROTOS = Path(__file__).parents[3] / "protos"
 
 IMAGE = {"image": np.random.default_rng(0).random((3, 1, 8, 8), np.float32)}
 IDS = {"ids": np.array([[1, 2, 3], [4, 5, 6]]), "weight": np.ones((2, 3), np.float32)}
+EXAMPLES = np.random.default_rng(1).random((3, 4, 1, 8, 8), np.float32)
 QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "everything": (
         "net",
@@ -71,6 +72,20 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
         "net",
         IMAGE,
         {"attacks": [ca.FGSM(search=ca.MinParamPerturbation("epsilon", 0.5, 0.1))], "attributions": [ca.Saliency()]},
+    ),
+    "concepts": (
+        "net",
+        IMAGE,
+        {
+            "target": 3,
+            "concepts": {
+                "layers": ["conv2"],
+                "concepts": {"bright": EXAMPLES[0] + 1},
+                "random": [*EXAMPLES[1:]],
+                "vectors": True,
+            },
+            "influence": {"training": EXAMPLES[0], "labels": [0, 1, 2, 3]},
+        },
     ),
     "tokens": ("words", IDS, {"attributions": [ca.LayerIntegratedGradients(layer="words", n_steps=8)], "target": 0}),
     "estimate": ("net", IMAGE, {"captures": ["**"], "dry_run": True}),

@@ -46,6 +46,10 @@ explain_if: {probability_at_least: 0.0}
 attribution_errors_in_place: true
 """
 ATTACK = "fgsm,search.parameter=epsilon,search.upper=0.5,search.step=0.1"
+CONCEPTS = """
+concepts: {layers: [head], concepts: {any: 0.npy}, random: [1.npy, 2.npy], vectors: true}
+influence: {training: 0.npy, labels: [0, 1, 2, 0]}
+"""
 JOB = """
 model: {adapter: 'tiny_pets.py:Talking'}
 data: {path: rows.npy}
@@ -108,6 +112,10 @@ def test_inspect_is_as_documented(address: str, image: Path, tmp_path: Path, fou
     documented.check(document(*ask, "--capture", "conv", "--dry-run"))
     documented.check(document(*ask, "--capture", "unused"))
     documented.check(document(*ask, "--attribution", "saliency", "--attack", ATTACK))
+    for number, examples in enumerate(np.random.default_rng(0).random((3, 4, 1, 8, 8), np.float32)):
+        np.save(tmp_path / f"{number}.npy", examples)
+    (tmp_path / "concepts.yaml").write_text(CONCEPTS)
+    documented.check(document(*ask, "--request", tmp_path / "concepts.yaml"))
     known, seen = ({path.partition(".")[0] for path in paths} for paths in (documented.types, documented.seen))
     assert known - seen <= OF_GENERATIONS
     expected = found(edits=[ca.Scale("head", factor=2.0)])

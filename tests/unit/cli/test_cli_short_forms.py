@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 import cutaway as ca
-from cutaway.cli import application, manual, short_forms
+from cutaway.cli import application, short_forms
 from cutaway.contract.request_reader.reader import CLASSES, read_request
 from cutaway.contract.requests import INPUT_FIELDS, InspectRequest
 from tests.support.cli import said
@@ -104,7 +104,7 @@ def test_the_help_lists_all_that_a_request_can_hold() -> None:
     for kind in (InspectRequest, ca.Capture, ca.Slice, ca.NoiseTunnel, ca.ExplainIf):
         missing = [field.name for field in fields(kind) if f" {field.name}" not in text]
         assert [name for name in missing if name not in INPUT_FIELDS] == []
-    request = read_request(yaml.safe_load(manual.EXAMPLE))
+    request = read_request(yaml.safe_load(short_forms.EXAMPLE))
     assert (len(request.attributions), len(request.captures), len(request.edits)) == (2, 1, 1)
 
 

@@ -30,6 +30,7 @@ from tests.support.state_snapshot import State, untouched
 from tests.support.worker_calls import ask, row, said, worker
 
 X = {"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(1))}
+EXAMPLES = np.random.default_rng(0).normal(size=(4, 5, 4)).astype("float32")
 POINTS = tuple(ca.Point)
 
 
@@ -111,6 +112,19 @@ HEAVY: dict[str, dict[str, Any]] = {
     },
 }
 
+OF_MODELS_AS_THEY_ARE: dict[str, dict[str, Any]] = {
+    "concepts": {
+        "target": 1,
+        "concepts": {
+            "layers": ["a"],
+            "concepts": {"more": EXAMPLES[0] + 1},
+            "random": [*EXAMPLES[1:]],
+        },
+    },
+    "influence": {"target": 1, "influence": {"training": EXAMPLES[0], "labels": [0, 1, 2, 0, 1]}},
+}
+"""Requests of many passes, or fits, that take no edits."""
+
 
 class EveryPass(Turns):
     """Lets another request run before each pass of a request that was begun in this thread."""
@@ -166,6 +180,7 @@ def alone(model: type[nn.Module], name: str, asked: dict[str, Any]) -> str:
     ("heavy", "edited", "model"),
     [
         *itertools.product(HEAVY, [False, True], [Moody]),
+        *itertools.product(OF_MODELS_AS_THEY_ARE, [False], [Moody, Sequenced]),
         *[("paths", False, Sequenced), ("classes", True, Sequenced), ("units of a layer", False, Sequenced)],
     ],
 )
@@ -175,7 +190,7 @@ def test_requests_between_passes_change_nothing(
     """Hooks, edits, captures, seeds, flags, buffers and what a model remembers: each request finds the model as it was,
     and answers to the bit what it answers alone."""
     monkeypatch.setattr(surrogates, "LARGE_FIT", 0)
-    asked = {**HEAVY[heavy], "seed": 11, **({"edits": EDITED["edits"][:1]} if edited else {})}
+    asked = {**(HEAVY | OF_MODELS_AS_THEY_ARE)[heavy], "seed": 11, **({"edits": EDITED["edits"][:1]} if edited else {})}
     name = f"{heavy} edited" if edited else heavy
     module = model()
     served = worker(module)
@@ -318,7 +333,7 @@ def test_imports_beside_others_draw_no_random_numbers() -> None:
     """Python's and NumPy's generators are everybody's; what is imported may draw, and rich does."""
     program = """
 import sys, torch
-from cutaway.engine.methods.captum_call import TABLE, _import
+from cutaway.engine.methods.captum_call import TABLE, import_apart
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.model.session import Turns
 from cutaway.engine.runtime.rng import fingerprint
@@ -336,7 +351,7 @@ noted, model = [], InspectedModel(net, net)
 model.turns, before = Meanwhile(), fingerprint(torch.device("cpu"))
 assert not {"sklearn", "rich.default_styles"} & set(sys.modules)
 for row in TABLE.values():
-    _import(row.imports, model)
+    import_apart(row.imports, model)
 print(noted, fingerprint(torch.device("cpu")) == before)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from cutaway.server.time_limit import within
+from cutaway.server.batching import within
 
 SOON_S = 0.05
 LATE_S = 600.0

@@ -127,6 +127,8 @@ def test_enum_member_of_a_newer_client_is_refused() -> None:
         "SearchMode",
         "HookPoint",
         "CheckMode",
+        "ConceptClassifier",
+        "InfluenceMethod",
         "VectorNorm",
         "Quadrature",
         "DataType",

@@ -59,14 +59,24 @@ def _unordered(question: InspectRequest) -> Any:
     """Inputs, baselines, masks and windows go by name: their order is lost, and says nothing."""
     asked = [dataclasses.replace(each, **_sorted_fields(each)) for each in question.attributions]
     inputs: Any = {"tensors": _sorted(question.tensors), "feature_names": _sorted(question.feature_names)}
-    attacks = [dataclasses.replace(each, **_sorted_fields(each)) for each in question.attacks]
-    return canonical(dataclasses.replace(question, **inputs, attributions=tuple(asked), attacks=tuple(attacks)))
+    inputs["attacks"] = tuple(dataclasses.replace(each, **_sorted_fields(each)) for each in question.attacks)
+    if (tested := question.concepts) is not None:
+        concepts = {name: _sorted_examples(each) for name, each in _sorted(tested.concepts).items()}
+        sets = tuple(map(_sorted_examples, tested.random))
+        inputs["concepts"] = dataclasses.replace(tested, concepts=concepts, random=sets)
+    if (sought := question.influence) is not None:
+        inputs["influence"] = dataclasses.replace(sought, training=_sorted_examples(sought.training))
+    return canonical(dataclasses.replace(question, **inputs, attributions=tuple(asked)))
 
 
 def _sorted_fields(value: Any) -> dict[str, Any]:
     mappings = {name: _sorted(given) for name, given in vars(value).items() if isinstance(given, Mapping)}
     metrics = [dataclasses.replace(each, **_sorted_fields(each)) for each in getattr(value, "metrics", ())]
     return mappings | ({"metrics": tuple(metrics)} if metrics else {})
+
+
+def _sorted_examples(examples: requests.ConceptExamples) -> requests.ConceptExamples:
+    return dataclasses.replace(examples, tensors=_sorted(examples.tensors))
 
 
 def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from cutaway.contract.requests import (
     Baselines,
     Capture,
     Compression,
+    ConceptExamples,
     Distributions,
     Edit,
     FloatingType,
@@ -36,6 +37,7 @@ from cutaway.contract.requests import (
     PointName,
     Position,
     PredictedClass,
+    Raw,
     Reduction,
     Row,
     Target,
@@ -216,6 +218,17 @@ def _argument(value: Any) -> Argument:
     return value
 
 
+def _examples(value: Any) -> ConceptExamples:
+    """Reads examples of a concept: an array, arrays by input name, or texts."""
+    if isinstance(value, ConceptExamples):
+        return value
+    several = value if isinstance(value, (list, tuple)) else [value]
+    raw = [Raw(each.encode(), "text/plain") if isinstance(each, str) else each for each in several]
+    if raw and all(isinstance(each, Raw) for each in raw):
+        return ConceptExamples(raw=tuple(raw))
+    return ConceptExamples(map_values(_array, value) if isinstance(value, Mapping) else {"": _array(value)})
+
+
 def _position(value: Any) -> Position:
     """Reads a token: a text is its text, also one of digits."""
     if value == "":
@@ -239,10 +252,6 @@ def _row_or_array(value: Any) -> Row | ArrayLike:
     return _read_part(Row, value) if isinstance(value, (Row, Mapping)) else _array(value)
 
 
-def _name_or_array(value: Any) -> str | ArrayLike:
-    return value if isinstance(value, str) else _array(value)
-
-
 READERS: Mapping[Any, Callable[[Any], Any]] = {
     Argument: _argument,
     bool: _boolean,
@@ -253,11 +262,12 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     Compression: lambda value: value and choice({name: name for name in COMPRESSIONS}, value),
     ArrayLike: _array,
     float | ArrayLike: _number_or_array,
-    str | ArrayLike: _name_or_array,
+    str | ArrayLike: lambda value: value if isinstance(value, str) else _array(value),
     Row | ArrayLike | None: _or_none(_row_or_array),
     Position | None: _or_none(_position),
     Position | tuple[Position, ...] | None: _or_none(_positions),
     Baselines: _baselines,
+    ConceptExamples: _examples,
     Distributions: _arrays,
     PointName | Point: _point,
     PointName | Point | tuple[PointName | Point, ...]: _points,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests.attacks import Attack
@@ -15,10 +15,25 @@ from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
 from cutaway.contract.requests.fields import Count, Positive, Probability, bounded, distinct, given
 from cutaway.contract.requests.targets import PredictedClass, Target
-from cutaway.contract.tensors import Array
+from cutaway.contract.tensors import Array, ArrayLike
 from cutaway.contract.values import StrEnum, changed
 
-__all__ = ["Argument", "CheckMode", "CheckRequest", "Direct", "ExplainIf", "Generate", "InspectRequest", "Raw", "Sweep"]
+__all__ = [
+    "TCAV",
+    "Argument",
+    "CheckMode",
+    "CheckRequest",
+    "ConceptClassifier",
+    "ConceptExamples",
+    "Direct",
+    "ExplainIf",
+    "Generate",
+    "Influence",
+    "InfluenceMethod",
+    "InspectRequest",
+    "Raw",
+    "Sweep",
+]
 
 
 # The condition for explaining an example.
@@ -180,6 +195,92 @@ class Sweep:
     heads: bool = False
 
 
+class ConceptClassifier(StrEnum):
+    """The linear classifier that separates a concept from random examples."""
+
+    LOGISTIC = "logistic"
+    """Logistic regression on activations divided by their mean distance from their mean; it has one optimum."""
+    SGD = "sgd"
+    """Captum's default: a linear support vector machine, by stochastic gradient descent on activations as they are."""
+
+
+@dataclass(frozen=True)
+class ConceptExamples:
+    """Examples of a concept, or without one: tensors, or examples that the model's adapter decodes.
+
+    Args:
+        tensors: by forward-argument name, ``[examples, ...]`` each; ``""`` is the name of the only one.
+        raw: examples for the adapter, such as texts.
+    """
+
+    tensors: Mapping[str, ArrayLike] = field(default_factory=dict)
+    raw: tuple[Raw, ...] = ()
+
+
+@dataclass(frozen=True)
+class TCAV:
+    """Tests the target with concepts: do the activations of a concept's examples point where the target grows?
+
+    At each layer a linear classifier separates the concept's activations from those of random examples, for each random
+    set anew. Its normal vector is the concept activation vector. The score is the share of the request's rows whose
+    target grows along it. Kim et al. 2018, arXiv:1711.11279.
+
+    Args:
+        layers: the modules at whose output the concepts are tested.
+        concepts: by name, the examples of each concept: an array, arrays by input name, or texts; at least four.
+        random: sets of examples without a concept in common, of about as many; at least two. With ``n`` sets the
+            p-value is at least ``1 / (n + 1)``.
+        classifier: the linear classifier.
+        vectors: return the concept activation vectors too.
+        seed: decides which third of each set is held out, and what the classifier draws; 0 to 2**63 - 1. All batches of
+            a job have the same vectors.
+    """
+
+    layers: Annotated[tuple[str, ...], given("name at least one layer"), distinct]
+    concepts: Mapping[str, ConceptExamples]
+    random: tuple[ConceptExamples, ...]
+    classifier: ConceptClassifier | Literal["logistic", "sgd"] = field(default=ConceptClassifier.LOGISTIC, kw_only=True)
+    vectors: bool = field(default=False, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+
+
+class InfluenceMethod(StrEnum):
+    """How training rows are found."""
+
+    TRACIN = "tracin"
+    """Captum's TracInCP: the product of the gradients of both losses, times the learning rate. Pruthi et al. 2020,
+    arXiv:2002.08484."""
+    TRACIN_FAST = "tracin_fast"
+    """Captum's TracInCPFast: the same of the weights of the last linear layer alone."""
+    COSINE = "cosine"
+    """Captum's SimilarityInfluence: the cosine of what a module returns."""
+    EUCLIDEAN = "euclidean"
+    """The same by Euclidean distance, of which small ones help."""
+
+
+@dataclass(frozen=True)
+class Influence:
+    """Which training rows made this prediction? The loss is the cross-entropy of the target's class, of logits.
+
+    The weights that are served are the only checkpoint.
+
+    Args:
+        training: rows of the training data: an array, arrays by input name, or texts.
+        labels: the class of each of them; required by ``tracin`` and ``tracin_fast``.
+        method: how rows are found.
+        layer: the module whose outputs are compared, or whose parameters count; for ``tracin`` empty is all.
+        learning_rate: that of the training; scores are proportional to it.
+        k: how many rows of each kind to return.
+    """
+
+    training: ConceptExamples
+    labels: tuple[int, ...] = ()
+    method: InfluenceMethod | Literal["tracin", "tracin_fast", "cosine", "euclidean"] = InfluenceMethod.TRACIN
+    layer: str = ""
+    learning_rate: Positive = field(default=1.0, kw_only=True)
+    k: Count = field(default=5, kw_only=True)
+
+
 @dataclass(frozen=True)
 class Direct:
     """Direct logit attribution: what each part of a residual stream adds to the target through the last norm alone.
@@ -233,6 +334,8 @@ class InspectRequest:
         sweep: compute the target for each of a grid of patches; ``None`` is none.
         direct: compute what each part of the residual stream adds to the target; ``None`` is none.
         attacks: change the inputs so that the loss of the target rises, and return what that changes.
+        concepts: test the target with concepts; ``None`` is none.
+        influence: find the training rows that made the predictions; ``None`` is none.
     """
 
     model: str
@@ -259,6 +362,8 @@ class InspectRequest:
     sweep: Sweep | None = field(default=None, metadata=_ONE_REPLY)
     direct: Direct | None = field(default=None, metadata=_ONE_REPLY)
     attacks: tuple[Attack, ...] = field(default=(), metadata=_ONE_REPLY)
+    concepts: TCAV | None = None
+    influence: Influence | None = None
 
     def with_input(
         self,

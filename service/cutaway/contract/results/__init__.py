@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cutaway.contract.requests import Point
-from cutaway.contract.results.arrays import ATTACKS, ATTRIBUTIONS, CAPTURES, named, numbers
+from cutaway.contract.results.arrays import ATTACKS, ATTRIBUTIONS, CAPTURES, named, numbers, parts
 from cutaway.contract.results.explanations import (
     AttackResult,
     AttributionError,
@@ -17,6 +17,11 @@ from cutaway.contract.results.explanations import (
     Better,
     Cause,
     Check,
+    ConceptResult,
+    EditReceipt,
+    FinishReason,
+    GeneratedStep,
+    InfluenceResult,
     MetricResult,
     RowCheck,
     TokenAttribution,
@@ -36,10 +41,12 @@ __all__ = [
     "Cause",
     "Check",
     "ClassPrediction",
+    "ConceptResult",
     "EditReceipt",
     "Estimate",
     "FinishReason",
     "GeneratedStep",
+    "InfluenceResult",
     "InputSpec",
     "InspectResult",
     "MetricResult",
@@ -219,57 +226,6 @@ class Progress:
     attribution: int
 
 
-class FinishReason(StrEnum):
-    """Why a row of a generation ended."""
-
-    LENGTH = "length"
-    """It has the most tokens that were allowed."""
-    END = "end"
-    """The model wrote a token that ends a text."""
-    STOP = "stop"
-    """It has a text or a token of the request at which it stops."""
-
-
-@dataclass(frozen=True)
-class GeneratedStep:
-    """The tokens of one step of a generation, by row.
-
-    Attributes:
-        tokens: the token; -1 for a row that ended before.
-        texts: the text that it adds to its row; ``""`` where a character is not complete.
-        log_probabilities: the logarithm of its probability, by the softmax of the model's logits; 0 for a row that
-            ended before.
-        alternatives: the likeliest tokens, as many of each row as were requested, row by row, the likeliest first; -1
-            of a row that ended before.
-        alternative_log_probabilities: the logarithms of their probabilities.
-    """
-
-    tokens: tuple[int, ...]
-    texts: tuple[str, ...]
-    log_probabilities: tuple[float, ...]
-    alternatives: tuple[int, ...] = ()
-    alternative_log_probabilities: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class EditReceipt:
-    """Tells what an edit did.
-
-    Attributes:
-        tensors: the number of tensors that it was applied to.
-        changed: whether it changed a value.
-        norm: the 2-norm of what it changed, over all tensors.
-        steps: the steps of a generation in which it was applied.
-        left_out: the places that an edit of a token, by a glob, leaves out: their tensors have no axis of tokens.
-    """
-
-    tensors: int = 0
-    changed: bool = False
-    norm: float = 0.0
-    steps: tuple[int, ...] = ()
-    left_out: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class Outline:
     """The data type and shape of a tensor."""
@@ -322,6 +278,8 @@ class InspectResult:
         direct_rest: [batch], what the rest of the stream adds.
         direct_bias: [batch], the target where the norm reads zeros; it, the rest and all parts sum to the target.
         attacks: what each attack of the request changed, in their order.
+        influence: with ``influence``, the training rows that made the predictions; else None.
+        concepts: with ``concepts``, what TCAV found: layer by layer, concept by concept.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
     """
@@ -357,6 +315,8 @@ class InspectResult:
     direct_rest: Array | None = field(default=None, metadata=numbers("direct_rest", np.float64))
     direct_bias: Array | None = field(default=None, metadata=numbers("direct_bias", np.float64))
     attacks: tuple[AttackResult, ...] = field(default=(), metadata=ATTACKS)
+    concepts: tuple[ConceptResult, ...] = field(default=(), metadata=parts("name"))
+    influence: InfluenceResult | None = field(default=None, metadata=parts("method"))
 
     @property
     def texts(self) -> tuple[str, ...]:

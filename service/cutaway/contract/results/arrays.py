@@ -236,9 +236,9 @@ def _rebuilders(kind: type[Any]) -> tuple[tuple[str, _Rebuild], ...]:
 # Metadata of dataclass fields.
 
 
-def array(kind: str, of: str = "") -> dict[str, ArrayField]:
+def array(kind: str, of: str = "", *, by_row: bool = True) -> dict[str, ArrayField]:
     """Describes a field that has a tensor."""
-    return {_METADATA: ArrayField(kind, of)}
+    return {_METADATA: ArrayField(kind, of, by_row)}
 
 
 def named(kind: str, of: str, *, by_row: bool = True) -> dict[str, ArrayField]:

@@ -1,4 +1,4 @@
-"""Attributions in a result, and their checks."""
+"""Attributions in a result and their checks, what edits did, and tokens that were written."""
 
 from __future__ import annotations
 
@@ -189,6 +189,72 @@ class MetricResult:
 
 
 @dataclass(frozen=True)
+class ConceptResult:
+    """What TCAV found of one concept at one layer; lists have an element for each random set, in their order.
+
+    Attributes:
+        layer: the layer.
+        concept: the concept.
+        derivatives: [batch, random], float64: the directional derivatives of the target along the vectors, of length 1.
+        vectors: [random, ...], the concept activation vectors, as the classifier has them, of the shape of a row of the
+            layer's output; None unless they were requested.
+        shares: Captum's sign count: the share of rows with a positive directional derivative.
+        magnitudes: Captum's magnitude: the mean directional derivative, along vectors of the classifier's own length.
+        accuracies: the share of held-out examples that the classifier tells apart; 0.5 is chance.
+        random_shares: the mean share of each random set in the place of the concept.
+        t_test: the two-sided t-test of ``shares`` against 0.5, as in the paper. Shares that have the concept's examples
+            in common are not independent: it rejects for many random sets too.
+        p_value: two-sided: the part of all sets, the concept among them, whose mean share is as far from 0.5.
+        check: the comparison with raw hooks and a fit of our own; None without checks.
+    """
+
+    layer: str
+    concept: str
+    derivatives: Array = field(metadata=array("concept_derivative", "concept"))
+    vectors: Array | None = field(default=None, metadata=array("concept_vector", "concept", by_row=False))
+    shares: tuple[float, ...] = ()
+    magnitudes: tuple[float, ...] = ()
+    accuracies: tuple[float, ...] = ()
+    random_shares: tuple[float, ...] = ()
+    t_test: float = 1.0
+    p_value: float = 1.0
+    check: Check | None = None
+
+    @property
+    def name(self) -> str:
+        """The layer and the concept, by which the arrays are named."""
+        return f"{self.layer}:{self.concept}"
+
+    @property
+    def share(self) -> float:
+        """The TCAV score: the mean share over the random sets."""
+        return sum(self.shares) / max(1, len(self.shares))
+
+
+@dataclass(frozen=True)
+class InfluenceResult:
+    """The training rows that made the predictions, by their numbers from 0.
+
+    Attributes:
+        method: how they were found.
+        helpful: [batch, k] int64, the rows that helped most, the first most of all.
+        helpful_scores: [batch, k] float64.
+        harmful: [batch, k] int64, the rows that harmed most, or that are least alike.
+        harmful_scores: [batch, k] float64.
+        self_influence: [training rows], of gradients, how much each helps itself: wrong labels stand out; else None.
+        check: the comparison of all scores with products of raw gradients, row by row; None without checks.
+    """
+
+    method: str
+    helpful: Array = field(metadata=array("helpful", "influence"))
+    helpful_scores: Array = field(metadata=array("helpful_score", "influence"))
+    harmful: Array = field(metadata=array("harmful", "influence"))
+    harmful_scores: Array = field(metadata=array("harmful_score", "influence"))
+    self_influence: Array | None = field(default=None, metadata=array("self_influence", "influence", by_row=False))
+    check: Check | None = None
+
+
+@dataclass(frozen=True)
 class AttributionError:
     """The error of one attribution that could not be computed.
 
@@ -332,3 +398,57 @@ class AttackResult:
     def worst_check(self) -> Check | None:
         """The check with the worst verdict, or None if nothing was checked."""
         return min(self.checks, key=lambda check: WORST_FIRST.index(check.verdict), default=None)
+
+
+# Texts that were written, and the receipts of edits.
+
+
+class FinishReason(StrEnum):
+    """Why a row of a generation ended."""
+
+    LENGTH = "length"
+    """It has the most tokens that were allowed."""
+    END = "end"
+    """The model wrote a token that ends a text."""
+    STOP = "stop"
+    """It has a text or a token of the request at which it stops."""
+
+
+@dataclass(frozen=True)
+class GeneratedStep:
+    """The tokens of one step of a generation, by row.
+
+    Attributes:
+        tokens: the token; -1 for a row that ended before.
+        texts: the text that it adds to its row; ``""`` where a character is not complete.
+        log_probabilities: the logarithm of its probability, by the softmax of the model's logits; 0 for a row that
+            ended before.
+        alternatives: the likeliest tokens, as many of each row as were requested, row by row, the likeliest first; -1
+            of a row that ended before.
+        alternative_log_probabilities: the logarithms of their probabilities.
+    """
+
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    log_probabilities: tuple[float, ...]
+    alternatives: tuple[int, ...] = ()
+    alternative_log_probabilities: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class EditReceipt:
+    """Tells what an edit did.
+
+    Attributes:
+        tensors: the number of tensors that it was applied to.
+        changed: whether it changed a value.
+        norm: the 2-norm of what it changed, over all tensors.
+        steps: the steps of a generation in which it was applied.
+        left_out: the places that an edit of a token, by a glob, leaves out: their tensors have no axis of tokens.
+    """
+
+    tensors: int = 0
+    changed: bool = False
+    norm: float = 0.0
+    steps: tuple[int, ...] = ()
+    left_out: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         CapturedCall,
         Check,
         ClassPrediction,
+        ConceptResult,
         InspectResult,
         ModelDetail,
         ModuleCapture,
@@ -149,6 +150,8 @@ def summarise(result: InspectResult) -> str:
         _block("sweep", _arrays(result.sweep), 2, len(result.sweep)),
         _block("direct", _arrays(result.direct), 2, len(result.direct)),
         _block("attacks", map(_attack_line, result.attacks), 4, len(result.attacks)),
+        _block("concepts", map(_concept_line, result.concepts), 3, len(result.concepts)),
+        _block("influence", _influence_lines(result), 2, len(result.influence.helpful) if result.influence else 0),
         _block("attributions", _attributions(attributed), _ATTRIBUTIONS, min(len(attributed), _ATTRIBUTIONS)),
         _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,
                len(result.warnings)),
@@ -267,6 +270,20 @@ def _leaves(call: CapturedCall) -> Iterator[str]:
 def _line(leaves: Iterable[str]) -> str:
     shown = list(leaves)
     return ", ".join(first(shown, _NAMED, len(shown))) or "empty"
+
+
+def _concept_line(concept: ConceptResult) -> str:
+    verdict = "NOT CHECKED" if concept.check is None else concept.check.verdict.value
+    score = f"share {concept.share:.2f}, p {concept.p_value:.3g}"
+    return f"{verdict}  {harmless(concept.concept)} at {harmless(concept.layer)}  {score}{_why(concept.check)}"
+
+
+def _influence_lines(result: InspectResult) -> Iterator[str]:
+    if (found := result.influence) is not None:
+        verdict = "NOT CHECKED" if found.check is None else found.check.verdict.value
+        for row, (helpful, harmful) in enumerate(zip(found.helpful[:, :3], found.harmful[:, :3])):
+            rows = f"helped by rows {', '.join(map(str, helpful))}, harmed by {', '.join(map(str, harmful))}"
+            yield f"{verdict}  {found.method}  [{row}] {rows}{_why(found.check)}"
 
 
 def _attributions(titled: Sequence[Titled]) -> list[str]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cutaway.contract.errors import InvalidArgument, Reason, at, error
-from cutaway.contract.requests import Argument, InspectRequest, Raw
+from cutaway.contract.requests import TCAV, Argument, ConceptExamples, Influence, InspectRequest, Raw
 from cutaway.contract.requests.fields import given
 from cutaway.contract.results import AttributionResult
 from cutaway.contract.tensors import Buffer, as_array, bytes_in, check_compression, dtype_name
@@ -38,6 +38,8 @@ def _checked_seed(seed: int) -> int:
     return seed
 
 
+_SEED = Scalar(_checked_seed, _checked_seed)
+
 _OPTIONS = spread(
     InspectRequest,
     inspection_pb2.Options.DESCRIPTOR.fields,
@@ -49,7 +51,7 @@ _OPTIONS = spread(
                 lambda number: _checked_compression(COMPRESSION.decode(number)),
             )
         ),
-        "seed": FieldRule(codec=Scalar(_checked_seed, _checked_seed)),
+        "seed": FieldRule(codec=_SEED),
     },
 )
 
@@ -80,6 +82,16 @@ _TENSORS = spread(
     InspectRequest, input_pb2.TensorInputs.DESCRIPTOR.fields, {"by_name": FieldRule("tensors", by_name(TENSOR))}
 )
 _RAW = only(input_pb2.RawInputs.DESCRIPTOR, several(record(Raw, input_pb2.RawInput)))
+_EXAMPLES = record(ConceptExamples, inspection_pb2.ConceptExamples)
+_CONCEPTS = record(
+    TCAV,
+    inspection_pb2.Tcav,
+    {
+        "concepts": FieldRule(codec=by_name(_EXAMPLES)),
+        "random": FieldRule(codec=several(_EXAMPLES)),
+        "seed": FieldRule(codec=_SEED),
+    },
+)
 _FIELDS = spread(
     InspectRequest,
     [field for field in inspection_pb2.InspectRequest.DESCRIPTOR.fields if field.containing_oneof is None],
@@ -92,6 +104,10 @@ _FIELDS = spread(
         "attributions": FieldRule(codec=several(METHODS.codec)),
         "attacks": FieldRule(codec=several(ATTACKS.codec)),
         "options": FieldRule(codec=_OPTIONS),
+        "concepts": FieldRule(codec=_CONCEPTS),
+        "influence": FieldRule(
+            codec=record(Influence, inspection_pb2.Influence, {"training": FieldRule(codec=_EXAMPLES)})
+        ),
     },
 )
 """All but the input, which is decoded on its own: see `_remembered`."""

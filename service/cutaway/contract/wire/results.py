@@ -172,7 +172,8 @@ PROGRESS = record(plain.Progress, inspection_service_pb2.StreamProgress)
 
 _CLASSES = several(record(plain.ClassPrediction, inspection_pb2.ClassPrediction))
 _ROWS = FieldRule(codec=several(record(plain.RowCheck, check_pb2.RowCheck)))
-_CHECKS = several(record(plain.Check, check_pb2.Check, {"rows": _ROWS}))
+_CHECK = record(plain.Check, check_pb2.Check, {"rows": _ROWS})
+_CHECKS = several(_CHECK)
 _ERROR = record(plain.AttributionError, attribution_pb2.AttributionError)
 _WARNINGS = several(record(plain.Warning, inspection_pb2.Warning))
 _ESTIMATE = record(
@@ -191,6 +192,13 @@ def _codec(form: str) -> Codec:
     of_result = _arrays(plain.InspectResult, tensor)
     tokens = record(plain.TokenAttribution, attribution_pb2.TokenAttribution, _arrays(plain.TokenAttribution, tensor))
     metric = record(plain.MetricResult, attribution_pb2.Metric, _arrays(plain.MetricResult, tensor))
+    concept = record(
+        plain.ConceptResult,
+        inspection_pb2.ConceptResult,
+        {**_arrays(plain.ConceptResult, tensor), "check": FieldRule(codec=_CHECK)},
+    )
+    of_influence = {**_arrays(plain.InfluenceResult, tensor), "check": FieldRule(codec=_CHECK)}
+    influence = record(plain.InfluenceResult, inspection_pb2.InfluenceResult, of_influence)
     attribution = record(
         plain.AttributionResult,
         attribution_pb2.Attribution,
@@ -230,6 +238,8 @@ def _codec(form: str) -> Codec:
             "provenance": FieldRule(codec=PROVENANCE),
             "timings": FieldRule(codec=record(plain.Timings, inspection_pb2.Timings)),
             "estimate": FieldRule(codec=_ESTIMATE),
+            "concepts": FieldRule(codec=several(concept)),
+            "influence": FieldRule(codec=influence),
             "feature_names": FieldRule(codec=Codec(_write_feature_names, _read_feature_names)),
             "example_axes": FieldRule(codec=Codec(_write_example_axes, _read_example_axes)),
         },

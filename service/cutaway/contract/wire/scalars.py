@@ -14,7 +14,9 @@ from cutaway.contract.requests import (
     AttackNorm,
     CheckMode,
     Combination,
+    ConceptClassifier,
     Imputation,
+    InfluenceMethod,
     LossReduction,
     Point,
     Quadrature,
@@ -260,6 +262,12 @@ ENUMS: dict[str, Scalar] = {
     "HookPoint": POINTS,
     "CheckMode": _enum(check_pb2.CheckMode, "CHECK_MODE", CheckMode, CheckMode.SAME_PASS),
     "Verdict": VERDICTS,
+    "ConceptClassifier": _enum(
+        inspection_pb2.ConceptClassifier, "CONCEPT_CLASSIFIER", ConceptClassifier, ConceptClassifier.LOGISTIC
+    ),
+    "InfluenceMethod": _enum(
+        inspection_pb2.InfluenceMethod, "INFLUENCE_METHOD", InfluenceMethod, InfluenceMethod.TRACIN
+    ),
     "FinishReason": _enum(inspection_pb2.FinishReason, "FINISH_REASON", FinishReason),
     "VectorNorm": _enum(edit_pb2.VectorNorm, "VECTOR_NORM", VectorNorm, VectorNorm.OWN),
     "Cause": _or_none(_enum(check_pb2.Cause, "CAUSE", Cause)),

@@ -44,6 +44,8 @@ from cutaway.engine.execution.collect import (
     whole_result,
     with_attributions,
 )
+from cutaway.engine.execution.concepts import estimated as concept_results
+from cutaway.engine.execution.influence import estimated as influence_result
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
 from cutaway.engine.execution.row_parts import plan_divides
@@ -215,7 +217,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
                 parameter_gradients=_parameter_gradients(plan),
             )
         attributions = estimate_attributions(main, at_attributions)
-        sweep, attacks = _sweep(plan), _attacks(main, attributions)
+        sweep, attacks, concepts = _sweep(plan), _attacks(main, attributions), concept_results(plan)
         _fill(main, at_gradients)
     result = whole_result(with_attributions(collect_main_pass(main, {}), attributions, main), main)
     return replace(
@@ -226,6 +228,8 @@ def estimate(plan: RequestPlan) -> InspectResult:
         **sweep,
         **_direct(plan),
         attacks=attacks,
+        concepts=concepts,
+        influence=influence_result(plan),
         estimate=Estimate(0, {}, passes),
     )
 
@@ -399,7 +403,8 @@ def kind_of_request(plan: RequestPlan) -> Hashable:
 
 
 def _runs_backward(plan: RequestPlan) -> bool:
-    return plan.differentiates or any(method_of(part.request).runs_backward for part in plan.attributions)
+    differentiates = plan.differentiates or plan.request.concepts is not None or plan.training is not None
+    return differentiates or any(method_of(part.request).runs_backward for part in plan.attributions)
 
 
 def _captured(plan: RequestPlan) -> Iterator[tuple[str, bool]]:

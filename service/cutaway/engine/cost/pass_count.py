@@ -17,6 +17,8 @@ from torch import Tensor
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
+from cutaway.engine.execution.concepts import concept_passes
+from cutaway.engine.execution.influence import influence_passes
 from cutaway.engine.execution.sweep import DIRECT_PASSES, sweep_passes
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec
 from cutaway.engine.hooks.tokens import RowTexts
@@ -105,6 +107,10 @@ def costs(plan: RequestPlan) -> Iterator[tuple[str, int]]:
         yield "sweep", sweep_passes(plan)
     if plan.request.direct is not None:
         yield "direct", DIRECT_PASSES * plan.rows
+    if plan.request.concepts is not None:
+        yield "concepts", concept_passes(plan)
+    if plan.request.influence is not None:
+        yield "influence", influence_passes(plan)
     for number, attack in enumerate(plan.request.attacks):
         yield f"attacks[{number}]", _attack_passes(plan, attack, explanations)
 

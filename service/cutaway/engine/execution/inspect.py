@@ -36,8 +36,10 @@ from cutaway.engine.execution.collect import (
     with_attributions,
     with_known_axes,
 )
+from cutaway.engine.execution.concepts import with_concepts
 from cutaway.engine.execution.fitting import attribution_too_large, in_passes_that_fit, with_smaller_passes
 from cutaway.engine.execution.generation import Tell, generate
+from cutaway.engine.execution.influence import with_influence
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
 from cutaway.engine.execution.sweep import with_direct, with_sweep
@@ -455,8 +457,7 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
         unedited: what the model returns without edits, where the request compares.
         tell: called with the result so far, which only grows: first without attributions, then after each of them.
     """
-    result = collect_main_pass(main, unedited or {})
-    attributions: tuple[results.AttributionResult, ...] = ()
+    result, attributions = collect_main_pass(main, unedited or {}), tuple[results.AttributionResult, ...]()
     if tell is not None:
         tell(result)
     for several in run_attributions(main):
@@ -464,11 +465,11 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
         if tell is not None:
             tell(with_attributions(result, attributions, main))
     result = with_direct(with_sweep(with_attributions(result, attributions, main), main), main)
+    result = with_influence(with_concepts(result, main), main)
     return whole_result(with_attacks(result, main, run_attributions), main)
 
 
 # The description of a model: its modules, its outputs, and the operators of its forward pass.
-
 EVERY_OPERATOR = "**:*#*"
 
 
@@ -478,8 +479,7 @@ def describe(
     """Returns every module, the model's outputs and, with ``operators``, the operators that ran. Shapes and calls are
     those of a forward pass of ``example``; without one they are empty."""
     calls: dict[str, list[RecordedCall]] = {name: [] for name in model.tree.modules}
-    addresses: list[str] = []
-    outputs: Outputs = {}
+    addresses, outputs = list[str](), Outputs()
     if example is not None:
         sites = {name: watching(Point.OUTPUT) for name in (*calls, *([EVERY_OPERATOR] if operators else []))}
         with model.guard.restoring(), observing(model.tree, sites) as recording, torch.no_grad(), recording.forward():

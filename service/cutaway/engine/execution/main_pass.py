@@ -52,6 +52,8 @@ def may_share(request: InspectRequest) -> bool:
         or request.sweep
         or request.direct
         or request.attacks
+        or request.concepts
+        or request.influence
         or request.edits
         or isinstance(request.target, Neuron)
         or is_several(request.target)

@@ -80,7 +80,7 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
     if problem.further_layers:
         layer = ([problem.model.tree[name] for name in problem.layers],)
     options = method.attribute_arguments(problem)
-    _import(method.imports, problem.model)
+    import_apart(method.imports, problem.model)
     latest: list[Tensor] = []
 
     def run(*tensors: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def explain(problem: AttributionProblem, forward: Callable[..., Tensor]) -> Valu
     return _named(problem, result)
 
 
-def _import(names: Sequence[str], model: InspectedModel) -> None:
+def import_apart(names: Sequence[str], model: InspectedModel) -> None:
     """Imports modules while other requests run: Captum would do it between two passes, and take a second."""
     if all(name in sys.modules for name in names):
         return

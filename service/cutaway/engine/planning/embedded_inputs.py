@@ -1,4 +1,5 @@
-"""Finds the integer inputs that an embedding takes: token ids, and the categories of a table.
+"""Finds the integer inputs that an embedding takes: token ids, and the categories of a table; and reads further inputs,
+examples of concepts and training rows.
 
 Methods that replace values by a baseline may move these too. A mask, a length or a position is an integer as well, and
 a model may fail, or return no numbers, if it becomes 0. So it is not the data type that tells, but a test: one element
@@ -14,12 +15,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cutaway.contract.errors import InvalidArgument
+from cutaway.contract import requests
+from cutaway.contract.errors import InvalidArgument, Reason, at, error
 from cutaway.contract.requests import Argument, Point
+from cutaway.contract.tensors import ArrayLike, as_array
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, InspectedModel
+from cutaway.engine.model.input_validation import named, validate_inputs
+from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.session import Cancellation
+from cutaway.engine.runtime.numerics import from_numpy
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -99,3 +104,102 @@ def _lookups(model: InspectedModel, inputs: Inputs, embeddings: Sequence[str]) -
         model.run(inputs)
     calls = (call for name in embeddings for call in seen.calls[name])
     return [_Lookup(*(next(iter(call.at(point).values())) for point in (Point.INPUT, Point.OUTPUT))) for call in calls]
+
+
+# Inputs of the examples of concepts, and of training rows.
+
+
+def concept_examples(
+    model: InspectedModel, request: requests.InspectRequest, inputs: Inputs
+) -> tuple[tuple[str, Inputs], ...]:
+    """Returns the examples of concepts, by name, and those of random sets, by the field of the request below its own.
+
+    Raises:
+        InvalidArgument: they are not what the model takes, or too few; or the request has edits, or several targets.
+    """
+    asked, found = request.concepts, list[tuple[str, Inputs]]()
+    if asked is None:
+        return ()
+    _refuse_others(request, "concepts")
+    if not asked.concepts or "" in asked.concepts:
+        what = "a concept has a name" if asked.concepts else "send the examples of at least one concept"
+        raise error(Reason.INVALID_VALUE, what, "concepts.concepts")
+    if len(asked.random) < 2:
+        what = f"{len(asked.random)} sets of random examples; a test needs two, better twenty"
+        raise error(Reason.INVALID_VALUE, what, "concepts.random")
+    sets = {f"concepts.{name}": asked.concepts[name] for name in sorted(asked.concepts)}
+    sets |= {f"random[{number}]": examples for number, examples in enumerate(asked.random)}
+    for field, examples in sets.items():
+        with at(f"concepts.{field}"):
+            found.append((field, _as_inputs(model, examples, inputs, _FEWEST_EXAMPLES)))
+    return tuple(found)
+
+
+def training_rows(model: InspectedModel, request: requests.InspectRequest, inputs: Inputs) -> Inputs | None:
+    """Returns the rows of the training data that influence is asked of; None without it.
+
+    Raises:
+        InvalidArgument: they are not what the model takes; or the request has edits, or another fault.
+    """
+    asked = request.influence
+    if asked is None:
+        return None
+    _refuse_others(request, "influence")
+    compares = asked.method in ("cosine", "euclidean")
+    if (compares or asked.method == "tracin_fast") and not asked.layer:
+        raise error(Reason.INVALID_VALUE, f"{asked.method} needs a module: name one", "influence.layer")
+    if compares and asked.labels:
+        raise error(
+            Reason.INVALID_VALUE, f"{asked.method} compares no losses: leave the labels out", "influence.labels"
+        )
+    if asked.layer:
+        with at("influence.layer"):
+            model.tree.resolve(asked.layer)
+    with at("influence.training"):
+        return _as_inputs(model, asked.training, inputs, 1)
+
+
+def _refuse_others(request: requests.InspectRequest, field: str) -> None:
+    """Refuses what a test of the model as it is, for all rows, does not take.
+
+    Raises:
+        InvalidArgument: with the field at fault.
+    """
+    if request.edits or request.explain_if is not None:
+        what = f"{field} is about the model as it is, and about all rows: send this in a request of its own"
+        raise error(Reason.INVALID_VALUE, what, "edits" if request.edits else "explain_if")
+    if requests.is_several(request.target):
+        raise error(Reason.INVALID_VALUE, f"{field} is about one number of each row: name one target", "target")
+
+
+def _as_inputs(model: InspectedModel, examples: requests.ConceptExamples, inputs: Inputs, fewest: int) -> Inputs:
+    """Returns examples as tensors on the model's device, in the order of ``inputs``.
+
+    Raises:
+        InvalidArgument: they are not what the model takes, or not as many.
+    """
+    if examples.raw:
+        raise error(Reason.RAW_UNSUPPORTED, "this model decodes no examples: send tensors", "raw")
+    with at("tensors"):
+        tensors = named(model.inputs, {name: _as_input(name, each, inputs) for name, each in examples.tensors.items()})
+        tensors = validate_inputs(model.inputs, tensors, any_name=model.takes_any_name)
+        if tensors.keys() != inputs.keys():
+            what = f"got {', '.join(tensors)}; the rows have {', '.join(inputs)}: send the same inputs"
+            raise error(Reason.INPUT_MISSING, what)
+        for name, tensor in tensors.items():
+            if tensor.dtype != inputs[name].dtype:
+                what = f"{dtype_text(tensor)}; the rows have {dtype_text(inputs[name])}: send that"
+                raise error(Reason.INPUT_DTYPE, what, name)
+        if (count := len(next(iter(tensors.values())))) < fewest:
+            raise error(Reason.INPUT_SHAPE, f"{count} examples; at least {fewest} are needed")
+    return {name: tensors[name].to(model.device) for name in inputs}
+
+
+_FEWEST_EXAMPLES = 4
+
+
+def _as_input(name: str, given: ArrayLike, inputs: Inputs) -> Tensor:
+    """Returns an array of examples as a tensor; floating numbers get the data type of the request's own."""
+    tensor = given if isinstance(given, Tensor) else from_numpy(as_array(given))
+    own = inputs[name] if name in inputs else next(iter(inputs.values()))
+    return tensor.to(own.dtype) if tensor.is_floating_point() and own.is_floating_point() else tensor

@@ -37,7 +37,7 @@ from cutaway.engine.planning.attribution_setup import (
     row_texts,
     with_continuation,
 )
-from cutaway.engine.planning.embedded_inputs import embedded_inputs
+from cutaway.engine.planning.embedded_inputs import concept_examples, embedded_inputs, training_rows
 from cutaway.engine.runtime.rng import new_seed
 
 Failed: TypeAlias = Mapping[int, AttributionResult]
@@ -226,6 +226,8 @@ _OF_ONE_PASS: Mapping[str, object] = {
     "sweep": None,
     "direct": None,
     "attacks": (),
+    "concepts": None,
+    "influence": None,
     "target": requests.PredictedClass(),
     "arguments": {},
 }
@@ -269,6 +271,8 @@ class RequestPlan:
         listener: follows the request while it runs; None if nobody does.
         unasked: outputs that a target needs, and that the request does not ask for.
         attacks: what attacks change: their features are the elements that may change.
+        training: rows of the training data; None without influence.
+        examples: of concepts and of random sets, by the field of the request that has them; empty without concepts.
     """
 
     model: InspectedModel
@@ -290,6 +294,8 @@ class RequestPlan:
     listener: Listener | None = None
     unasked: tuple[str, ...] = ()
     attacks: tuple[ResolvedAttribution, ...] = ()
+    examples: tuple[tuple[str, Inputs], ...] = ()
+    training: Inputs | None = None
 
     @property
     def rows(self) -> int:
@@ -325,6 +331,8 @@ class RequestPlan:
             or self.request.sweep is not None
             or self.request.direct is not None
             or bool(self.request.attacks)
+            or self.request.concepts is not None
+            or self.request.influence is not None
             or self.request.target != requests.PredictedClass()
             or any(uses)
         )
@@ -398,7 +406,8 @@ def plan_request(
     explained = (tuple(attributions.values()), tuple(attributions), failed)
     resolved = (sites, edits, parameters, gradients_of, neuron, *explained, seed)
     attacks = tuple(resolve_attacks(model, request, inputs, edits, seed))
-    plan = RequestPlan(model, request, inputs, cancellation, *resolved, unasked=unasked, attacks=attacks)
+    others = concept_examples(model, request, inputs), training_rows(model, request, inputs)
+    plan = RequestPlan(model, request, inputs, cancellation, *resolved, None, (), (), None, unasked, attacks, *others)
     stops = request.omit_predictions and not (plan.needs_target or request.attributions or request.compare)
     return replace(plan, missing=_missing(sites)) if stops else plan
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from cutaway.contract.errors import Reason, error
 from cutaway.jobs.sources.arrays import Images, SavedDataset, open_npy, open_npz, open_zarr
 from cutaway.jobs.sources.files import DataFiles, find_files
-from cutaway.jobs.sources.lines import CsvFile, JsonFile, RecordFiles
 from cutaway.jobs.sources.source import Column, Source, Unreadable, check_columns
-from cutaway.jobs.sources.tables import ArrowFile, ParquetFile, Tables
+from cutaway.jobs.sources.tables import ArrowFile, CsvFile, JsonFile, ParquetFile, RecordFiles, Tables
 
 __all__ = ["FORMATS", "Column", "Source", "Unreadable", "check_columns", "open_source"]
 

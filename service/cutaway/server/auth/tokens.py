@@ -130,6 +130,8 @@ REQUIRED_SCOPES: Mapping[str, Scope] = {
     "sweep": Scope.EDIT,
     "direct": Scope.INSPECT,
     "attacks": Scope.INSPECT,
+    "concepts": Scope.INSPECT,
+    "influence": Scope.INSPECT,
 }
 """The scopes that the fields of `cutaway.v1.InspectRequest` need. A neuron as the target needs `Scope.INSPECT` too."""
 

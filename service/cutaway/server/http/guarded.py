@@ -18,11 +18,10 @@ from starlette.types import Message, Receive, Scope
 
 from cutaway.contract.errors import DOMAIN, Code, CutawayError, Reason, error, release_frames
 from cutaway.contract.wire import grpc_status
-from cutaway.server.batching import HeldBytes
+from cutaway.server.batching import HeldBytes, within
 from cutaway.server.rpc.servicer import Servicer
 from cutaway.server.rpc.status import Headers, TranslatedCall
 from cutaway.server.settings import Settings
-from cutaway.server.time_limit import within
 
 MEDIA_TYPE = "application/problem+json"
 

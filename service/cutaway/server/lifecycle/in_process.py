@@ -20,11 +20,10 @@ from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire.chunks import as_message
 from cutaway.server.archive import reader
 from cutaway.server.backends.backend import Backend, SetServing, Supervise, Turns, worker_died
-from cutaway.server.batching import Replied, SetAside
+from cutaway.server.batching import Replied, SetAside, within
 from cutaway.server.memory import RequestMemory, share_of_worker
 from cutaway.server.model_store import ModelStore
 from cutaway.server.settings import Settings
-from cutaway.server.time_limit import within
 from cutaway.server.worker.calls import Calls
 from cutaway.server.worker.gpus import device_of, gpu_in_turn, request_memory
 from cutaway.server.worker.model_threads import ModelThreads

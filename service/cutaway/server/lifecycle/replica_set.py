@@ -27,7 +27,7 @@ from cutaway.contract.wire.worker_reply import Reply
 from cutaway.server import load_records
 from cutaway.server.archive import reader
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
-from cutaway.server.batching import NotBegun
+from cutaway.server.batching import NotBegun, within
 from cutaway.server.memory import Shares
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import Engine, Leader, led
@@ -35,7 +35,6 @@ from cutaway.server.processes.torchserve import TorchServe
 from cutaway.server.processes.worker_processes import Keepers, Kept, WorkerProcesses
 from cutaway.server.ray.plan import PlannedModel, RayPlan
 from cutaway.server.settings import Settings
-from cutaway.server.time_limit import within
 from cutaway.server.unpacked import Unpacked
 from cutaway.v1 import worker_pb2
 

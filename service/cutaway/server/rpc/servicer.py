@@ -34,7 +34,7 @@ from cutaway.contract.wire.worker_reply import Reply
 from cutaway.server import batching
 from cutaway.server.auth.tokens import REQUIRED_SCOPES, Authenticator, Caller, Permissions, Scope
 from cutaway.server.backends.backend import Backend
-from cutaway.server.batching import ByteBudget, HeldBytes
+from cutaway.server.batching import ByteBudget, HeldBytes, within
 from cutaway.server.memory import share_of_requests
 from cutaway.server.observability.call_watch import CallWatch, current_call
 from cutaway.server.observability.call_watch import Method as ObservedMethod
@@ -42,7 +42,6 @@ from cutaway.server.rpc.guard import AuthenticatingHandler, Handler, receiving
 from cutaway.server.rpc.status import Context, Metadata, TranslatedCall, abort, abort_with
 from cutaway.server.rpc.translation import Translator
 from cutaway.server.settings import Settings
-from cutaway.server.time_limit import within
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, model_pb2, worker_pb2
 
 Method: TypeAlias = Callable[[bytes, Context, Caller], Awaitable[bytes | None]]

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from cutaway.adapters import Adapter, decoded
 from cutaway.contract.errors import CutawayError, Reason, at, error, release_frames
-from cutaway.contract.requests import Attribution, InspectRequest, field_name
+from cutaway.contract.requests import Attribution, ConceptExamples, InspectRequest, field_name
+from cutaway.contract.values import changed
 from cutaway.contract.wire import chunks
 from cutaway.engine.model.input_validation import check_features, named, validate_arguments, validate_inputs
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
@@ -306,6 +307,14 @@ def _counts(request: InspectRequest, failed: int, settings: Settings) -> Iterato
     for name, array in request.tensors.items():
         yield f"tensors.by_name.{name}", "rows", array.shape[0] if array.ndim else 1, settings.max_rows
     yield "raw", "examples", len(request.raw), settings.max_rows
+    if request.concepts is not None:
+        sets = {f"concepts.{name}": each for name, each in request.concepts.concepts.items()}
+        sets |= {f"random[{number}]": each for number, each in enumerate(request.concepts.random)}
+        for name, each in sets.items():
+            yield f"concepts.{name}", "examples", _rows(each), settings.max_rows
+        yield "concepts.random", "random sets", len(request.concepts.random), settings.max_attributions
+    if request.influence is not None:
+        yield "influence.training", "training rows", _rows(request.influence.training), settings.max_rows
     yield "captures", "captures", len(request.captures), settings.max_captures
     yield "attributions", "attributions", len(request.attributions) + failed, settings.max_attributions
     yield "attacks", "attacks", len(request.attacks), settings.max_attributions
@@ -313,6 +322,10 @@ def _counts(request: InspectRequest, failed: int, settings: Settings) -> Iterato
         yield f"attacks[{number}].pgd.n_steps", "steps", getattr(attack, "n_steps", 0), settings.max_steps
     if request.generate is not None:
         yield "generate.max_new_tokens", "steps", request.generate.max_new_tokens, settings.max_steps
+
+
+def _rows(examples: ConceptExamples) -> int:
+    return max([len(examples.raw), *(len(array) for array in examples.tensors.values() if array.ndim)])
 
 
 def within_passes(plan: RequestPlan, costs: Iterable[tuple[str, int]], limit: int) -> tuple[RequestPlan, int]:
@@ -334,7 +347,7 @@ def within_passes(plan: RequestPlan, costs: Iterable[tuple[str, int]], limit: in
         advice = "request fewer rows, steps, samples or features, or no check"
         what = f"attributions would take up to {total + passes} passes of one row, {limit} are allowed: {advice}"
         failures[position] = error(Reason.LIMIT_EXCEEDED, what, field)
-        if position >= len(plan.attributions):  # a sweep, or an attack
+        if position >= len(plan.attributions):  # a sweep, an attack or concepts, which have no place for an error
             raise failures[position]
     return without(plan, failures), total
 
@@ -379,6 +392,30 @@ class RequestInputs:
                 self._valid.clear()
             order = self._valid[kind] = self._validated_names(request, tensors)
         return {name: tensors[name].to(self._model.device) for name in order}
+
+    def read(self, request: InspectRequest, cancellation: Cancellation) -> InspectRequest:
+        """Returns ``request`` with the examples of its concepts, and its training rows, decoded.
+
+        Raises:
+            InvalidArgument: the adapter cannot decode one; with the field at fault.
+        """
+
+        def tensors_of(examples: ConceptExamples, field: str) -> ConceptExamples:
+            if not examples.raw:
+                return examples
+            with at(field):
+                if examples.tensors:
+                    raise error(Reason.INVALID_VALUE, "send tensors or raw examples, not both", "raw")
+                return ConceptExamples(decoded(self._adapter, examples.raw, cancellation))
+
+        if (tested := request.concepts) is not None:
+            concepts = {name: tensors_of(each, f"concepts.concepts.{name}") for name, each in tested.concepts.items()}
+            sets = tuple(tensors_of(each, f"concepts.random[{number}]") for number, each in enumerate(tested.random))
+            request = changed(request, concepts=changed(tested, concepts=concepts, random=sets))
+        if (sought := request.influence) is not None:
+            training = tensors_of(sought.training, "influence.training")
+            request = changed(request, influence=changed(sought, training=training))
+        return request
 
     def _validated_names(self, request: InspectRequest, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
         with at("arguments"):

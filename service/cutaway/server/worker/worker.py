@@ -414,7 +414,7 @@ class Worker:
         """Returns the plan, and how many passes of each row it may take besides the first."""
         check_counts(request, len(failed), self._settings)
         inputs, check = self._inputs.of(request, cancellation), partial(check_steps, self._settings)
-        plan = plan_request(self._model, request, inputs, cancellation, failed, check)
+        plan = plan_request(self._model, self._inputs.read(request, cancellation), inputs, cancellation, failed, check)
         if self.memory is not None:
             check_memory(request, least_bytes(plan, self.memory.most), self.memory.most)
         plan, passes = within_passes(plan, costs(plan), self._settings.max_passes)

@@ -14,13 +14,13 @@ import type { Check, CheckRequest } from "./check_pb.js";
 import { file_cutaway_v1_check } from "./check_pb.js";
 import type { Edit } from "./edit_pb.js";
 import { file_cutaway_v1_edit } from "./edit_pb.js";
-import type { Argument, RawInputs, TensorInputs } from "./input_pb.js";
+import type { Argument, RawInput, RawInputs, TensorInputs } from "./input_pb.js";
 import { file_cutaway_v1_input } from "./input_pb.js";
 import type { Provenance } from "./model_pb.js";
 import { file_cutaway_v1_model } from "./model_pb.js";
 import type { Target } from "./target_pb.js";
 import { file_cutaway_v1_target } from "./target_pb.js";
-import type { Compression, DataType, NamedTensor } from "./tensor_pb.js";
+import type { Compression, DataType, NamedTensor, Tensor } from "./tensor_pb.js";
 import { file_cutaway_v1_tensor } from "./tensor_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
@@ -28,7 +28,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/inspection.proto.
  */
 export const file_cutaway_v1_inspection: GenFile = /*@__PURE__*/
-  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEitgYKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUSIAoFc3dlZXAYECABKAsyES5jdXRhd2F5LnYxLlN3ZWVwEiIKBmRpcmVjdBgRIAEoCzISLmN1dGF3YXkudjEuRGlyZWN0EioKB2F0dGFja3MYEiADKAsyGS5jdXRhd2F5LnYxLkF0dGFja1JlcXVlc3QaRgoOQXJndW1lbnRzRW50cnkSCwoDa2V5GAEgASgJEiMKBXZhbHVlGAIgASgLMhQuY3V0YXdheS52MS5Bcmd1bWVudDoCOAFCBwoFaW5wdXQikQEKBVN3ZWVwEg4KBm1vZHVsZRgBIAEoCRIRCgRheGlzGAIgASgNSACIAQESDgoGc291cmNlGAMgASgNEg0KBXplcm9zGAQgASgIEg4KBnBsYWNlcxgFIAMoAxIMCgRwYXRoGAYgASgJEhAKCGVzdGltYXRlGAcgASgIEg0KBWhlYWRzGAggASgIQgcKBV9heGlzIjYKBkRpcmVjdBIPCgdtb2R1bGVzGAEgAygJEgwKBG5vcm0YAiABKAkSDQoFaGVhZHMYAyABKAgi8wEKCEdlbmVyYXRlEhYKDm1heF9uZXdfdG9rZW5zGAEgASgNEhMKC3RlbXBlcmF0dXJlGAIgASgBEg0KBXRvcF9rGAMgASgNEhIKBXRvcF9wGAQgASgBSACIAQESEgoFbWluX3AYBSABKAFIAYgBARIfChJyZXBldGl0aW9uX3BlbmFsdHkYBiABKAFIAogBARIMCgRzdG9wGAcgAygJEhMKC3N0b3BfdG9rZW5zGAggAygDEhQKDGFsdGVybmF0aXZlcxgJIAEoDUIICgZfdG9wX3BCCAoGX21pbl9wQhUKE19yZXBldGl0aW9uX3BlbmFsdHkiJgoUSW5wdXRHcmFkaWVudFJlcXVlc3QSDgoGaW5wdXRzGAEgAygJIpkBChBFeHBsYWluQ29uZGl0aW9uEiEKFHByb2JhYmlsaXR5X2F0X2xlYXN0GAEgASgBSACIAQESIAoTcHJvYmFiaWxpdHlfYXRfbW9zdBgCIAEoAUgBiAEBEg8KB2NsYXNzZXMYAyADKANCFwoVX3Byb2JhYmlsaXR5X2F0X2xlYXN0QhYKFF9wcm9iYWJpbGl0eV9hdF9tb3N0IsYBCgdPcHRpb25zEi0KD3JlcGx5X2RhdGFfdHlwZRgBIAEoDjIULmN1dGF3YXkudjEuRGF0YVR5cGUSLAoLY29tcHJlc3Npb24YAiABKA4yFy5jdXRhd2F5LnYxLkNvbXByZXNzaW9uEhEKBHNlZWQYAyABKARIAIgBARIXCg9tYXhfcmVwbHlfYnl0ZXMYBCABKAQSDwoHZHJ5X3J1bhgFIAEoCBIYChBvbWl0X3ByZWRpY3Rpb25zGAYgASgIQgcKBV9zZWVkIv4HCg9JbnNwZWN0UmVzcG9uc2USLAoLcHJlZGljdGlvbnMYASABKAsyFy5jdXRhd2F5LnYxLlByZWRpY3Rpb25zEiUKCGNhcHR1cmVzGAIgAygLMhMuY3V0YXdheS52MS5DYXB0dXJlEjAKD2lucHV0X2dyYWRpZW50cxgDIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISNAoTcGFyYW1ldGVyX2dyYWRpZW50cxgEIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISLQoMYXR0cmlidXRpb25zGAUgAygLMhcuY3V0YXdheS52MS5BdHRyaWJ1dGlvbhI1ChR1bmVkaXRlZF9wcmVkaWN0aW9ucxgGIAEoCzIXLmN1dGF3YXkudjEuUHJlZGljdGlvbnMSJQoId2FybmluZ3MYByADKAsyEy5jdXRhd2F5LnYxLldhcm5pbmcSKgoKcHJvdmVuYW5jZRgIIAEoCzIWLmN1dGF3YXkudjEuUHJvdmVuYW5jZRIkCgd0aW1pbmdzGAkgASgLMhMuY3V0YXdheS52MS5UaW1pbmdzEiYKCGVzdGltYXRlGAogASgLMhQuY3V0YXdheS52MS5Fc3RpbWF0ZRIWCg5leHBsYWluZWRfcm93cxgLIAMoCBIvCg1mZWF0dXJlX25hbWVzGAwgAygLMhguY3V0YXdheS52MS5GZWF0dXJlTmFtZXMSLQoMZXhhbXBsZV9heGVzGA0gAygLMhcuY3V0YXdheS52MS5FeGFtcGxlQXhpcxIsCglnZW5lcmF0ZWQYDiADKAsyGS5jdXRhd2F5LnYxLkdlbmVyYXRlZFN0ZXASMAoOZmluaXNoX3JlYXNvbnMYDyADKA4yGC5jdXRhd2F5LnYxLkZpbmlzaFJlYXNvbhIWCg51bmVkaXRlZF90ZXh0cxgQIAMoCRIhCgZyZXBsYXkYESABKAsyES5jdXRhd2F5LnYxLkNoZWNrEikKCHJlY2VpcHRzGBIgAygLMhcuY3V0YXdheS52MS5FZGl0UmVjZWlwdBImCgVzd2VlcBgTIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISMAoPc3dlZXBfZXN0aW1hdGVzGBQgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIXCg9zd2VlcF9hZ3JlZW1lbnQYFSADKAESJwoGZGlyZWN0GBYgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchITCgtkaXJlY3RfcmVzdBgXIAMoARITCgtkaXJlY3RfYmlhcxgYIAMoARIjCgdhdHRhY2tzGBkgAygLMhIuY3V0YXdheS52MS5BdHRhY2sihgEKDUdlbmVyYXRlZFN0ZXASDgoGdG9rZW5zGAEgAygDEg0KBXRleHRzGAIgAygJEhkKEWxvZ19wcm9iYWJpbGl0aWVzGAMgAygBEhQKDGFsdGVybmF0aXZlcxgEIAMoAxIlCh1hbHRlcm5hdGl2ZV9sb2dfcHJvYmFiaWxpdGllcxgFIAMoASJeCgtFZGl0UmVjZWlwdBIPCgd0ZW5zb3JzGAEgASgNEg8KB2NoYW5nZWQYAiABKAgSDAoEbm9ybRgDIAEoARINCgVzdGVwcxgEIAMoDRIQCghsZWZ0X291dBgFIAMoCSI5CgtFeGFtcGxlQXhpcxIOCgZ0ZW5zb3IYASABKAkSEQoEYXhpcxgCIAEoDUgAiAEBQgcKBV9heGlzIiwKDEZlYXR1cmVOYW1lcxINCgVpbnB1dBgBIAEoCRINCgVuYW1lcxgCIAMoCSKqAQoLUHJlZGljdGlvbnMSKAoHb3V0cHV0cxgBIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISLAoHY2xhc3NlcxgCIAMoCzIbLmN1dGF3YXkudjEuQ2xhc3NQcmVkaWN0aW9uEg8KB3RhcmdldHMYAyADKAMSFQoNdGFyZ2V0X3ZhbHVlcxgEIAMoARIbChN0YXJnZXRzX3Blcl9leGFtcGxlGAUgASgNIkQKD0NsYXNzUHJlZGljdGlvbhINCgVpbmRleBgBIAEoAxINCgVsYWJlbBgCIAEoCRITCgtwcm9iYWJpbGl0eRgDIAEoASJSCgdXYXJuaW5nEiUKBGNvZGUYASABKA4yFy5jdXRhd2F5LnYxLldhcm5pbmdDb2RlEg8KB3N1YmplY3QYAiABKAkSDwoHbWVzc2FnZRgDIAEoCSKmAQoHVGltaW5ncxIQCghxdWV1ZV9tcxgBIAEoARIRCglkZWNvZGVfbXMYAiABKAESEgoKZm9yd2FyZF9tcxgDIAEoARITCgtiYWNrd2FyZF9tcxgEIAEoARIWCg5hdHRyaWJ1dGlvbl9tcxgFIAEoARIQCghjaGVja19tcxgGIAEoARIRCgllbmNvZGVfbXMYByABKAESEAoIcHJvb2ZfbXMYCCABKAEiWQoIRXN0aW1hdGUSEwoLcmVwbHlfYnl0ZXMYASABKAQSKAoHdGVuc29ycxgCIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISDgoGcGFzc2VzGAMgASgEKnYKDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASGAoURklOSVNIX1JFQVNPTl9MRU5HVEgQARIVChFGSU5JU0hfUkVBU09OX0VORBACEhYKEkZJTklTSF9SRUFTT05fU1RPUBADKv8CCgtXYXJuaW5nQ29kZRIcChhXQVJOSU5HX0NPREVfVU5TUEVDSUZJRUQQABIiCh5XQVJOSU5HX0NPREVfTU9EVUxFX05PVF9DQUxMRUQQARIcChhXQVJOSU5HX0NPREVfTk9fR1JBRElFTlQQAhIkCiBXQVJOSU5HX0NPREVfRURJVF9XSVRIT1VUX0VGRkVDVBADEh0KGVdBUk5JTkdfQ09ERV9OT1RfQV9URU5TT1IQBBIlCiFXQVJOSU5HX0NPREVfUk9XU19OT1RfSU5ERVBFTkRFTlQQBRIeChpXQVJOSU5HX0NPREVfTk9UX0VYUExBSU5FRBAGEh8KG1dBUk5JTkdfQ09ERV9JTlBVVF9OT1RfUkVBRBAHEiQKIFdBUk5JTkdfQ09ERV9JTlBVVF9OT1RfRVhQTEFJTkVEEAgSIQodV0FSTklOR19DT0RFX1NURVBfTk9UX1JFQUNIRUQQCRIaChZXQVJOSU5HX0NPREVfTk9fVE9LRU5TEApiBnByb3RvMw", [file_cutaway_v1_attack, file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
+  fileDesc("ChtjdXRhd2F5L3YxL2luc3BlY3Rpb24ucHJvdG8SCmN1dGF3YXkudjEihAcKDkluc3BlY3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEisKB3RlbnNvcnMYAiABKAsyGC5jdXRhd2F5LnYxLlRlbnNvcklucHV0c0gAEiQKA3JhdxgDIAEoCzIVLmN1dGF3YXkudjEuUmF3SW5wdXRzSAASIgoGdGFyZ2V0GAQgASgLMhIuY3V0YXdheS52MS5UYXJnZXQSLAoIY2FwdHVyZXMYBSADKAsyGi5jdXRhd2F5LnYxLkNhcHR1cmVSZXF1ZXN0EjkKD2lucHV0X2dyYWRpZW50cxgGIAEoCzIgLmN1dGF3YXkudjEuSW5wdXRHcmFkaWVudFJlcXVlc3QSHwoFZWRpdHMYByADKAsyEC5jdXRhd2F5LnYxLkVkaXQSDwoHY29tcGFyZRgIIAEoCBI0CgxhdHRyaWJ1dGlvbnMYCSADKAsyHi5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uUmVxdWVzdBInCgVjaGVjaxgKIAEoCzIYLmN1dGF3YXkudjEuQ2hlY2tSZXF1ZXN0EjAKCmV4cGxhaW5faWYYCyABKAsyHC5jdXRhd2F5LnYxLkV4cGxhaW5Db25kaXRpb24SJAoHb3B0aW9ucxgMIAEoCzITLmN1dGF3YXkudjEuT3B0aW9ucxI8Cglhcmd1bWVudHMYDSADKAsyKS5jdXRhd2F5LnYxLkluc3BlY3RSZXF1ZXN0LkFyZ3VtZW50c0VudHJ5EiMKG2F0dHJpYnV0aW9uX2Vycm9yc19pbl9wbGFjZRgOIAEoCBImCghnZW5lcmF0ZRgPIAEoCzIULmN1dGF3YXkudjEuR2VuZXJhdGUSIAoFc3dlZXAYECABKAsyES5jdXRhd2F5LnYxLlN3ZWVwEiIKBmRpcmVjdBgRIAEoCzISLmN1dGF3YXkudjEuRGlyZWN0EioKB2F0dGFja3MYEiADKAsyGS5jdXRhd2F5LnYxLkF0dGFja1JlcXVlc3QSIgoIY29uY2VwdHMYEyABKAsyEC5jdXRhd2F5LnYxLlRjYXYSKAoJaW5mbHVlbmNlGBQgASgLMhUuY3V0YXdheS52MS5JbmZsdWVuY2UaRgoOQXJndW1lbnRzRW50cnkSCwoDa2V5GAEgASgJEiMKBXZhbHVlGAIgASgLMhQuY3V0YXdheS52MS5Bcmd1bWVudDoCOAFCBwoFaW5wdXQiygEKCUluZmx1ZW5jZRItCgh0cmFpbmluZxgBIAEoCzIbLmN1dGF3YXkudjEuQ29uY2VwdEV4YW1wbGVzEg4KBmxhYmVscxgCIAMoAxIrCgZtZXRob2QYAyABKA4yGy5jdXRhd2F5LnYxLkluZmx1ZW5jZU1ldGhvZBINCgVsYXllchgEIAEoCRIaCg1sZWFybmluZ19yYXRlGAUgASgBSACIAQESDgoBaxgGIAEoDUgBiAEBQhAKDl9sZWFybmluZ19yYXRlQgQKAl9rIpUCCgRUY2F2Eg4KBmxheWVycxgBIAMoCRIwCghjb25jZXB0cxgCIAMoCzIeLmN1dGF3YXkudjEuVGNhdi5Db25jZXB0c0VudHJ5EisKBnJhbmRvbRgDIAMoCzIbLmN1dGF3YXkudjEuQ29uY2VwdEV4YW1wbGVzEjEKCmNsYXNzaWZpZXIYBCABKA4yHS5jdXRhd2F5LnYxLkNvbmNlcHRDbGFzc2lmaWVyEg8KB3ZlY3RvcnMYBSABKAgSDAoEc2VlZBgGIAEoBBpMCg1Db25jZXB0c0VudHJ5EgsKA2tleRgBIAEoCRIqCgV2YWx1ZRgCIAEoCzIbLmN1dGF3YXkudjEuQ29uY2VwdEV4YW1wbGVzOgI4ASKzAQoPQ29uY2VwdEV4YW1wbGVzEjkKB3RlbnNvcnMYASADKAsyKC5jdXRhd2F5LnYxLkNvbmNlcHRFeGFtcGxlcy5UZW5zb3JzRW50cnkSIQoDcmF3GAIgAygLMhQuY3V0YXdheS52MS5SYXdJbnB1dBpCCgxUZW5zb3JzRW50cnkSCwoDa2V5GAEgASgJEiEKBXZhbHVlGAIgASgLMhIuY3V0YXdheS52MS5UZW5zb3I6AjgBIpEBCgVTd2VlcBIOCgZtb2R1bGUYASABKAkSEQoEYXhpcxgCIAEoDUgAiAEBEg4KBnNvdXJjZRgDIAEoDRINCgV6ZXJvcxgEIAEoCBIOCgZwbGFjZXMYBSADKAMSDAoEcGF0aBgGIAEoCRIQCghlc3RpbWF0ZRgHIAEoCBINCgVoZWFkcxgIIAEoCEIHCgVfYXhpcyI2CgZEaXJlY3QSDwoHbW9kdWxlcxgBIAMoCRIMCgRub3JtGAIgASgJEg0KBWhlYWRzGAMgASgIIvMBCghHZW5lcmF0ZRIWCg5tYXhfbmV3X3Rva2VucxgBIAEoDRITCgt0ZW1wZXJhdHVyZRgCIAEoARINCgV0b3BfaxgDIAEoDRISCgV0b3BfcBgEIAEoAUgAiAEBEhIKBW1pbl9wGAUgASgBSAGIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAYgASgBSAKIAQESDAoEc3RvcBgHIAMoCRITCgtzdG9wX3Rva2VucxgIIAMoAxIUCgxhbHRlcm5hdGl2ZXMYCSABKA1CCAoGX3RvcF9wQggKBl9taW5fcEIVChNfcmVwZXRpdGlvbl9wZW5hbHR5IiYKFElucHV0R3JhZGllbnRSZXF1ZXN0Eg4KBmlucHV0cxgBIAMoCSKZAQoQRXhwbGFpbkNvbmRpdGlvbhIhChRwcm9iYWJpbGl0eV9hdF9sZWFzdBgBIAEoAUgAiAEBEiAKE3Byb2JhYmlsaXR5X2F0X21vc3QYAiABKAFIAYgBARIPCgdjbGFzc2VzGAMgAygDQhcKFV9wcm9iYWJpbGl0eV9hdF9sZWFzdEIWChRfcHJvYmFiaWxpdHlfYXRfbW9zdCLGAQoHT3B0aW9ucxItCg9yZXBseV9kYXRhX3R5cGUYASABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEiwKC2NvbXByZXNzaW9uGAIgASgOMhcuY3V0YXdheS52MS5Db21wcmVzc2lvbhIRCgRzZWVkGAMgASgESACIAQESFwoPbWF4X3JlcGx5X2J5dGVzGAQgASgEEg8KB2RyeV9ydW4YBSABKAgSGAoQb21pdF9wcmVkaWN0aW9ucxgGIAEoCEIHCgVfc2VlZCLbCAoPSW5zcGVjdFJlc3BvbnNlEiwKC3ByZWRpY3Rpb25zGAEgASgLMhcuY3V0YXdheS52MS5QcmVkaWN0aW9ucxIlCghjYXB0dXJlcxgCIAMoCzITLmN1dGF3YXkudjEuQ2FwdHVyZRIwCg9pbnB1dF9ncmFkaWVudHMYAyADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEjQKE3BhcmFtZXRlcl9ncmFkaWVudHMYBCADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEi0KDGF0dHJpYnV0aW9ucxgFIAMoCzIXLmN1dGF3YXkudjEuQXR0cmlidXRpb24SNQoUdW5lZGl0ZWRfcHJlZGljdGlvbnMYBiABKAsyFy5jdXRhd2F5LnYxLlByZWRpY3Rpb25zEiUKCHdhcm5pbmdzGAcgAygLMhMuY3V0YXdheS52MS5XYXJuaW5nEioKCnByb3ZlbmFuY2UYCCABKAsyFi5jdXRhd2F5LnYxLlByb3ZlbmFuY2USJAoHdGltaW5ncxgJIAEoCzITLmN1dGF3YXkudjEuVGltaW5ncxImCghlc3RpbWF0ZRgKIAEoCzIULmN1dGF3YXkudjEuRXN0aW1hdGUSFgoOZXhwbGFpbmVkX3Jvd3MYCyADKAgSLwoNZmVhdHVyZV9uYW1lcxgMIAMoCzIYLmN1dGF3YXkudjEuRmVhdHVyZU5hbWVzEi0KDGV4YW1wbGVfYXhlcxgNIAMoCzIXLmN1dGF3YXkudjEuRXhhbXBsZUF4aXMSLAoJZ2VuZXJhdGVkGA4gAygLMhkuY3V0YXdheS52MS5HZW5lcmF0ZWRTdGVwEjAKDmZpbmlzaF9yZWFzb25zGA8gAygOMhguY3V0YXdheS52MS5GaW5pc2hSZWFzb24SFgoOdW5lZGl0ZWRfdGV4dHMYECADKAkSIQoGcmVwbGF5GBEgASgLMhEuY3V0YXdheS52MS5DaGVjaxIpCghyZWNlaXB0cxgSIAMoCzIXLmN1dGF3YXkudjEuRWRpdFJlY2VpcHQSJgoFc3dlZXAYEyADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEjAKD3N3ZWVwX2VzdGltYXRlcxgUIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISFwoPc3dlZXBfYWdyZWVtZW50GBUgAygBEicKBmRpcmVjdBgWIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISEwoLZGlyZWN0X3Jlc3QYFyADKAESEwoLZGlyZWN0X2JpYXMYGCADKAESIwoHYXR0YWNrcxgZIAMoCzISLmN1dGF3YXkudjEuQXR0YWNrEisKCGNvbmNlcHRzGBogAygLMhkuY3V0YXdheS52MS5Db25jZXB0UmVzdWx0Ei4KCWluZmx1ZW5jZRgbIAEoCzIbLmN1dGF3YXkudjEuSW5mbHVlbmNlUmVzdWx0IpECCg9JbmZsdWVuY2VSZXN1bHQSDgoGbWV0aG9kGAEgASgJEiMKB2hlbHBmdWwYAiABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIqCg5oZWxwZnVsX3Njb3JlcxgDIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEiMKB2hhcm1mdWwYBCABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIqCg5oYXJtZnVsX3Njb3JlcxgFIAEoCzISLmN1dGF3YXkudjEuVGVuc29yEioKDnNlbGZfaW5mbHVlbmNlGAYgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISIAoFY2hlY2sYByABKAsyES5jdXRhd2F5LnYxLkNoZWNrIo8CCg1Db25jZXB0UmVzdWx0Eg0KBWxheWVyGAEgASgJEg8KB2NvbmNlcHQYAiABKAkSJwoLZGVyaXZhdGl2ZXMYAyABKAsyEi5jdXRhd2F5LnYxLlRlbnNvchIjCgd2ZWN0b3JzGAQgASgLMhIuY3V0YXdheS52MS5UZW5zb3ISDgoGc2hhcmVzGAUgAygBEhIKCm1hZ25pdHVkZXMYBiADKAESEgoKYWNjdXJhY2llcxgHIAMoARIVCg1yYW5kb21fc2hhcmVzGAggAygBEg4KBnRfdGVzdBgJIAEoARIPCgdwX3ZhbHVlGAogASgBEiAKBWNoZWNrGAsgASgLMhEuY3V0YXdheS52MS5DaGVjayKGAQoNR2VuZXJhdGVkU3RlcBIOCgZ0b2tlbnMYASADKAMSDQoFdGV4dHMYAiADKAkSGQoRbG9nX3Byb2JhYmlsaXRpZXMYAyADKAESFAoMYWx0ZXJuYXRpdmVzGAQgAygDEiUKHWFsdGVybmF0aXZlX2xvZ19wcm9iYWJpbGl0aWVzGAUgAygBIl4KC0VkaXRSZWNlaXB0Eg8KB3RlbnNvcnMYASABKA0SDwoHY2hhbmdlZBgCIAEoCBIMCgRub3JtGAMgASgBEg0KBXN0ZXBzGAQgAygNEhAKCGxlZnRfb3V0GAUgAygJIjkKC0V4YW1wbGVBeGlzEg4KBnRlbnNvchgBIAEoCRIRCgRheGlzGAIgASgNSACIAQFCBwoFX2F4aXMiLAoMRmVhdHVyZU5hbWVzEg0KBWlucHV0GAEgASgJEg0KBW5hbWVzGAIgAygJIqoBCgtQcmVkaWN0aW9ucxIoCgdvdXRwdXRzGAEgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIsCgdjbGFzc2VzGAIgAygLMhsuY3V0YXdheS52MS5DbGFzc1ByZWRpY3Rpb24SDwoHdGFyZ2V0cxgDIAMoAxIVCg10YXJnZXRfdmFsdWVzGAQgAygBEhsKE3RhcmdldHNfcGVyX2V4YW1wbGUYBSABKA0iRAoPQ2xhc3NQcmVkaWN0aW9uEg0KBWluZGV4GAEgASgDEg0KBWxhYmVsGAIgASgJEhMKC3Byb2JhYmlsaXR5GAMgASgBIlIKB1dhcm5pbmcSJQoEY29kZRgBIAEoDjIXLmN1dGF3YXkudjEuV2FybmluZ0NvZGUSDwoHc3ViamVjdBgCIAEoCRIPCgdtZXNzYWdlGAMgASgJIqYBCgdUaW1pbmdzEhAKCHF1ZXVlX21zGAEgASgBEhEKCWRlY29kZV9tcxgCIAEoARISCgpmb3J3YXJkX21zGAMgASgBEhMKC2JhY2t3YXJkX21zGAQgASgBEhYKDmF0dHJpYnV0aW9uX21zGAUgASgBEhAKCGNoZWNrX21zGAYgASgBEhEKCWVuY29kZV9tcxgHIAEoARIQCghwcm9vZl9tcxgIIAEoASJZCghFc3RpbWF0ZRITCgtyZXBseV9ieXRlcxgBIAEoBBIoCgd0ZW5zb3JzGAIgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIOCgZwYXNzZXMYAyABKAQqrwEKD0luZmx1ZW5jZU1ldGhvZBIgChxJTkZMVUVOQ0VfTUVUSE9EX1VOU1BFQ0lGSUVEEAASGwoXSU5GTFVFTkNFX01FVEhPRF9UUkFDSU4QARIgChxJTkZMVUVOQ0VfTUVUSE9EX1RSQUNJTl9GQVNUEAISGwoXSU5GTFVFTkNFX01FVEhPRF9DT1NJTkUQAxIeChpJTkZMVUVOQ0VfTUVUSE9EX0VVQ0xJREVBThAEKnQKEUNvbmNlcHRDbGFzc2lmaWVyEiIKHkNPTkNFUFRfQ0xBU1NJRklFUl9VTlNQRUNJRklFRBAAEh8KG0NPTkNFUFRfQ0xBU1NJRklFUl9MT0dJU1RJQxABEhoKFkNPTkNFUFRfQ0xBU1NJRklFUl9TR0QQAip2CgxGaW5pc2hSZWFzb24SHQoZRklOSVNIX1JFQVNPTl9VTlNQRUNJRklFRBAAEhgKFEZJTklTSF9SRUFTT05fTEVOR1RIEAESFQoRRklOSVNIX1JFQVNPTl9FTkQQAhIWChJGSU5JU0hfUkVBU09OX1NUT1AQAyr/AgoLV2FybmluZ0NvZGUSHAoYV0FSTklOR19DT0RFX1VOU1BFQ0lGSUVEEAASIgoeV0FSTklOR19DT0RFX01PRFVMRV9OT1RfQ0FMTEVEEAESHAoYV0FSTklOR19DT0RFX05PX0dSQURJRU5UEAISJAogV0FSTklOR19DT0RFX0VESVRfV0lUSE9VVF9FRkZFQ1QQAxIdChlXQVJOSU5HX0NPREVfTk9UX0FfVEVOU09SEAQSJQohV0FSTklOR19DT0RFX1JPV1NfTk9UX0lOREVQRU5ERU5UEAUSHgoaV0FSTklOR19DT0RFX05PVF9FWFBMQUlORUQQBhIfChtXQVJOSU5HX0NPREVfSU5QVVRfTk9UX1JFQUQQBxIkCiBXQVJOSU5HX0NPREVfSU5QVVRfTk9UX0VYUExBSU5FRBAIEiEKHVdBUk5JTkdfQ09ERV9TVEVQX05PVF9SRUFDSEVEEAkSGgoWV0FSTklOR19DT0RFX05PX1RPS0VOUxAKYgZwcm90bzM", [file_cutaway_v1_attack, file_cutaway_v1_attribution, file_cutaway_v1_capture, file_cutaway_v1_check, file_cutaway_v1_edit, file_cutaway_v1_input, file_cutaway_v1_model, file_cutaway_v1_target, file_cutaway_v1_tensor]);
 
 /**
  * One question about one model. Nothing asked is ever left out in silence: what this server does not serve
@@ -172,6 +172,20 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
    * @generated from field: repeated cutaway.v1.AttackRequest attacks = 18;
    */
   attacks: AttackRequest[];
+
+  /**
+   * Test the target with concepts, by TCAV. Default: none.
+   *
+   * @generated from field: cutaway.v1.Tcav concepts = 19;
+   */
+  concepts?: Tcav | undefined;
+
+  /**
+   * Find the training rows that made the predictions. Default: none.
+   *
+   * @generated from field: cutaway.v1.Influence influence = 20;
+   */
+  influence?: Influence | undefined;
 };
 
 /**
@@ -180,6 +194,148 @@ export type InspectRequest = Message<"cutaway.v1.InspectRequest"> & {
  */
 export const InspectRequestSchema: GenMessage<InspectRequest> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_inspection, 0);
+
+/**
+ * Training rows that helped a prediction, and that harmed it. The loss is the cross-entropy of the target's class.
+ *
+ * @generated from message cutaway.v1.Influence
+ */
+export type Influence = Message<"cutaway.v1.Influence"> & {
+  /**
+   * Rows of the training data; at least one.
+   *
+   * @generated from field: cutaway.v1.ConceptExamples training = 1;
+   */
+  training?: ConceptExamples | undefined;
+
+  /**
+   * The class of each of them; required for gradients.
+   *
+   * @generated from field: repeated int64 labels = 2;
+   */
+  labels: bigint[];
+
+  /**
+   * The method. Default: tracin.
+   *
+   * @generated from field: cutaway.v1.InfluenceMethod method = 3;
+   */
+  method: InfluenceMethod;
+
+  /**
+   * The module whose outputs are compared, or whose parameters count. Default: all parameters.
+   *
+   * @generated from field: string layer = 4;
+   */
+  layer: string;
+
+  /**
+   * The learning rate of the training, above 0. Default: 1.
+   *
+   * @generated from field: optional double learning_rate = 5;
+   */
+  learningRate?: number | undefined;
+
+  /**
+   * How many rows of each kind to return. Default: 5.
+   *
+   * @generated from field: optional uint32 k = 6;
+   */
+  k?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.Influence.
+ * Use `create(InfluenceSchema)` to create a new message.
+ */
+export const InfluenceSchema: GenMessage<Influence> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 1);
+
+/**
+ * Testing with concept activation vectors. At each layer a linear classifier separates the activations of a concept's
+ * examples from those of random ones. Its normal vector points to the concept. The score is the share of the request's
+ * rows whose target grows in that direction. Kim et al. 2018, arXiv:1711.11279.
+ *
+ * @generated from message cutaway.v1.Tcav
+ */
+export type Tcav = Message<"cutaway.v1.Tcav"> & {
+  /**
+   * The modules at whose output concepts are tested, by name; at least one.
+   *
+   * @generated from field: repeated string layers = 1;
+   */
+  layers: string[];
+
+  /**
+   * The examples of each concept, by its name; at least one concept.
+   *
+   * @generated from field: map<string, cutaway.v1.ConceptExamples> concepts = 2;
+   */
+  concepts: { [key: string]: ConceptExamples };
+
+  /**
+   * Sets of examples without a concept in common; at least two. Each is a concept's opposite once, and a concept itself.
+   *
+   * @generated from field: repeated cutaway.v1.ConceptExamples random = 3;
+   */
+  random: ConceptExamples[];
+
+  /**
+   * The classifier. Default: logistic.
+   *
+   * @generated from field: cutaway.v1.ConceptClassifier classifier = 4;
+   */
+  classifier: ConceptClassifier;
+
+  /**
+   * Whether to return the concept activation vectors.
+   *
+   * @generated from field: bool vectors = 5;
+   */
+  vectors: boolean;
+
+  /**
+   * Decides which third of each set is held out, and what the classifier draws, below 2**63. Default: 0.
+   *
+   * @generated from field: uint64 seed = 6;
+   */
+  seed: bigint;
+};
+
+/**
+ * Describes the message cutaway.v1.Tcav.
+ * Use `create(TcavSchema)` to create a new message.
+ */
+export const TcavSchema: GenMessage<Tcav> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 2);
+
+/**
+ * Examples: tensors, or bytes that the model's adapter decodes; at least four.
+ *
+ * @generated from message cutaway.v1.ConceptExamples
+ */
+export type ConceptExamples = Message<"cutaway.v1.ConceptExamples"> & {
+  /**
+   * Tensors by the name of the forward argument that takes them; the empty name is that of the only one.
+   *
+   * @generated from field: map<string, cutaway.v1.Tensor> tensors = 1;
+   */
+  tensors: { [key: string]: Tensor };
+
+  /**
+   * One example an element.
+   *
+   * @generated from field: repeated cutaway.v1.RawInput raw = 2;
+   */
+  raw: RawInput[];
+};
+
+/**
+ * Describes the message cutaway.v1.ConceptExamples.
+ * Use `create(ConceptExamplesSchema)` to create a new message.
+ */
+export const ConceptExamplesSchema: GenMessage<ConceptExamples> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 3);
 
 /**
  * A grid of patches: which module, at which place, carries what one row has and the others have not? For each module
@@ -252,7 +408,7 @@ export type Sweep = Message<"cutaway.v1.Sweep"> & {
  * Use `create(SweepSchema)` to create a new message.
  */
 export const SweepSchema: GenMessage<Sweep> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 1);
+  messageDesc(file_cutaway_v1_inspection, 4);
 
 /**
  * Direct logit attribution: what each part of a residual stream adds to the target through the last norm alone, with the
@@ -288,7 +444,7 @@ export type Direct = Message<"cutaway.v1.Direct"> & {
  * Use `create(DirectSchema)` to create a new message.
  */
 export const DirectSchema: GenMessage<Direct> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 2);
+  messageDesc(file_cutaway_v1_inspection, 5);
 
 /**
  * The continuation of texts: one token of each row a step. The first step is the pass of the prompt. Each further step
@@ -366,7 +522,7 @@ export type Generate = Message<"cutaway.v1.Generate"> & {
  * Use `create(GenerateSchema)` to create a new message.
  */
 export const GenerateSchema: GenMessage<Generate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 3);
+  messageDesc(file_cutaway_v1_inspection, 6);
 
 /**
  * A selection of input gradients.
@@ -387,7 +543,7 @@ export type InputGradientRequest = Message<"cutaway.v1.InputGradientRequest"> & 
  * Use `create(InputGradientRequestSchema)` to create a new message.
  */
 export const InputGradientRequestSchema: GenMessage<InputGradientRequest> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 4);
+  messageDesc(file_cutaway_v1_inspection, 7);
 
 /**
  * A condition for explaining a row; every bound that is set must hold. A row that does not qualify has zeros for
@@ -424,7 +580,7 @@ export type ExplainCondition = Message<"cutaway.v1.ExplainCondition"> & {
  * Use `create(ExplainConditionSchema)` to create a new message.
  */
 export const ExplainConditionSchema: GenMessage<ExplainCondition> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 5);
+  messageDesc(file_cutaway_v1_inspection, 8);
 
 /**
  * The options of running and of the reply.
@@ -482,7 +638,7 @@ export type Options = Message<"cutaway.v1.Options"> & {
  * Use `create(OptionsSchema)` to create a new message.
  */
 export const OptionsSchema: GenMessage<Options> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 6);
+  messageDesc(file_cutaway_v1_inspection, 9);
 
 /**
  * The answer.
@@ -668,6 +824,20 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
    * @generated from field: repeated cutaway.v1.Attack attacks = 25;
    */
   attacks: Attack[];
+
+  /**
+   * What TCAV found, with `concepts`: layer by layer, concept by concept.
+   *
+   * @generated from field: repeated cutaway.v1.ConceptResult concepts = 26;
+   */
+  concepts: ConceptResult[];
+
+  /**
+   * The training rows that made the predictions, with `influence`.
+   *
+   * @generated from field: cutaway.v1.InfluenceResult influence = 27;
+   */
+  influence?: InfluenceResult | undefined;
 };
 
 /**
@@ -675,7 +845,161 @@ export type InspectResponse = Message<"cutaway.v1.InspectResponse"> & {
  * Use `create(InspectResponseSchema)` to create a new message.
  */
 export const InspectResponseSchema: GenMessage<InspectResponse> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 7);
+  messageDesc(file_cutaway_v1_inspection, 10);
+
+/**
+ * The training rows that made the predictions, by their numbers from 0.
+ *
+ * @generated from message cutaway.v1.InfluenceResult
+ */
+export type InfluenceResult = Message<"cutaway.v1.InfluenceResult"> & {
+  /**
+   * The method: `tracin`.
+   *
+   * @generated from field: string method = 1;
+   */
+  method: string;
+
+  /**
+   * The rows that helped most, the first most of all: [batch, k].
+   *
+   * @generated from field: cutaway.v1.Tensor helpful = 2;
+   */
+  helpful?: Tensor | undefined;
+
+  /**
+   * Their scores: [batch, k].
+   *
+   * @generated from field: cutaway.v1.Tensor helpful_scores = 3;
+   */
+  helpfulScores?: Tensor | undefined;
+
+  /**
+   * The rows that harmed most, or that are least alike: [batch, k].
+   *
+   * @generated from field: cutaway.v1.Tensor harmful = 4;
+   */
+  harmful?: Tensor | undefined;
+
+  /**
+   * Their scores: [batch, k].
+   *
+   * @generated from field: cutaway.v1.Tensor harmful_scores = 5;
+   */
+  harmfulScores?: Tensor | undefined;
+
+  /**
+   * How much each training row helps itself, of gradients: [training rows]. Wrong labels stand out.
+   *
+   * @generated from field: cutaway.v1.Tensor self_influence = 6;
+   */
+  selfInfluence?: Tensor | undefined;
+
+  /**
+   * The comparison with products of raw gradients, row by row; absent without checks.
+   *
+   * @generated from field: cutaway.v1.Check check = 7;
+   */
+  check?: Check | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.InfluenceResult.
+ * Use `create(InfluenceResultSchema)` to create a new message.
+ */
+export const InfluenceResultSchema: GenMessage<InfluenceResult> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 11);
+
+/**
+ * What TCAV found of one concept at one layer. An element of a list is that against one random set, in their order.
+ *
+ * @generated from message cutaway.v1.ConceptResult
+ */
+export type ConceptResult = Message<"cutaway.v1.ConceptResult"> & {
+  /**
+   * The layer.
+   *
+   * @generated from field: string layer = 1;
+   */
+  layer: string;
+
+  /**
+   * The concept.
+   *
+   * @generated from field: string concept = 2;
+   */
+  concept: string;
+
+  /**
+   * The directional derivatives of the target along the concept activation vectors of length 1: [batch, random].
+   *
+   * @generated from field: cutaway.v1.Tensor derivatives = 3;
+   */
+  derivatives?: Tensor | undefined;
+
+  /**
+   * The concept activation vectors: [random, ...], of the shape of the layer's output. With `concepts.vectors`.
+   *
+   * @generated from field: cutaway.v1.Tensor vectors = 4;
+   */
+  vectors?: Tensor | undefined;
+
+  /**
+   * Captum's sign count: the share of rows with a positive directional derivative.
+   *
+   * @generated from field: repeated double shares = 5;
+   */
+  shares: number[];
+
+  /**
+   * Captum's magnitude: the mean directional derivative, along vectors of the classifier's own length.
+   *
+   * @generated from field: repeated double magnitudes = 6;
+   */
+  magnitudes: number[];
+
+  /**
+   * The share of held-out examples that the classifier tells apart. 0.5 is chance.
+   *
+   * @generated from field: repeated double accuracies = 7;
+   */
+  accuracies: number[];
+
+  /**
+   * The shares of each random set, which takes the place of the concept: the mean over the other sets and the concept.
+   *
+   * @generated from field: repeated double random_shares = 8;
+   */
+  randomShares: number[];
+
+  /**
+   * The two-sided t-test of the shares against 0.5, as Kim et al. have it. It rejects for many random sets too.
+   *
+   * @generated from field: double t_test = 9;
+   */
+  tTest: number;
+
+  /**
+   * The two-sided p-value: the part of all sets, the concept among them, whose mean share is as far from 0.5.
+   *
+   * @generated from field: double p_value = 10;
+   */
+  pValue: number;
+
+  /**
+   * The comparison with raw hooks and with a fit of our own; absent without checks.
+   *
+   * @generated from field: cutaway.v1.Check check = 11;
+   */
+  check?: Check | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.ConceptResult.
+ * Use `create(ConceptResultSchema)` to create a new message.
+ */
+export const ConceptResultSchema: GenMessage<ConceptResult> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_inspection, 12);
 
 /**
  * The tokens of one step.
@@ -724,7 +1048,7 @@ export type GeneratedStep = Message<"cutaway.v1.GeneratedStep"> & {
  * Use `create(GeneratedStepSchema)` to create a new message.
  */
 export const GeneratedStepSchema: GenMessage<GeneratedStep> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 8);
+  messageDesc(file_cutaway_v1_inspection, 13);
 
 /**
  * What an edit did.
@@ -774,7 +1098,7 @@ export type EditReceipt = Message<"cutaway.v1.EditReceipt"> & {
  * Use `create(EditReceiptSchema)` to create a new message.
  */
 export const EditReceiptSchema: GenMessage<EditReceipt> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 9);
+  messageDesc(file_cutaway_v1_inspection, 14);
 
 /**
  * The axis of a tensor that has the examples. It is found by running the model in two batch sizes.
@@ -803,7 +1127,7 @@ export type ExampleAxis = Message<"cutaway.v1.ExampleAxis"> & {
  * Use `create(ExampleAxisSchema)` to create a new message.
  */
 export const ExampleAxisSchema: GenMessage<ExampleAxis> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 10);
+  messageDesc(file_cutaway_v1_inspection, 15);
 
 /**
  * The names of the elements of an input's last axis.
@@ -831,7 +1155,7 @@ export type FeatureNames = Message<"cutaway.v1.FeatureNames"> & {
  * Use `create(FeatureNamesSchema)` to create a new message.
  */
 export const FeatureNamesSchema: GenMessage<FeatureNames> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 11);
+  messageDesc(file_cutaway_v1_inspection, 16);
 
 /**
  * The predictions of a model.
@@ -881,7 +1205,7 @@ export type Predictions = Message<"cutaway.v1.Predictions"> & {
  * Use `create(PredictionsSchema)` to create a new message.
  */
 export const PredictionsSchema: GenMessage<Predictions> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 12);
+  messageDesc(file_cutaway_v1_inspection, 17);
 
 /**
  * One example's predicted class.
@@ -916,7 +1240,7 @@ export type ClassPrediction = Message<"cutaway.v1.ClassPrediction"> & {
  * Use `create(ClassPredictionSchema)` to create a new message.
  */
 export const ClassPredictionSchema: GenMessage<ClassPrediction> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 13);
+  messageDesc(file_cutaway_v1_inspection, 18);
 
 /**
  * Something a careful reader should know.
@@ -951,7 +1275,7 @@ export type Warning = Message<"cutaway.v1.Warning"> & {
  * Use `create(WarningSchema)` to create a new message.
  */
 export const WarningSchema: GenMessage<Warning> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 14);
+  messageDesc(file_cutaway_v1_inspection, 19);
 
 /**
  * Wall-clock time by stage, in milliseconds.
@@ -1021,7 +1345,7 @@ export type Timings = Message<"cutaway.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 15);
+  messageDesc(file_cutaway_v1_inspection, 20);
 
 /**
  * The outline of a reply.
@@ -1057,7 +1381,89 @@ export type Estimate = Message<"cutaway.v1.Estimate"> & {
  * Use `create(EstimateSchema)` to create a new message.
  */
 export const EstimateSchema: GenMessage<Estimate> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_inspection, 16);
+  messageDesc(file_cutaway_v1_inspection, 21);
+
+/**
+ * The methods that find training rows.
+ *
+ * @generated from enum cutaway.v1.InfluenceMethod
+ */
+export enum InfluenceMethod {
+  /**
+   * The default: tracin.
+   *
+   * @generated from enum value: INFLUENCE_METHOD_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Captum's TracInCP: the product of the gradients of both losses, times the learning rate.
+   *
+   * @generated from enum value: INFLUENCE_METHOD_TRACIN = 1;
+   */
+  TRACIN = 1,
+
+  /**
+   * Captum's TracInCPFast: the same of the weights of the last linear layer alone.
+   *
+   * @generated from enum value: INFLUENCE_METHOD_TRACIN_FAST = 2;
+   */
+  TRACIN_FAST = 2,
+
+  /**
+   * Captum's SimilarityInfluence: the cosine of what a module returns.
+   *
+   * @generated from enum value: INFLUENCE_METHOD_COSINE = 3;
+   */
+  COSINE = 3,
+
+  /**
+   * The same by Euclidean distance, of which small ones help.
+   *
+   * @generated from enum value: INFLUENCE_METHOD_EUCLIDEAN = 4;
+   */
+  EUCLIDEAN = 4,
+}
+
+/**
+ * Describes the enum cutaway.v1.InfluenceMethod.
+ */
+export const InfluenceMethodSchema: GenEnum<InfluenceMethod> = /*@__PURE__*/
+  enumDesc(file_cutaway_v1_inspection, 0);
+
+/**
+ * The linear classifiers of TCAV.
+ *
+ * @generated from enum cutaway.v1.ConceptClassifier
+ */
+export enum ConceptClassifier {
+  /**
+   * The default: logistic.
+   *
+   * @generated from enum value: CONCEPT_CLASSIFIER_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Logistic regression, solved to its only optimum.
+   *
+   * @generated from enum value: CONCEPT_CLASSIFIER_LOGISTIC = 1;
+   */
+  LOGISTIC = 1,
+
+  /**
+   * Captum's default: a linear support vector machine, by stochastic gradient descent.
+   *
+   * @generated from enum value: CONCEPT_CLASSIFIER_SGD = 2;
+   */
+  SGD = 2,
+}
+
+/**
+ * Describes the enum cutaway.v1.ConceptClassifier.
+ */
+export const ConceptClassifierSchema: GenEnum<ConceptClassifier> = /*@__PURE__*/
+  enumDesc(file_cutaway_v1_inspection, 1);
 
 /**
  * Why a row ended.
@@ -1098,7 +1504,7 @@ export enum FinishReason {
  * Describes the enum cutaway.v1.FinishReason.
  */
 export const FinishReasonSchema: GenEnum<FinishReason> = /*@__PURE__*/
-  enumDesc(file_cutaway_v1_inspection, 0);
+  enumDesc(file_cutaway_v1_inspection, 2);
 
 /**
  * The subject of a warning.
@@ -1188,5 +1594,5 @@ export enum WarningCode {
  * Describes the enum cutaway.v1.WarningCode.
  */
 export const WarningCodeSchema: GenEnum<WarningCode> = /*@__PURE__*/
-  enumDesc(file_cutaway_v1_inspection, 1);
+  enumDesc(file_cutaway_v1_inspection, 3);
 
