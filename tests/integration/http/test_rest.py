@@ -294,6 +294,7 @@ def test_all_that_a_request_may_ask_for(site: Site) -> None:
     assert np.asarray(reply["input_gradients"]["input"]["values"]).shape == (2, 4)
 
 
+EXAMPLES = np.random.default_rng(0).normal(size=(6, 4)).tolist()
 SCALE = {"edit": "scale", "module": "2", "factor": 2}
 ASKED: dict[str, tuple[dict[str, Any], str, str]] = {
     "arguments": ({"arguments": {"flag": True}}, "", ""),
@@ -319,6 +320,18 @@ ASKED: dict[str, tuple[dict[str, Any], str, str]] = {
     "dry_run": ({"dry_run": True, "captures": ["0"]}, "estimate", ""),
     "generate": ({"generate": 3}, "", ""),
     "sweep": ({"sweep": {"module": "0", "zeros": True}, "target": 1}, "sweep", "sweep:0"),
+    "direct": ({"direct": {"modules": ["0"], "norm": "2"}, "target": 1}, "direct", "direct:0"),
+    "attacks": ({"attacks": ["fgsm"], "target": 1}, "attacks", "attacked_input:fgsm:input"),
+    "concepts": (
+        {"concepts": {"layers": ["0"], "concepts": {"one": EXAMPLES}, "random": [EXAMPLES, EXAMPLES]}, "target": 1},
+        "concepts",
+        "concept_derivative:0:one",
+    ),
+    "influence": (
+        {"influence": {"training": EXAMPLES, "method": "cosine", "layer": "0"}, "target": 1},
+        "influence",
+        "helpful:cosine",
+    ),
 }  # fmt: skip
 """By field of a request: words that set it, and where the reply has it: in JSON, and in an NPZ file. "" is an error."""
 
