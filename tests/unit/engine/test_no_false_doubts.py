@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode, Neuron
 from cutaway.contract.results import Cause, Check, Verdict
-from tests.support.checked_attributions import CHECKED, noise, wired
+from tests.support.checked_attributions import CHECKED, ask, noise, wired
 from tests.support.wrong_parts import scaled
 from tests.unit.engine.test_doubts import AGREES, WRONG, Served, outcome
 
@@ -248,3 +248,29 @@ def test_copies_of_a_row_next_to_each_other_read_other_elements(mode: CheckMode)
     ):
         got = Served(TwoTowers()).ask(asked, inputs=PAIRS, target=PER_IMAGE, mode=mode, seed=1)[0]
         assert outcome(got) != AGREES
+
+
+class Scaled(nn.Module):
+    """Standardises columns of very different sizes, as those of tables are."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.logspace(-1.5, 3.3, 12))
+        self.a, self.b = nn.Linear(12, 16), nn.Linear(16, 2)
+        for parameter in self.a.parameters():
+            parameter.data *= 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a((x - self.mean) / (0.05 * self.mean))))  # type: ignore[no-any-return]
+
+
+def test_a_table_of_small_and_large_columns_is_not_accused() -> None:
+    """A step as long as the row's mean leaves the range of its small columns: there tanh is flat on both sides, and in
+    3,000 rows some look as if their slope were another one."""
+    torch.manual_seed(0)
+    model = Scaled().eval()
+    given = {"x": model.mean * (1 + 0.05 * noise(3000, 12))}
+    result = ask(model, given, ca.Saliency(), target=ca.ClassIndex((0,))).attributions[0]
+    assert {check.verdict for check in result.checks} == {ca.Verdict.AGREES}
