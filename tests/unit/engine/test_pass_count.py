@@ -51,6 +51,7 @@ MANY = (
     ca.Saliency(target=ca.TopK(2)),
     ca.Saliency(metrics=(ca.Infidelity(n_samples=25),)),
     ca.Saliency(metrics=(ca.SensitivityMax(n_samples=25),)),
+    ca.Saliency(quality=ca.Quality()),
 )
 
 
@@ -159,6 +160,9 @@ def questions(name: str, inputs: Inputs, read: str, classes: tuple[int, ...]) ->
             yield build_request("m", given, target=target, attributions=[attribution], check=mode, seed=3)
         for metric in (ca.SensitivityMax(n_samples=2), ca.Infidelity(n_samples=3)):
             judged = replace(attribution, metrics=(metric,))
+            yield build_request("m", given, target=target, attributions=[judged], check="off", seed=3)
+        if isinstance(attribution, (ca.Saliency, ca.FeatureAblation, ca.LayerGradCam)):
+            judged = replace(attribution, quality=ca.Quality())
             yield build_request("m", given, target=target, attributions=[judged], check="off", seed=3)
 
 

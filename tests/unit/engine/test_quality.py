@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -260,6 +261,28 @@ def test_weights_are_randomised_from_the_output_on(build: Callable[[], nn.Module
         before, after = (entropy(x, values[row]) for values in (here, others[-1]))
         assert rise.values[row] == pytest.approx((after - before) / before)
     assert np.array_equal(curve.values, curve.curve[:, -1])
+
+
+def test_random_weights_meet_the_edits_of_the_request() -> None:
+    """Each pass of them is edited too, and its calls are counted from 0."""
+    model, asked = RECTIFIED().double(), ca.InputXGradient(metrics=(ca.ParameterRandomisation(n_steps=1),))
+    edits = (ca.Zero("a", slices=(ca.Slice(1, 0, 4),), call=0),)
+    result = judged(model, GIVEN, asked, edits=edits)
+    layers = sum(bool(list(module.parameters(recurse=False))) for module in model.modules())
+    other = judged(randomised(model, layers), GIVEN, ca.InputXGradient(), edits=edits, check=OFF).values["x"]
+    for row, found in enumerate(result.metrics[0].values):
+        assert found == pytest.approx(spearmanr(result.values["x"][row], other[row])[0])
+
+
+def test_targets_that_share_passes_share_none_of_random_weights() -> None:
+    """Of two classes each is as by itself: outputs of the served weights say nothing of others."""
+    asked = ca.FeatureAblation(metrics=(ca.ParameterRandomisation(),))
+    several = ask(RECTIFIED().double(), GIVEN, replace(asked, target=ca.TopK(2)), seed=SEED).attributions
+    for result in several:
+        assert result.targets is not None
+        alone = judged(RECTIFIED().double(), GIVEN, asked, target=ClassIndex(tuple(result.targets.tolist())))
+        assert np.array_equal(result.metrics[0].values, alone.metrics[0].values)
+        assert result.metrics[0].values.max() < 1
 
 
 def test_between_two_passes_of_a_randomised_model_others_find_their_own() -> None:

@@ -26,7 +26,13 @@ from cutaway.engine.methods.captum_call import drawing, explain
 from cutaway.engine.methods.feature_metrics import Judged, Measured, as_tuple, of_rows, spearman
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.features import baselines, feature_numbers
-from cutaway.engine.passes.pass_recorder import AttributionProblem, Values, interleave_copies, split_copies
+from cutaway.engine.passes.pass_recorder import (
+    AttributionProblem,
+    Values,
+    cached_per_problem,
+    interleave_copies,
+    split_copies,
+)
 from cutaway.engine.passes.targets import element
 from cutaway.engine.references.observation import observe_forward
 from cutaway.engine.runtime.numerics import to_numpy
@@ -49,7 +55,8 @@ def metrics(
     """
     if not problem.request.is_judged:
         return ()
-    results, judged, asked = [], Judged(problem, values, tokens()), problem.request.metrics
+    asked, problem = problem.request.metrics, replace(problem, shared=None)  # outputs of other weights are others
+    results, judged = [], Judged(problem, values, tokens())
     for index, metric in enumerate((*asked, *_of_quality(problem))):
         try:
             with at(f"metrics[{index}]"), drawing(problem):
@@ -248,14 +255,15 @@ def _input_numbers(_: object, problem: AttributionProblem) -> Tensor:
     return torch.cat([tensor.detach().double().reshape(problem.rows, -1) for tensor in problem.arguments], dim=1)
 
 
-def _output(_: object, problem: AttributionProblem) -> Tensor:
+@cached_per_problem
+def _output(problem: AttributionProblem) -> Tensor:
     with torch.no_grad():
         return of_rows(problem, problem.target.source, problem.read(problem.inputs)).double()
 
 
 def _classes(problem: AttributionProblem) -> Tensor:
     """Returns the class of each row, [batch]; 0 without classes."""
-    return _output(None, problem).argmax(dim=1)
+    return _output(problem).argmax(dim=1)
 
 
 def _representation(metric: requests.RelativeRepresentationStability, problem: AttributionProblem) -> Tensor:
@@ -465,9 +473,7 @@ METRICS: dict[type[Metric], Row] = {
     requests.SensitivityMean: _stable(_sensitivity_mean),
     requests.LocalLipschitz: _stable(_lipschitz),
     requests.RelativeInputStability: _stable(partial(_stability, _input_numbers, True)),
-    requests.RelativeOutputStability: _stable(
-        partial(_stability, _output, False), passes=lambda metric, _: 2 * (metric.n_samples + 2)
-    ),
+    requests.RelativeOutputStability: _stable(partial(_stability, lambda _, problem: _output(problem), False)),
     requests.RelativeRepresentationStability: _stable(
         partial(_stability, _representation, True), passes=lambda metric, _: 2 * (metric.n_samples + 2)
     ),

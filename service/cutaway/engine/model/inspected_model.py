@@ -360,9 +360,16 @@ class InspectedModel:
         """Gives every pass of the block ``arguments`` besides its inputs."""
         return self._temporarily(_arguments=arguments)
 
-    def passes_inside(self, context: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-        """Runs every forward pass inside a new ``context()`` while the block runs."""
-        return self._temporarily(_pass_context=context)
+    def passes_inside(self, context: Callable[[], AbstractContextManager[object]]) -> AbstractContextManager[None]:
+        """Runs every forward pass inside a new ``context()`` while the block runs, inside those of blocks around it."""
+        outer = self._pass_context
+
+        @contextmanager
+        def both() -> Iterator[None]:
+            with outer(), context():
+                yield
+
+        return self._temporarily(_pass_context=context if outer is nullcontext else both)
 
     @contextmanager
     def _temporarily(self, **attributes: Any) -> Iterator[None]:
