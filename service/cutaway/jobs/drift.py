@@ -496,4 +496,4 @@ _MEASURES: dict[str, Callable[[_Pair, str], Iterator[Measure]]] = {
     "input": _distributions,
     "verdict": _verdicts,
 }
-"""What is measured of each kind of columns, in the order of the table."""
+"""The measures of each kind of columns, in the order of the table."""

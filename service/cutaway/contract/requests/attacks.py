@@ -19,7 +19,7 @@ class SearchMode(StrEnum):
     LINEAR = "linear"
     """One after the other, from the first."""
     BINARY = "binary"
-    """By halves: fewer passes, and the least value only where a larger one never fails."""
+    """Half of the rest each time: fewer passes, and the least value only where a larger one never fails."""
 
 
 @dataclass(frozen=True)

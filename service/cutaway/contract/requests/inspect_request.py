@@ -255,12 +255,12 @@ class InfluenceMethod(StrEnum):
     COSINE = "cosine"
     """Captum's SimilarityInfluence: the cosine of what a module returns."""
     EUCLIDEAN = "euclidean"
-    """The same by Euclidean distance, of which small ones help."""
+    """SimilarityInfluence by the Euclidean distance, of which small ones help."""
 
 
 @dataclass(frozen=True)
 class Influence:
-    """Which training rows made this prediction? The loss is the cross-entropy of the target's class, of logits.
+    """Finds the training rows that made a prediction. The loss is the cross-entropy of the target's class, of logits.
 
     The weights that are served are the only checkpoint.
 

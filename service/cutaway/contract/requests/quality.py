@@ -63,12 +63,12 @@ class Quality:
 
 
 class Imputation(StrEnum):
-    """What takes the place of removed features."""
+    """The kinds of values that take the place of removed features."""
 
     BASELINE = "baseline"
     """The baseline."""
     NOISY_LINEAR = "noisy_linear"
-    """Of pictures, the mean of the neighbours with some noise: ROAD, Rong et al. 2022, arXiv:2202.00449."""
+    """The mean of a pixel's neighbours with some noise: ROAD, Rong et al. 2022, arXiv:2202.00449."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,8 @@ class Localisation(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class PointingGame(Localisation):
-    """Whether the most relevant feature is inside the region, 1 or 0. Zhang et al. 2016, arXiv:1608.00507."""
+    """1 if the most relevant feature is inside the region, else 0: higher is better. Zhang et al. 2016,
+    arXiv:1608.00507."""
 
 
 @dataclass(frozen=True, kw_only=True)

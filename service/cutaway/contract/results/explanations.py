@@ -160,12 +160,12 @@ class TokenAttribution:
 
 
 class Better(StrEnum):
-    """Which values of a metric are better."""
+    """The values of a metric that are better."""
 
     HIGHER = "HIGHER"
     LOWER = "LOWER"
     ZERO = "ZERO"
-    """Those near 0."""
+    """Values near 0."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class MetricResult:
 
 @dataclass(frozen=True)
 class ConceptResult:
-    """What TCAV found of one concept at one layer; lists have an element for each random set, in their order.
+    """The outcome of TCAV for one concept at one layer; lists have an element for each random set, in their order.
 
     Attributes:
         layer: the layer.
@@ -358,7 +358,7 @@ class AttackedAttribution:
 
 @dataclass(frozen=True)
 class AttackResult:
-    """What an attack changed.
+    """The outcome of an attack.
 
     Attributes:
         method: Captum's class name.

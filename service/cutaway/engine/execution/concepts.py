@@ -19,7 +19,7 @@ from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks.axes import row_axes
 from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec, watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.methods.captum_call import import_apart
+from cutaway.engine.methods.captum_call import first_line, import_apart
 from cutaway.engine.methods.concepts import CaptumTcav, Plane, Versus, fitted, held_out, logistic_fit, p_value, t_test
 from cutaway.engine.model.inspected_model import Inputs, arguments_kind, gradients
 from cutaway.engine.model.session import is_out_of_memory, timed
@@ -361,5 +361,5 @@ def translated_errors(field: str) -> Iterator[None]:
     except Exception as failure:
         if is_out_of_memory(failure):
             raise
-        text = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:300]
-        raise error(Reason.METHOD_INAPPLICABLE, f"Captum cannot be applied: {text}", field) from failure
+        what = f"Captum cannot be applied: {first_line(failure)}"
+        raise error(Reason.METHOD_INAPPLICABLE, what, field) from failure

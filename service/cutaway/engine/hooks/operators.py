@@ -363,7 +363,7 @@ class _HookedOperator:
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the operator gets, edited."""
+        """The arguments of the operator, edited."""
         return replace_arguments(self.args, self.kwargs, {**self._substitutes, **self._outs})
 
     def process_result(self, returned: Any) -> Any:

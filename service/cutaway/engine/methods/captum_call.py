@@ -232,8 +232,7 @@ def _translated_errors(problem: AttributionProblem, latest: list[Tensor]) -> Ite
     except Exception as failure:
         if is_out_of_memory(failure):
             raise
-        text = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:300]
-        if "does not require grad" in text or "appears to not have been used in the graph" in text:
+        if _has_no_gradient(text := first_line(failure)):
             raise error(
                 Reason.NOT_DIFFERENTIABLE,
                 f"{method}: {_explained(problem)} does not depend on {where} through differentiable operations{others}",
@@ -410,6 +409,15 @@ def least_parameter(
     return dict(zip(problem.explained, problem.arguments if found is None else found)), value
 
 
+def first_line(failure: Exception) -> str:
+    """Returns the first line of what Captum, or PyTorch below it, said."""
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0][:300]
+
+
+def _has_no_gradient(text: str) -> bool:
+    return "does not require grad" in text or "appears to not have been used in the graph" in text
+
+
 @contextmanager
 def attack_errors(attack: requests.Attack) -> Iterator[None]:
     """Translates the errors of an attack by Captum."""
@@ -418,8 +426,7 @@ def attack_errors(attack: requests.Attack) -> Iterator[None]:
     except (RuntimeError, AssertionError, ValueError, TypeError) as failure:
         if is_out_of_memory(failure) or isinstance(failure, CutawayError):
             raise
-        text = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:300]
-        if "does not require grad" in text or "appears to not have been used in the graph" in text:
+        if _has_no_gradient(text := first_line(failure)):
             what = "the loss does not depend on all inputs that change through differentiable operations: name in "
             raise error(Reason.NOT_DIFFERENTIABLE, f"{what}inputs only those that it depends on") from failure
         what = f"Captum's {type(attack).__name__} cannot be applied: {text}"

@@ -153,7 +153,7 @@ def _name(layer: int) -> str:
 
 
 class Versus(NamedTuple):
-    """What Captum found of two sets at one layer, for the first and for the second.
+    """Captum's outcome for two sets at one layer, for the first and for the second.
 
     Attributes:
         normal: the concept activation vector of the first; that of the second is its opposite.

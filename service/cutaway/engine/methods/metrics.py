@@ -426,7 +426,7 @@ Measure: TypeAlias = Callable[[Any, Judged], Measured]
 
 
 class Row(NamedTuple):
-    """What is particular to a metric.
+    """A row of the table of metrics.
 
     Attributes:
         measure: returns its values.

@@ -233,7 +233,7 @@ _UNDECLARED = {
         "NumPy's numbers are; send them as float32, x.astype('float32')",
     ),
 }
-"""By a data type that callers send without meaning it: what PyTorch says where it takes another, and what is right."""
+"""Remedies by a data type that callers send without meaning it, with what PyTorch says where it takes another."""
 
 
 def naming_undeclared_type(
