@@ -64,6 +64,10 @@ class Subject(InspectedModel):
         assert self.verdict(asked, inputs) == AGREES
         return self.ran - before
 
+    def costs(self, asked: Attribution, inputs: Inputs) -> tuple[int, int]:
+        """The passes of the first explanation, and of the second: of one row, as some rows need more than others."""
+        return self.runs(asked, inputs), self.runs(asked, inputs)
+
 
 def image_net() -> nn.Module:
     return convolutions(lambda m, x: pooled(m, torch.tanh(m.b(torch.tanh(m.a(x))))))()
@@ -88,7 +92,7 @@ def test_the_first_explanation_costs_what_the_second_does(asked: Attribution, ro
     """In passes, at inputs that are not the example, and in batches of several rows."""
     subject = Subject(image_net())
     subject.rehearse(IMAGES)
-    first, second = (subject.runs(asked, {"x": noise(rows, 3, 8, 8, seed=seed)}) for seed in (5, 6))
+    first, second = subject.costs(asked, {"x": noise(rows, 3, 8, 8, seed=5)})
     assert first == second
 
 
@@ -104,9 +108,9 @@ def test_the_first_explanation_of_one_row(asked: Attribution) -> None:
     """At any layer, and with any number of steps up to the default; of many steps, a test of one row is little."""
     subject = Subject(image_net())
     subject.rehearse(IMAGES)
-    first, second, third = (subject.runs(asked, {"x": noise(1, 3, 8, 8, seed=seed)}) for seed in (5, 6, 7))
+    first, second = subject.costs(asked, {"x": noise(1, 3, 8, 8, seed=5)})
     assert first - second == (2 if isinstance(asked, ca.IntegratedGradients) else 0)
-    assert second == third
+    assert subject.runs(asked, {"x": noise(1, 3, 8, 8, seed=6)}) == second
 
 
 def test_other_token_ids_are_each_tried_once() -> None:
@@ -121,7 +125,7 @@ def test_the_first_explanation_of_many_modules(n_steps: int, more: int) -> None:
     subject = Subject(layers(lambda m, x: m.b(torch.tanh(m.many(m.a(x)))), many=many)())
     asked = ca.IntegratedGradients(n_steps=n_steps)
     rehearse(subject, Question([asked], ROWS), NEVER_CANCELLED)
-    first, second = (subject.runs(asked, {"x": noise(1, 8, seed=seed)}) for seed in (5, 6))
+    first, second = subject.costs(asked, {"x": noise(1, 8, seed=5)})
     assert first - second == more
 
 
@@ -137,7 +141,7 @@ def test_the_first_explanation_of_tokens(asked: Attribution) -> None:
     """Also where gradients end at an embedding."""
     subject = Subject(Tokens())
     subject.rehearse(tokens(1, seed=4))
-    first, second = (subject.runs(asked, tokens(1, seed)) for seed in (5, 6))
+    first, second = subject.costs(asked, tokens(1, seed=5))
     assert first == second
 
 
@@ -161,7 +165,7 @@ def test_the_first_explanation_of_a_text_of_another_length(length: int) -> None:
     subject = Subject(Tokens(), (InputSpec("ids", "int64", (-1, -1)), InputSpec("weight", "float32", (-1, -1))))
     subject.rehearse(tokens(1, seed=4))
     asked = ca.LayerIntegratedGradients(layer="words", n_steps=8)
-    first, second = (subject.runs(asked, tokens(1, seed, length)) for seed in (5, 6))
+    first, second = subject.costs(asked, tokens(1, 5, length))
     assert first == second
 
 
