@@ -36,6 +36,7 @@ SAE = {
     "b_dec": torch.randn(WIDTH, generator=DRAWN),
 }
 THRESHOLD = torch.randn(FEATURES, generator=DRAWN)
+GATED = {name: torch.randn(FEATURES, generator=DRAWN) for name in ("b_gate", "b_mag", "r_mag")}
 PROBE = {"weight": torch.randn(3, WIDTH, generator=DRAWN), "bias": torch.randn(3, generator=DRAWN)}
 
 
@@ -46,6 +47,13 @@ def before(x: Tensor, *, centered: bool) -> Tensor:
 def largest(values: Tensor, k: int) -> Tensor:
     least = values.topk(k, dim=-1).values[..., -1:]
     return values.where(values >= least, 0.0).relu()
+
+
+def gated(x: Tensor) -> Tensor:
+    """Rajamanoharan et al. 2024, arXiv:2404.16014, equations 5 to 7."""
+    product = (x - SAE["b_dec"]) @ SAE["W_enc"]
+    is_open = product + GATED["b_gate"] > 0
+    return is_open * (product * GATED["r_mag"].exp() + GATED["b_mag"]).relu()
 
 
 AUTOENCODERS: Mapping[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
@@ -61,6 +69,7 @@ AUTOENCODERS: Mapping[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = 
         {"architecture": "jumprelu", "apply_b_dec_to_input": False, "reshape_activations": "none"},
         lambda x: before(x, centered=False).relu() * (before(x, centered=False) > THRESHOLD),
     ),
+    "gated": ({"architecture": "gated", "apply_b_dec_to_input": True}, gated),
     "topk": ({"architecture": "topk", "k": 5}, lambda x: largest(before(x, centered=True), 5)),
     "old_topk": (
         {"activation_fn_str": "topk", "activation_fn_kwargs": {"k": 3}, "apply_b_dec_to_input": False},
@@ -83,7 +92,7 @@ def matrices(directory: Path) -> dict[str, Path]:
     directory.mkdir()
     save_file(PROBE, directory / "probe.safetensors")
     save_file({"weight": PROBE["weight"], "threshold": THRESHOLD[:3]}, directory / "jump.safetensors")
-    kinds = {"jumprelu": {"threshold": THRESHOLD}}
+    kinds = {"jumprelu": {"threshold": THRESHOLD}, "gated": GATED}
     made = {name: sae(directory / name, cfg, **kinds.get(name, {})) for name, (cfg, _) in AUTOENCODERS.items()}
     return {"probe": directory / "probe.safetensors", "jump": directory / "jump.safetensors", **made}
 
@@ -166,7 +175,11 @@ def test_a_model_that_is_no_language_model_has_matrices_too(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("chosen", "tensors", "what"),
     [
-        ({"architecture": "gated"}, {}, "its architecture is 'gated', and only 'standard' and 'jumprelu' and 'topk'"),
+        (
+            {"architecture": "temporal"},
+            {},
+            "its architecture is 'temporal', and only 'standard' and 'gated'",
+        ),
         ({"activation_fn_str": "tanh-relu"}, {}, "its activation_fn_str is 'tanh-relu'"),
         ({"normalize_activations": "layer_norm"}, {}, "its normalize_activations is 'layer_norm'"),
         ({"architecture": "topk", "k": 5, "rescale_acts_by_decoder_norm": True}, {}, "rescale_acts_by_decoder_norm"),
