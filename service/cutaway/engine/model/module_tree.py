@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
+from typing import Any
 
 import re2
 import torch
@@ -36,6 +38,7 @@ class ModuleTree:
         self.vectors: Mapping[str, Tensor] = {}
         self.modules: dict[str, nn.Module] = dict(root.named_modules())
         self._of_model = dict(self.modules)
+        _let_collectors_run_last(root)
         own = {module: name for name, module in self.modules.items()}
         self._own_name: dict[str, str] = {
             name: own[module] for name, module in root.named_modules(remove_duplicate=False)
@@ -121,6 +124,29 @@ class ModuleTree:
         if near:
             return "; nearest: " + ", ".join(near)
         return "; the model has " + ", ".join(known[:6]) + (", ..." if len(known) > 6 else "")
+
+
+# transformers collects the states of layers by forward hooks, which the first pass that needs them adds and leaves.
+# Hooks behind them would edit or replace a state that the model has already put aside, and goes on with.
+
+_COLLECTS = "transformers.utils.output_capturing"
+
+
+class _CollectorsLast(OrderedDict[int, Any]):
+    """The forward hooks of a module, of which those that collect its outputs for transformers stay the last."""
+
+    def __setitem__(self, number: int, hook: Any) -> None:
+        super().__setitem__(number, hook)
+        for known in [known for known, other in self.items() if getattr(other, "__module__", "") == _COLLECTS]:
+            self.move_to_end(known)
+
+
+def _let_collectors_run_last(root: nn.Module) -> None:
+    """Lets hooks of ours and of Captum run before those by which the models of transformers inside ``root`` collect."""
+    for owner in root.modules():
+        if hasattr(owner, "_can_record_outputs"):  # a PreTrainedModel of transformers
+            for module in owner.modules():
+                module._forward_hooks = _CollectorsLast(module._forward_hooks)
 
 
 # Globs over names: ``*`` and ``?`` within one part of a name, ``**`` across parts.
