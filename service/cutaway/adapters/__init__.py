@@ -217,7 +217,7 @@ class TextAdapter(Adapter):
 
     max_tokens: int = 512
     media_types: Sequence[str] = ("text/plain", "text/*")
-    inputs = tuple(InputSpec(name, "int64", (-1, -1)) for name in ("input_ids", "attention_mask"))
+    inputs: Sequence[InputSpec] = tuple(InputSpec(name, "int64", (-1, -1)) for name in ("input_ids", "attention_mask"))
 
     def __init__(
         self, options: Mapping[str, str] | None = None, directory: Path | None = None, weights: Path | None = None

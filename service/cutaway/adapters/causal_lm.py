@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import inspect
 import json
 from collections import Counter
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -30,10 +33,18 @@ from cutaway.adapters.generation import (
     shortfalls,
     written_behind,
 )
-from cutaway.contract.errors import Reason, error
+from cutaway.contract import pictures
+from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Generate
 from cutaway.contract.results import InputSpec
+from cutaway.engine.hooks.tokens import MASK
 from cutaway.engine.model.inspected_model import CONTINUATION, Generation, Inputs, Texts
+
+PICTURES = "pixel_values"
+"""The input that has a picture of each row."""
+
+_SEEING = ("aya_vision", "internvl", "llava", "vipllava")
+"""The kinds of models that read a picture beside each text, and nothing else: their positions count from 0."""
 
 _CHAT = "application/json"
 _WORD_START = "\u2581"
@@ -55,6 +66,10 @@ class CausalLMAdapter(TextAdapter):
     Texts are padded on the left: index -1 of an axis of tokens is the last token of every row. Those that an encoder
     reads are padded on the right.
 
+    Models that see (LLaVA, VipLLaVA, InternVL, Aya Vision) have ``pixel_values`` too, float32 [batch, channels, height,
+    width]: the one picture of each text, as the saved processor makes it of a part of a message, ``{"type": "image",
+    "url": "data:image/png;base64,..."}``.
+
     Outputs are ``next`` [batch, vocabulary], the logits after the last token of each row, whichever side is padded;
     with the argument ``logits=True``, ``logits`` [batch, tokens, vocabulary]; and with a target
     `SequenceLogProbability`, ``continuation`` [batch, steps], the log-probabilities of its tokens. Labels are the texts
@@ -66,7 +81,7 @@ class CausalLMAdapter(TextAdapter):
     """
 
     media_types = ("text/plain", "text/*", _CHAT)
-    inputs = (
+    inputs: Sequence[InputSpec] = (
         InputSpec("input_ids", "int64", (-1, -1)),
         InputSpec("attention_mask", "int64", (-1, -1), optional=True),
         InputSpec("logits", optional=True),
@@ -80,7 +95,20 @@ class CausalLMAdapter(TextAdapter):
         super().__init__(options, directory, weights)
         self._arguments: Collection[str] = ()
         self._config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+        self._processor = self._seeing()
         self.tokenizer.padding_side = "right" if self._config.is_encoder_decoder else "left"
+
+    def _seeing(self) -> Any:
+        """Returns the processor of a model that sees, and declares its pictures; None for one that reads alone."""
+        from transformers import AutoProcessor
+
+        if getattr(self._config, "vision_config", None) is None:
+            return None
+        if self._config.model_type not in _SEEING:
+            what = f"of models that see, {', '.join(_SEEING)} are served, and this one is a {self._config.model_type}"
+            raise error(Reason.ADAPTER_INVALID, what)
+        self.inputs = (*self.inputs, InputSpec(PICTURES, "float32", (-1, -1, -1, -1), optional=True))
+        return AutoProcessor.from_pretrained(str(self.directory), local_files_only=True)
 
     @property
     def max_tokens(self) -> int:  # type: ignore[override]
@@ -122,9 +150,10 @@ class CausalLMAdapter(TextAdapter):
         Raises:
             InvalidArgument: ``ADAPTER_INVALID``: nothing says with which token its decoder begins.
         """
-        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
 
-        kind = AutoModelForSeq2SeqLM if self._config.is_encoder_decoder else AutoModelForCausalLM
+        kind: Any = AutoModelForSeq2SeqLM if self._config.is_encoder_decoder else AutoModelForCausalLM
+        kind = AutoModelForImageTextToText if self._processor is not None else kind
         with _no_progress_bar():
             model: nn.Module = kind.from_pretrained(
                 str(self.directory),
@@ -140,25 +169,68 @@ class CausalLMAdapter(TextAdapter):
 
     def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
         """Decodes one UTF-8 text, or the messages of a conversation, to ``input_ids`` and ``attention_mask``, int64
-        [1, tokens]."""
+        [1, tokens], and of a conversation with a picture ``pixel_values``, float32 [1, channels, height, width]."""
         if media_type != _CHAT:
             return super().preprocess(data, media_type)
-        return self._encoded(self._prompt(data), add_special_tokens=False)  # the template has them
+        prompt, seen = self._prompt(data)
+        if not seen:
+            return self._encoded(prompt, add_special_tokens=False)  # the template has them
+        encoded = self._processor(text=[prompt], images=seen, return_tensors="pt", add_special_tokens=False)
+        if len(seen) > 1 or encoded[PICTURES].shape[0] != 1 or encoded[PICTURES].ndim != 4:
+            what = (
+                f"{len(seen)} pictures became {PICTURES} {list(encoded[PICTURES].shape)}: a text has one, in one part"
+            )
+            raise error(Reason.RAW_UNDECODABLE, f"{what}; save its processor with crop_to_patches=False", "data")
+        return {spec.name: encoded[spec.name] for spec in self.inputs if spec.name in encoded}
 
-    def _prompt(self, data: bytes) -> str:
+    def _prompt(self, data: bytes) -> tuple[str, list[Image.Image]]:
+        """Returns a conversation as the chat template writes it, and its pictures."""
+        seen: list[Image.Image] = []
         try:
-            prompt = self.tokenizer.apply_chat_template(json.loads(data), tokenize=False, add_generation_prompt=True)
+            messages = json.loads(data, object_hook=lambda part: self._without_picture(part, seen))
+            writer = self.tokenizer if self._processor is None else self._processor
+            prompt = writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             if not isinstance(prompt, str):
                 raise TypeError("there are several: send each as an example of its own")
+        except CutawayError:
+            raise
         except Exception as failure:  # the template is a program of the model's author
             what = f"no conversation that the chat template takes: {type(failure).__name__}: {failure}"
             raise error(Reason.RAW_UNDECODABLE, what, "data") from failure
-        return prompt
+        return prompt, seen
+
+    def _without_picture(self, part: dict[str, Any], seen: list[Image.Image]) -> dict[str, Any]:
+        """Returns a part of a message; of one that is a picture its kind alone, and adds the picture to ``seen``.
+
+        Both forms are known: that of transformers, and ``{"type": "image_url", "image_url": {"url": ...}}``.
+        """
+        if part.get("type") not in ("image", "image_url"):
+            return part
+        if self._processor is None:
+            raise error(
+                Reason.RAW_UNDECODABLE, "the conversation has a picture, and this model reads texts alone", "data"
+            )
+        url = part.get("url") or part.get("image_url")
+        head, _, body = str(url.get("url") if isinstance(url, dict) else url).partition(";base64,")
+        if not head.startswith("data:image/"):
+            what = "a picture is sent itself, as data:image/png;base64,...; nothing is fetched"
+            raise error(Reason.RAW_UNDECODABLE, f"{what}, and this one is {head!r:.80}", "data")
+        try:
+            content = base64.b64decode(body, validate=True)
+        except binascii.Error as failure:
+            raise error(Reason.RAW_UNDECODABLE, f"a picture is not base64: {failure}", "data") from failure
+        with pictures.opened(content, [head.removeprefix("data:")]) as file:
+            seen.append(ImageOps.exif_transpose(file).convert("RGB"))
+        return {"type": "image"}
 
     def collate(self, examples: Sequence[Mapping[str, Tensor]]) -> Inputs:
         """Returns texts as one batch, padded on the tokenizer's side; without an attention mask if none is padded."""
+        if len({*map(frozenset, examples)}) > 1:
+            raise error(
+                Reason.INPUT_SHAPE, "some texts have a picture, and others none: send them in requests of their own"
+            )
         batch = super().collate(examples)
-        return batch if not batch["attention_mask"].all() else {"input_ids": batch["input_ids"]}
+        return {name: value for name, value in batch.items() if name != MASK or not value.all()}
 
     def example(self) -> Inputs | None:
         """Returns a short sentence."""

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import Generate
 from cutaway.contract.results import FinishReason, GeneratedStep
+from cutaway.engine.hooks.tokens import TEXT
 from cutaway.engine.model.inspected_model import Inputs, TellStep, Texts
 
 _CONTEXT = 6
@@ -27,8 +28,8 @@ _INCOMPLETE = "\ufffd"
 
 
 def left_padded(inputs: Inputs) -> Inputs:
-    """Returns ``input_ids`` and ``attention_mask``, int64 [batch, tokens], with the last token of each row in the last
-    place, and without columns that are padding in every row.
+    """Returns ``inputs`` with ``input_ids`` and ``attention_mask``, int64 [batch, tokens], that have the last token of
+    each row in the last place, and no columns that are padding in every row.
 
     Raises:
         InvalidArgument: ``INPUT_SHAPE``; ``INPUT_EMPTY`` for a row of padding alone.
@@ -51,7 +52,7 @@ def left_padded(inputs: Inputs) -> Inputs:
     mask = moved["mask"] * (places >= 0)
     used = mask.any(dim=0).nonzero()
     first = int(used[0]) if len(used) else ids.shape[1] - 1
-    return {"input_ids": moved["ids"][:, first:], "attention_mask": mask[:, first:]}
+    return {**inputs, "input_ids": moved["ids"][:, first:], "attention_mask": mask[:, first:]}
 
 
 def right_padded(inputs: Inputs) -> Inputs:
@@ -131,8 +132,11 @@ class _WrittenTexts:
     def __init__(
         self, model: Any, tokenizer: Any, inputs: Inputs, chosen: Sequence[Generate], seeds: Sequence[int]
     ) -> None:
-        self._model, self._cache, self._read = model, _new_cache(model), inputs if has_encoder(model) else None
-        self.ids, self.mask = written_behind(model, inputs).values()
+        self._model, self._read = model, inputs if has_encoder(model) else None
+        self._seen = {name: value for name, value in inputs.items() if name not in TEXT}
+        self._cache: Any = None if self._seen else _new_cache(model)
+        before = written_behind(model, inputs)
+        self.ids, self.mask = before["input_ids"], before["attention_mask"]
         context = self.ids if self._read is None else self.ids[:, :0]
         self.rows = [_Row(tokenizer, *of_row) for of_row in zip(chosen, seeds, context)]
         ends = model.generation_config.eos_token_id
@@ -144,7 +148,7 @@ class _WrittenTexts:
 
     @property
     def _prompts(self) -> Inputs:
-        return self._read or {"input_ids": self.ids, "attention_mask": self.mask}
+        return self._read or {"input_ids": self.ids, "attention_mask": self.mask, **self._seen}
 
     @property
     def may_join(self) -> bool:
@@ -378,7 +382,11 @@ def score(model: nn.Module, inputs: Inputs, tokens: Tensor, arguments: Any, *, i
         scores: Tensor = model(**inputs, decoder_input_ids=written, use_cache=False).logits
         return scores
     mask = pad(inputs["attention_mask"], (0, later.shape[1]), value=1)
-    given: dict[str, Any] = {"input_ids": torch.cat([inputs["input_ids"], later], dim=1), "attention_mask": mask}
+    given: dict[str, Any] = {
+        **inputs,
+        "input_ids": torch.cat([inputs["input_ids"], later], dim=1),
+        "attention_mask": mask,
+    }
     if "position_ids" in arguments:
         given["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
     if "logits_to_keep" in arguments and not is_whole:

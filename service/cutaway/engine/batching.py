@@ -31,7 +31,7 @@ from cutaway.engine.execution.progress import telling
 from cutaway.engine.execution.row_parts import independence_key, plan_rows_independent
 from cutaway.engine.execution.unread_inputs import untested_names
 from cutaway.engine.hooks.operators import is_address
-from cutaway.engine.hooks.tokens import MASK
+from cutaway.engine.hooks.tokens import MASK, TEXT
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.model.session import is_out_of_memory, latest
@@ -273,9 +273,9 @@ def alike(plans: Mapping[int, RequestPlan]) -> Iterator[Group]:
 
 
 def may_write_beside(plan: RequestPlan) -> bool:
-    """Returns whether a request writes tokens, and may do so beside others: all its hooks are on modules."""
-    has_operators = any(map(is_address, (*plan.sites, *plan.edits)))
-    is_plain = plan.request.generate is not None and not (plan.request.compare or has_operators)
+    """Returns whether a request writes tokens behind texts alone, and may do so beside others."""
+    asked, has_operators = plan.request, any(map(is_address, (*plan.sites, *plan.edits)))
+    is_plain = asked.generate is not None and not (asked.compare or has_operators or plan.inputs.keys() - TEXT)
     return is_plain and not plan.cancellation.is_cancelled and not untested_names(plan)
 
 

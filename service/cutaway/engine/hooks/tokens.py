@@ -89,6 +89,9 @@ ONE_TOKEN = RowTexts(size=1)
 MASK = "attention_mask"
 """The input of transformers' models that is 0 where a text is padded."""
 
+TEXT = frozenset({"input_ids", MASK})
+"""The inputs of transformers' models that are a text; others are beside it, such as a picture."""
+
 
 def text_ranges(mask: Tensor) -> Ranges:
     """Returns the tokens of each row for which a mask [batch, tokens] is not 0, from the first to the last."""

@@ -37,7 +37,7 @@ from cutaway.contract.requests import (
     ShapleyValueSampling,
 )
 from cutaway.contract.results import Cause
-from cutaway.engine.hooks.tokens import MASK
+from cutaway.engine.hooks.tokens import MASK, TEXT
 from cutaway.engine.methods import spec
 from cutaway.engine.methods.captum_patches import with_rows_apart
 from cutaway.engine.model.inspected_model import CONTINUATION, Generation, Inputs, InspectedModel
@@ -414,6 +414,9 @@ def refuse_llm_attribution(
         raise _inapplicable(f"does not take {method}, but {taken}")
     if edits:
         raise _inapplicable("runs the model as it is: leave the edits out")
+    if more := inputs.keys() - TEXT - {CONTINUATION}:
+        what = f"explains texts alone, and there is {', '.join(sorted(more))}: leave llm_attribution out"
+        raise _inapplicable(f"{what}; with masks, its values are those of Captum's ImageMaskInput")
     prompts, mask = inputs["input_ids"], inputs.get(MASK)
     if len(prompts) != 1 or not (mask is None or bool(mask.all())):
         what = f"explains one prompt without padding, and there are {len(prompts)}: send each in its own request"
