@@ -98,12 +98,14 @@ class _Lookup(NamedTuple):
 
 
 def _lookups(model: InspectedModel, inputs: Inputs, embeddings: Sequence[str]) -> list[_Lookup]:
-    """Runs a pass, and returns the ids and the vectors of each call of the embeddings, by module and then by call."""
+    """Runs a pass, and returns the ids and the vectors of each call of the embeddings, by module and then by call; an
+    embedding of positions may be told a size, and get no ids."""
     sites = {name: watching(Point.INPUT, Point.OUTPUT) for name in embeddings}
     with observing(model.tree, sites) as seen, seen.forward():
         model.run(inputs)
     calls = (call for name in embeddings for call in seen.calls[name])
-    return [_Lookup(*(next(iter(call.at(point).values())) for point in (Point.INPUT, Point.OUTPUT))) for call in calls]
+    sides = ([[*call.at(point).values()] for point in (Point.INPUT, Point.OUTPUT)] for call in calls)
+    return [_Lookup(ids[0], vectors[0]) for ids, vectors in sides if ids and vectors]
 
 
 # Inputs of the examples of concepts, and of training rows.
