@@ -51,6 +51,46 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+_GPT2: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, **ENDS}
+_MHA: dict[str, Any] = {name: size for name, size in GROUPED.items() if name != "head_dim"}
+_FOUR_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+_MAMBA: dict[str, Any] = {"mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1}
+MORE: Mapping[str, dict[str, Any]] = {
+    **dict.fromkeys(("arcee", "cohere2", "gemma", "glm", "glm4", "helium", "nemotron", "seed_oss"), GROUPED),
+    **dict.fromkeys(("cohere", "granite", "olmo2", "persimmon", "phi", "phi3", "smollm3", "stablelm"), _MHA),
+    **dict.fromkeys(("gpt_bigcode", "openai-gpt"), _GPT2),
+    "starcoder2": _MHA,
+    "gptj": {**_GPT2, "rotary_dim": 4},
+    "codegen": {**_GPT2, "n_head": 4, "rotary_dim": 4},
+    "gpt_neo": {
+        **ENDS, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]],
+        "window_size": 4, "max_position_embeddings": 64,
+    },
+    "biogpt": {**SIZES, "intermediate_size": 24, "max_position_embeddings": 64},
+    "xglm": {
+        **ENDS, "d_model": 16, "ffn_dim": 24, "num_layers": 2, "attention_heads": 2, "max_position_embeddings": 64,
+    },
+    "mpt": {**ENDS, "d_model": 16, "n_heads": 2, "n_layers": 2, "max_seq_len": 64},
+    "ministral": SLIDING,
+    "exaone4": {**SLIDING, "sliding_window_pattern": 2},
+    "gpt_oss": {**SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {**GROUPED, **_FOUR_EXPERTS},
+    "olmoe": {**_MHA, "num_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        **_MHA, "num_key_value_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+        "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
+        "v_head_dim": 8, "moe_intermediate_size": 8, "first_k_dense_replace": 1, "n_shared_experts": 1,
+    },
+    "mamba2": {
+        **ENDS, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4, "num_heads": 4, "head_dim": 8,
+        "n_groups": 1, "chunk_size": 4,
+    },
+    "lfm2": {**_MHA, "layer_types": ["conv", "full_attention"]},
+    "falcon_h1": {**GROUPED, **_MAMBA, "mamba_d_ssm": 16, "mamba_n_heads": 2},
+    "bamba": {**_MHA, **_MAMBA, "attn_layer_indices": [1], "mamba_n_heads": 4},
+}  # fmt: skip
+"""Further ones, of which only what they say and write is tested."""
+
 BLOCKS: Mapping[str, str] = dict.fromkeys(ARCHITECTURES, "model.layers") | {
     **dict.fromkeys(("gpt2", "bloom", "falcon"), "transformer.h"),
     "opt": "model.decoder.layers",
@@ -71,7 +111,7 @@ ENCODERS: Mapping[str, str] = {"t5": "encoder.block", "bart": "model.encoder.lay
 def saved(directory: Path, architecture: str = "gpt2", **more: Any) -> Path:
     """Saves a small model with random weights, and its tokenizer."""
     torch.manual_seed(0)
-    configuration = transformers.AutoConfig.for_model(architecture, **ARCHITECTURES[architecture])
+    configuration = transformers.AutoConfig.for_model(architecture, **{**ARCHITECTURES, **MORE}[architecture])
     model = _kind(configuration).from_config(configuration)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.15 if parameter.ndim > 1 else 0.5)

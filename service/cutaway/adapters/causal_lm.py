@@ -46,6 +46,12 @@ PICTURES = "pixel_values"
 _SEEING = ("aya_vision", "internvl", "llava", "vipllava")
 """The kinds of models that read a picture beside each text, and nothing else: their positions count from 0."""
 
+_REFUSED = {
+    "rwkv": "ignores attention masks, so that padding would change what it says",
+    "xlnet": "writes by permutations, and so its one pass over a text is no proof of what it wrote",
+}
+"""Kinds of models that would answer wrong, and why."""
+
 _CHAT = "application/json"
 _WORD_START = "\u2581"
 """Stands in pieces of SentencePiece for a space."""
@@ -95,6 +101,10 @@ class CausalLMAdapter(TextAdapter):
         super().__init__(options, directory, weights)
         self._arguments: Collection[str] = ()
         self._config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+        if (why := _REFUSED.get(self._config.model_type)) is not None:
+            raise error(
+                Reason.ADAPTER_INVALID, f"a model of the kind {self._config.model_type} {why}: it is not served"
+            )
         self._processor = self._seeing()
         self.tokenizer.padding_side = "right" if self._config.is_encoder_decoder else "left"
 

@@ -6,6 +6,7 @@ each row from the row's own generator, tells of it, and lets ``generate`` take n
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -193,7 +194,8 @@ def _new_cache(model: Any) -> Any:
     anything else."""
     from transformers import cache_utils
 
-    if has_encoder(model) or not model._supports_default_dynamic_cache():
+    takes_cache = "past_key_values" in inspect.signature(model.forward).parameters
+    if has_encoder(model) or not (takes_cache and model._supports_default_dynamic_cache()):
         return None
     cache = cache_utils.DynamicCache(config=model.config.get_text_config(decoder=True))
     plain = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)

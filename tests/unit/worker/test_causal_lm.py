@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -21,7 +22,7 @@ from cutaway.contract.results import InspectResult, Verdict
 from cutaway.engine.execution.inspect import inspect
 from cutaway.server.archive import builder, reader
 from cutaway.server.worker.loading import load_archived
-from tests.support.causal_lms import ARCHITECTURES, ENCODERS, VOCABULARY, by_hand, logits, saved
+from tests.support.causal_lms import ARCHITECTURES, ENCODERS, MORE, VOCABULARY, by_hand, logits, saved, tokenizer
 
 TEXTS = ("the hooks see layers of the layers", "hooks", "see the hooks")
 
@@ -55,6 +56,31 @@ def test_each_row_is_as_alone_whichever_side_is_padded(architecture: str, tmp_pa
     lone = asked(adapter, adapter.collate(alone[:1]))
     np.testing.assert_allclose(lone.predictions["next"][0], expected[0][0, -1], rtol=0, atol=1e-5)
     assert {*lone.predictions} == {"next"}
+
+
+@pytest.mark.parametrize("architecture", MORE)
+@torch.no_grad()
+def test_other_architectures_say_and_write_in_a_batch_what_they_do_alone(architecture: str, tmp_path: Path) -> None:
+    directory = saved(tmp_path, architecture)
+    adapter, plain = CausalLMAdapter(directory=directory), by_hand(directory)
+    alone = [adapter.preprocess(text.encode(), "text/plain") for text in TEXTS]
+    batch = adapter.collate(alone)
+    said, written = asked(adapter, batch), asked(adapter, batch, generate=ca.Generate(6))
+    assert written.replay is not None
+    assert written.replay.verdict is Verdict.AGREES
+    for row, own in enumerate(alone):
+        expected = plain(input_ids=own["input_ids"]).logits[0, -1]
+        np.testing.assert_allclose(said.predictions["next"][row], expected, rtol=0, atol=2e-5)
+        ids = plain.generate(**own, max_new_tokens=6, do_sample=False)[0, own["input_ids"].shape[1] :].tolist()
+        assert [token for token in written.predictions["tokens"][row].tolist() if token >= 0] == ids
+
+
+@pytest.mark.parametrize("kind", ["rwkv", "xlnet"])
+def test_models_that_would_answer_wrong_are_refused(kind: str, tmp_path: Path) -> None:
+    transformers.AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(InvalidArgument, match=f"a model of the kind {kind} .*: it is not served"):
+        CausalLMAdapter(directory=tmp_path)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "mistral", "mamba"])
