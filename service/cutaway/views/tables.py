@@ -379,6 +379,8 @@ def _token_tables(attribution: AttributionResult, tokens: TokenAttribution) -> I
     """Yields the tables of the examples: the tokens with the largest sums, in the order of the text."""
     for row in range(min(len(tokens.values), MAX_ROWS)):
         target = "" if attribution.targets is None else f", class {attribution.targets[row]}"
+        against = tokens.against(row)
+        target += f", {against}" if against else ""
         title = f"Tokens of example {row}: {attribution.method} at {module_text(attribution.layer)}{target}"
         yield Group(Text(title, style="bold"), _tokens(tokens, row))  # a table's own title folds at its width
     if len(tokens.values) > MAX_ROWS:

@@ -302,6 +302,8 @@ def _attribution_line(title: str, attribution: AttributionResult) -> str:
     check = attribution.worst_check
     values = ", ".join(first(_arrays(attribution.values), _NAMED, len(attribution.values)))
     values = values.removeprefix(f"{harmless(attribution.layer)}  ")  # a layer has the only value
+    if attribution.tokens is not None and (against := attribution.tokens.against(0)):
+        values += f"  {against}"
     return f"{verdict}  {name}  {values}{_why(check)}"
 
 
