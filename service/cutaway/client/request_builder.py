@@ -34,7 +34,7 @@ _RIGHT = (
 )
 
 
-_NUMBERS = "send numbers, or raw examples instead of arrays by name"
+_NUMBERS = "send numbers, of a category its number; or raw examples instead of arrays by name"
 _OBJECTS = {"O": "Python objects", "S": "texts", "U": "texts"}
 
 
@@ -137,7 +137,11 @@ def _array(value: Any, name: str, numbers: str) -> Array:
         except CutawayError:
             raise
         except Exception as failure:  # numpy, torch and others raise many kinds
-            raise error(Reason.INVALID_VALUE, f"{type(value).__name__} is no array: {failure}"[:300]) from None
+            kind = type(value).__name__
+            if not name and isinstance(value, (list, tuple)) and any(map(_is_array, value)):
+                what = f"{kind} of arrays that differ in shape; several inputs have names: {{'x': array, 'y': array}}"
+                raise error(Reason.INVALID_VALUE, what) from None
+            raise error(Reason.INVALID_VALUE, f"{kind} is no array: {failure}"[:300]) from None
         if array.dtype == "float64" and not (isinstance(value, np.ndarray) or hasattr(value, "detach")):
             array = converted(array, numbers)
         if array.dtype.kind in "OUS":

@@ -70,7 +70,7 @@ STYLE = """
 .cutaway .picture{position:relative;display:block;width:150px;background-size:100% 100%;image-rendering:pixelated}
 .cutaway .picture i{position:absolute;inset:0;background-size:100% 100%;filter:grayscale(1);opacity:.75}
 .cutaway .picture img{position:relative;display:block;width:100%;height:100%;margin:0;max-width:none}
-.cutaway .blank{background:#fff}.cutaway .smooth{image-rendering:auto}
+.cutaway .blank{background:#fff;outline:1px solid #8884}.cutaway .smooth{image-rendering:auto}
 .cutaway .bars{display:grid;grid-template-columns:minmax(0,max-content) 110px max-content;gap:2px 8px;font-size:12px;
   align-items:center}
 .cutaway .bars span:nth-child(3n+1){max-width:13rem;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}

@@ -18,7 +18,7 @@ from cutaway.contract.pictures import ANY, opened
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.requests.fields import suggestion
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.arrays import entries
+from cutaway.contract.results.arrays import captures, entries
 from cutaway.contract.results.summary import harmless
 from cutaway.contract.tensors import Array
 
@@ -292,9 +292,12 @@ class SentInput:
 
 
 def sent_inputs(result: InspectResult, request: InspectRequest, row: int) -> dict[str, SentInput]:
-    """Returns the inputs of example ``row`` by name; of raw inputs the name is ``input``."""
+    """Returns the inputs of example ``row`` by name; of raw inputs the name is ``input``, and beside it stands what the
+    adapter made of it, where the model's own input was captured."""
     if row < len(request.raw):
-        return {"input": _decoded(request.raw[row])}
+        own = {place.path: array for place, array in captures(result) if (place.module, place.point) == ("", "input")}
+        seen = {name: SentInput(array[row]) for name, array in own.items() if array.ndim and row < len(array)}
+        return {**seen, "input": _decoded(request.raw[row])}
     tensors = sent_tensors(result, request)
     return {name: SentInput(array[row]) for name, array in tensors.items() if array.ndim and row < len(array)}
 

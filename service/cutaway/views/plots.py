@@ -250,8 +250,8 @@ def _attributions(example: _Example, sent: Mapping[str, Array], look: Look, *, l
                     continue
                 if not layers:
                     yield _at_input(example, heading, (name, target), values, sent, look, verdict)
-                elif (tokens := attribution.tokens) is not None and example.row < len(tokens.texts):
-                    texts = [harmless(text, 40) for text in tokens.texts[example.row]]
+                elif (tokens := attribution.tokens) is not None:
+                    texts = [harmless(text, 40) for text in tokens.row_texts(example.row)]
                     draw: Drawing = partial(draw_features, names=texts, look=look, in_order=True)
                     sums, against = example.part(tokens.values), tokens.against(example.row)
                     detail = f"{against or name}{target}"
@@ -336,7 +336,7 @@ def _captures(example: _Example) -> Iterator[Panel]:
         if is_attention and example.part(array).ndim == 3:
             yield from _heads(example, place, module, example.part(array))
             continue
-        title = place.module if place.calls == 1 else f"{place.module}, call {place.call}"
+        title = (place.module or "(the model)") + f", call {place.call}" * (place.calls > 1)
         path = f" {place.path}" if place.path.isidentifier() else place.path
         yield _panel(title, f"{place.point}{path}", example.part(array), draw_with_norms)
 

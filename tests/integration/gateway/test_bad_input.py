@@ -117,6 +117,9 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
     "wrong rank": (
         net(inputs={"image": IMAGE[0]}), ca.InvalidArgument, "INPUT_SHAPE", "tensors.by_name.image",
         "got [1, 8, 8], the model takes image: float32 [any, 1, 8, 8]; x[None] is a batch of one"),
+    "channels last": (
+        net(inputs={"image": IMAGE.reshape(-1, 8, 8, 1)}), ca.InvalidArgument, "INPUT_SHAPE", "tensors.by_name.image",
+        "8, 8, 1], the model takes image: float32 [any, 1, 8, 8]; np.moveaxis(x, -1, 1) has the channels"),
     "no batch axis": (
         words(ids=IDS, weight=np.float32(1)), ca.InvalidArgument, "INPUT_SHAPE", "tensors.by_name.weight",
         "a scalar has no batch axis; axis 0 must be the batch"),

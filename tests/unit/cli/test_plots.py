@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -489,3 +490,21 @@ def test_attention_has_its_heads_by_name_and_tokens_on_both_axes(of: str) -> Non
     known = list(words) if of != "nothing" else ["0", "1", "2"]
     assert ticks == [[known, known]] * 2 + [[known, ["0", "1", "2", "3", "4"]]]
     np.testing.assert_array_equal(next(each for each in axes if each.images).images[0].get_array(), weights[0, 0])
+
+
+def test_a_map_lies_over_what_the_adapter_made_of_a_photo() -> None:
+    """A file of another shape than the model's input is no ground; the model's own input is, where it was captured. Of
+    a layer too."""
+    file = io.BytesIO()
+    Image.fromarray(np.arange(30 * 40, dtype=np.uint8).reshape(30, 40)).save(file, "PNG")
+    attributions = (attribution("Saliency", "x", numbers(1, 3, 24, 24)),
+                    attribution("LayerGradCam", "conv", numbers(1, 1, 4, 4), layer="conv"))  # fmt: skip
+    asked = InspectRequest("net", raw=(ca.Raw(file.getvalue(), "image/png"),))
+    plain = ca.InspectResult({}, attributions=attributions)
+    call = ca.CapturedCall({ca.Point.INPUT: {"x": numbers(1, 3, 24, 24, seed=5)}})
+    seen = replace(plain, captures={"": ca.ModuleCapture((call,))})
+    for result, layers in ((plain, 0), (seen, 2)):
+        drawn = Inspection.of(result, asked)
+        assert sum(len(axes.images) == 2 for axes in drawn.plot().axes) == layers
+        assert drawn._repr_html_().count("<i class=") == layers
+    assert "(the model) input x  float" in str(Inspection.of(seen, asked))

@@ -95,6 +95,10 @@ HABITS: dict[str, tuple[Callable[[], Any], str]] = {
     "attribution": (lambda: inspect(attribution="saliency"), "did you mean 'attributions'"),
     "the model in place of its name": (
         lambda: build_request(nn.Linear(2, 2), X), "got Linear; name a model that the server has"),  # type: ignore[arg-type]
+    "several inputs without names": (
+        lambda: build_request("digits", (np.ones((1, 4)), np.ones((1, 2)))), "several inputs have names: {'x': array"),
+    "a category as a text": (
+        lambda: build_request("bank", {"job": np.array(["clerk"])}), "send numbers, of a category its number"),
     "a fraction as a class": (lambda: ask("saliency", target=3.0), "send a class index or label"),
     "a misspelt method": (lambda: ask("IntegratedGrads"), "did you mean 'integrated_gradients'"),
     "outlier_perc": (lambda: drawn(outlier_perc=2), "did you mean 'outlier_percent'"),

@@ -15,6 +15,7 @@ import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.contract.errors import Reason
 from cutaway.contract.results import InputSpec
+from cutaway.engine.model.input_validation import in_declared_types
 from cutaway.gateway import serve
 from cutaway.server.embedded import Served
 from cutaway.server.settings import Settings
@@ -136,3 +137,13 @@ def test_a_model_that_means_float64_gets_it(server: Served) -> None:
     with ca.Client(server.address) as client:
         since = client.inspect("clock", np.array([[1_700_000_000.25]])).predictions["output"]
     np.testing.assert_array_equal(since, [[0.25]])
+
+
+def test_whole_numbers_of_a_declared_type_are_widened_and_never_narrowed() -> None:
+    """int32 is NumPy's default on some machines; every number of it is one of int64, and not the other way round."""
+    specs = (InputSpec("ids", "int64"), InputSpec("few", "int16"), InputSpec("mask", "bool"), InputSpec("x", "float32"))
+    types = {"ids": torch.int32, "few": torch.int32, "mask": torch.uint8, "x": torch.int32}
+    sent = {name: torch.tensor([[1, 2]], dtype=dtype) for name, dtype in types.items()}
+    found = in_declared_types(specs, sent)
+    assert {name: tensor.dtype for name, tensor in found.items()} == {**types, "ids": torch.int64}
+    assert torch.equal(found["ids"], torch.tensor([[1, 2]]))

@@ -174,7 +174,8 @@ class TokenAttribution:
         if self.baseline_ids is None:
             return ""
         ids = self.baseline_ids[row].tolist()
-        texts = self.baseline_texts[row] if row < len(self.baseline_texts) else list(map(str, ids))
+        known = self.baseline_texts
+        texts = known[row] if row < len(known) else [f"token {each}" for each in ids]
         kept = [own == other for own, other in zip(self.ids[row].tolist(), ids)]
         others, same = (_few(text for text, stays in zip(texts, kept) if stays is wanted) for wanted in (False, True))
         return f"against {others or 'itself'}" + (f"; kept: {same}" if others and same else "")

@@ -82,13 +82,13 @@ def named(specs: Sequence[InputSpec], tensors: Mapping[str, T]) -> Mapping[str, 
 
 
 def in_declared_types(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Returns float64 tensors in the floating type that the model declares: NumPy's floats are float64 unless told
-    otherwise.
+    """Returns float64 tensors in the floating type that the model declares, and whole numbers in the wider one: NumPy's
+    floats are float64 unless told otherwise, and its integers int32 on some machines.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``, for a number that the declared type cannot hold.
     """
-    declared = {spec.name: getattr(torch, spec.data_type) for spec in specs if spec.data_type in FLOATING}
+    declared = {spec.name: getattr(torch, spec.data_type) for spec in specs if spec.data_type}
     return {name: _rounded(name, tensor, declared.get(name, tensor.dtype)) for name, tensor in tensors.items()}
 
 
@@ -122,14 +122,22 @@ def in_own_type(
 
 
 def _rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns a tensor of float64 in ``dtype``; others as they are."""
-    if tensor.dtype is not torch.float64 or dtype is torch.float64:
+    """Returns a tensor of float64 in another floating ``dtype``, and one of integers in a wider one; others as they
+    are."""
+    if not (dtype.is_floating_point or tensor.is_floating_point()) and tensor.dtype in _NARROWER.get(dtype, ()):
+        return tensor.to(dtype)
+    if tensor.dtype is not torch.float64 or not dtype.is_floating_point or dtype is torch.float64:
         return tensor
     rounded = tensor.to(dtype)
     if not bool((rounded.isfinite() == tensor.isfinite()).all()):
         what = f"holds {float(tensor.abs().max())}, which {dtype_text(rounded)}, the model's type, cannot hold"
         raise error(Reason.INVALID_VALUE, what, name)
     return rounded
+
+
+_SHORT = (torch.uint8, torch.int8)
+_NARROWER = {torch.int64: (*_SHORT, torch.int16, torch.int32), torch.int32: (*_SHORT, torch.int16), torch.int16: _SHORT}
+"""The types whose every number an integer type has."""
 
 
 def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor], *, any_name: bool = False) -> Inputs:
@@ -266,6 +274,8 @@ def _check_tensor(spec: InputSpec, tensor: Tensor) -> None:
         raise error(Reason.INPUT_DTYPE, f"got {dtype_text(tensor)}, the model takes {_description(spec)}{remedy}")
     if spec.shape and not _matches(spec.shape, tensor.shape):
         remedy = "; x[None] is a batch of one" if _matches(spec.shape[1:], tensor.shape) else ""
+        if tensor.ndim > 2 and _matches(spec.shape, tensor.movedim(-1, 1).shape):
+            remedy = "; np.moveaxis(x, -1, 1) has the channels where the model takes them"
         raise error(Reason.INPUT_SHAPE, f"got {list(tensor.shape)}, the model takes {_description(spec)}{remedy}")
 
 
