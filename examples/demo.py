@@ -95,7 +95,7 @@ def demo(digit: Examples) -> int:
     make_models()
     result = ask_server(digit, name="TorchServe")
     show(result, digit)
-    plots.save(result, PICTURE, {"image": digit.images})
+    plots.figure(result, {"image": digit.images}).savefig(PICTURE, dpi=plots.DOTS_PER_INCH)
     console.print(f"\n[bold]The whole picture:[/] {PICTURE}")
     again = ask_server(digit, "--engine=embedded", name="one process, without TorchServe and Java")
     status = conclude(result, again)

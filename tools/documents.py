@@ -5,26 +5,21 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
-from captum import attr
-from captum import metrics as captum_metrics
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from cutaway.contract import errors, requests
+from cutaway.contract import errors
 from cutaway.contract.requests import Attribution
-from cutaway.contract.requests.fields import CAPTUM_NAMES, field_advice
 from cutaway.contract.results import Cause
 from cutaway.engine.methods.captum_call import TABLE
 from cutaway.engine.methods.spec import Method
 from cutaway.jobs import spec
 from cutaway.server.settings import Settings
-from tools import commands, contract, json_fields, metrics
+from tools import captum_names, commands, contract, json_fields, metrics
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {
@@ -51,8 +46,8 @@ def tables() -> dict[str, str]:
         "methods": _methods(),
         "causes": _causes(),
         "errors": _errors(),
-        "captum classes": _captum_classes(),
-        "captum arguments": _captum_arguments(),
+        "captum classes": captum_names.classes(),
+        "captum arguments": captum_names.arguments(),
         "job": _job(),
         "settings": _settings(),
         "metrics": metrics.gateway_table(),
@@ -101,78 +96,6 @@ def _causes() -> Iterator[str]:
     text = inspect.getsource(Cause)
     for name, meaning in re.findall(r'^    (\w+) = "\w+"\n    """(.*?)"""', text, re.MULTILINE | re.DOTALL):
         yield f"| `{name}` | {' '.join(meaning.split())} |"
-
-
-_SHARED = {item.name for item in fields(Attribution)}
-_BASE = "a base class; ours is `ca.Attribution`"
-_OF_JOBS = "the tables and the report of a job: [batch.md](batch.md)"
-_REMOTE = "none: Cutaway serves the model itself"
-_NOT_METHODS = {
-    "NoiseTunnel": "`noise=ca.NoiseTunnel(...)` of any attribution",
-    "infidelity": "`metrics=(ca.Infidelity(),)` of an attribution",
-    "sensitivity_max": "`metrics=(ca.SensitivityMax(),)` of an attribution",
-    "LLMAttribution": "`target=ca.SequenceLogProbability(...)`: [language-models.md](language-models.md#why-this-text)",
-    "LLMGradientAttribution": "the same target, with a gradient method at the embedding",
-    "LLMAttributionResult": "`AttributionResult.tokens`",
-    "LimeBase": "`ca.Lime`; a request holds no functions",
-    "DataLoaderAttribution": "a job: [batch.md](batch.md)",
-    "TokenReferenceBase": '`baselines={"input_ids": ca.TokenId(0)}`',
-    "InterpretableEmbeddingBase": "a layer method at the embedding; no module is replaced",
-    "ImageMaskInput": "`masks` of the method",
-    "TextTokenInput": "the text, and a layer method at the embedding",
-    "TextTemplateInput": "the text, and `masks` of the method",
-    "ProductBaselines": "`baselines` of `ca.GradientShap` and of `ca.DeepLiftShap`",
-    **dict.fromkeys(("Attribution", "GradientAttribution", "PerturbationAttribution", "NeuronAttribution"), _BASE),
-    "LayerAttribution": f"{_BASE}; for `interpolate` see [pictures](#pictures)",
-    "InterpretableInput": "a base class",
-    **dict.fromkeys(("Summarizer", "SummarizerSingleTensor", "ClassSummarizer", "Count", "MSE", "Max"), _OF_JOBS),
-    **dict.fromkeys(("Mean", "Min", "StdDev", "Sum", "Var"), _OF_JOBS),
-    **dict.fromkeys(("RemoteLLMAttribution", "RemoteLLMProvider", "VLLMProvider"), _REMOTE),
-}
-"""What stands for the classes and functions of Captum that are no method of ours."""
-
-
-def _captum_classes() -> Iterator[str]:
-    yield "| Captum | Cutaway | its own arguments |"
-    yield "|---|---|---|"
-    for name in sorted({*_public(attr), "infidelity", "sensitivity_max"}, key=str.lower):
-        ours = {kind.__name__: kind for kind in TABLE}.get(name)
-        own = [] if ours is None else [f"`{item.name}`" for item in fields(ours) if item.name not in _SHARED]
-        yield f"| `{name}` | {_NOT_METHODS[name] if ours is None else f'`ca.{name}`'} | {', '.join(own)} |"
-
-
-def _public(module: ModuleType) -> list[str]:
-    """The classes of a module that are documented: those with a name of their own."""
-    return [name for name, value in vars(module).items() if inspect.isclass(value) and not name.startswith("_")]
-
-
-def _captum_arguments() -> Iterator[str]:
-    yield "| Captum | Cutaway | of |"
-    yield "|---|---|---|"
-    found: dict[tuple[str, str], list[str]] = {}
-    metrics_of = {"Infidelity": captum_metrics.infidelity, "SensitivityMax": captum_metrics.sensitivity_max}
-    kinds = [*TABLE, requests.NoiseTunnel, requests.Infidelity, requests.SensitivityMax]
-    for kind in sorted(kinds, key=lambda kind: kind.__name__):
-        theirs = getattr(attr, kind.__name__, None)
-        functions = (theirs.__init__, theirs.attribute) if theirs else (metrics_of[kind.__name__],)
-        names = {name for function in functions for name in inspect.signature(function).parameters}
-        for name in names - {"self", "kwargs"}:
-            found.setdefault((name, _ours(name, {item.name for item in fields(kind)})), []).append(kind.__name__)
-    for (name, ours), methods in sorted(found.items(), key=lambda row: (row[0][0].lower(), -len(row[1]))):
-        every = f"{len(methods)} classes" if len(methods) > _FEW else ", ".join(methods)
-        yield f"| `{name}` | {ours} | {every} |"
-
-
-_FEW = 4
-_OF_REQUEST = {"inputs": "the inputs of the request", "attributions": "those of the attribution that holds the metric"}
-
-
-def _ours(name: str, known: set[str]) -> str:
-    """What a request has in the place of an argument of Captum."""
-    if name in _OF_REQUEST:
-        return _OF_REQUEST[name]
-    ours = name if name in known else CAPTUM_NAMES.get(name, "")
-    return f"`{ours}`" if ours in known else field_advice(name, known)
 
 
 def _errors() -> Iterator[str]:

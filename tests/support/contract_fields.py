@@ -44,7 +44,7 @@ def baselines_of(messages: Set[str]) -> Set[str]:
         return {"distribution"}
     if "LayerFeatureAblation" in messages:
         return {"scalar"}
-    return {"scalar", "tensor", "token_id"}
+    return {"scalar", "tensor", "token_id", "ordinary_token_id"}
 
 
 OF_DISTRIBUTIONS = {f"{where}{what}Shap" for where in ("", "Layer", "Neuron") for what in ("DeepLift", "Gradient")}

@@ -18,6 +18,8 @@ ATTRIBUTIONS: dict[str, ca.Attribution] = {
         ca.IntegratedGradients(n_steps=7, baselines={"a": 0.5, "b": 1.0}, quadrature=ca.Quadrature.RIEMANN_LEFT),
     "{method: IntegratedGradients, n_steps: 64.0, quadrature: gauss_legendre, multiply_by_inputs: false}":
         ca.IntegratedGradients(n_steps=64, multiply_by_inputs=False),
+    "{method: layer_deep_lift, layer: words, baselines: {ids: {token_id: 7, keep_special: true}}, inputs: ids}":
+        ca.LayerDeepLift(layer="words", baselines={"ids": ca.TokenId(7, keep_special=True)}, inputs=("ids",)),
     "{method: layer_integrated_gradients, layer: words, baselines: {ids: {token_id: 7}, mask: 7}}":
         ca.LayerIntegratedGradients(layer="words", baselines={"ids": ca.TokenId(7), "mask": 7.0}),
     "{method: neuron_gradient, neuron: {module: conv2, index: [3, 1, 1]}}": ca.NeuronGradient(neuron=ca.Neuron("conv2",

@@ -258,7 +258,7 @@ TYPES: dict[Any, st.SearchStrategy[Any]] = {
     int: SIGNED_64,
     str: texts,
     type(None): st.none(),
-    requests.TokenId: SIGNED_64.map(requests.TokenId),
+    requests.TokenId: st.builds(requests.TokenId, SIGNED_64, st.booleans()),
 }
 
 

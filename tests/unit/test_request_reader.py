@@ -33,7 +33,7 @@ def test_a_file_says_what_python_says(text: str, tmp_path: Path) -> None:
     assert canonical(read_request(load_yaml(tmp_path / "request.yaml"))) == canonical(REQUESTS[text])
 
 
-NOT_OF_ROWS = ("parameter:", "predictions:", "sweep:", "direct:", "by_token:")
+NOT_OF_ROWS = ("parameter:", "predictions:", "sweep:", "direct:", "by_token:", "attacks:")
 """What is about one reply, and no part of a job."""
 
 
@@ -105,10 +105,6 @@ WRONG: dict[str, tuple[str, str]] = {
         "Saliency has no such field; did you mean 'absolute'?",
     ),
     "{attributions: [{method: saliency, absolute: 1}]}": ("attributions[0].absolute", "must be true or false, not 1"),
-    "{attributions: [{method: saliency, inputs: a}]}": (
-        "attributions[0].inputs",
-        "must be a list, such as ['a'], not 'a'",
-    ),
     "{attributions: [{method: integrated_gradients, n_steps: 1.5}]}": (
         "attributions[0].n_steps",
         "must be a whole number, not 1.5",
@@ -222,7 +218,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "{attributions: [{method: occlusion, windows: 8}]}": (
         "attributions[0].windows",
-        "must be a mapping of names to values, not 8",
+        "must be by name, such as {x: [8]}, not 8",
     ),
     "{attributions: [{method: lrp, rules: gamma}]}": ("attributions[0].rules", "by name, such as {x: 'gamma'}"),
     "{target: {cross_entropy: {labels: [1], reduction: men}}}": (

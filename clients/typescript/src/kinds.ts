@@ -11,6 +11,7 @@ export const KINDS: Readonly<Partial<Record<string, string>>> = {
   "Attribution.standard_errors": "standard_error",
   "TokenAttribution.ids": "token_ids",
   "TokenAttribution.values": "token_attribution",
+  "TokenAttribution.baseline_ids": "baseline_token_ids",
   "Metric.curve": "metric_curve",
   "Attack.inputs": "attacked_input",
   "Attack.predictions": "attacked_output",

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import importlib
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from cutaway.adapters.matrices import matrices_of
 from cutaway.contract import pictures
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Raw
-from cutaway.contract.results import AttributionResult, InputSpec, InspectResult, TokenAttribution
+from cutaway.contract.results import InputSpec
 from cutaway.engine.model.input_validation import check_feature_names, specs_from_signature, takes_any_name
 from cutaway.engine.model.inspected_model import Generation, Inputs, InspectedModel, failures_of
 from cutaway.engine.model.session import Cancellation
@@ -50,6 +50,9 @@ class Adapter:
         labels: the names of the classes, in the order of their index; empty for a model without classes.
         media_types: the formats that `preprocess` decodes, the default first; may be patterns such as ``text/*``; empty
             if the model takes only tensors.
+        special_tokens: the ids of tokens that are no words, such as [CLS]; a baseline of token ids may keep them.
+        ranges: by input, the least and the largest number that `preprocess` makes; numbers sent by name that are far
+            outside have a warning.
         options: the options given to ``cutaway package``.
         directory: the folder of the archive's files; None for a model that needs none.
         weights: the safetensors file; None for a model whose code contains its weights.
@@ -58,6 +61,8 @@ class Adapter:
     inputs: Sequence[InputSpec] = ()
     labels: Sequence[str] = ()
     media_types: Sequence[str] = ()
+    special_tokens: Collection[int] = ()
+    ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
     def __init__(
         self, options: Mapping[str, str] | None = None, directory: Path | None = None, weights: Path | None = None
@@ -168,6 +173,12 @@ class ImageAdapter(Adapter):
         """The image tensor."""
         return (InputSpec(self.argument, "float32", (-1, len(Image.new(self.mode, (1, 1)).getbands()), *self.size)),)
 
+    @property
+    def ranges(self) -> Mapping[str, tuple[float, float]]:  # type: ignore[override]
+        """The numbers of a black pixel and of a white one."""
+        ends = [(level - mean) / std for mean, std in zip(self.mean, self.std) for level in (0.0, 1.0)]
+        return {self.argument: (min(ends), max(ends))}
+
     def decode(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
         """Decodes an image of the ``media_type``; without one, of that among the adapter's which its bytes have."""
         return super().decode(data, media_type or pictures.media_type_of(data, self.media_types))
@@ -226,6 +237,7 @@ class TextAdapter(Adapter):
 
         super().__init__(options, directory, weights)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        self.special_tokens = tuple(self.tokenizer.all_special_ids)
 
     def preprocess(self, data: bytes, media_type: str) -> Mapping[str, Tensor]:
         """Decodes one UTF-8 text to ``input_ids`` and ``attention_mask``, int64 [1, tokens]."""
@@ -300,6 +312,7 @@ def load_model(adapter: Adapter, device: str) -> InspectedModel:
         takes_any_name=not adapter.inputs and takes_any_name(module),
         generate=adapter.generation(module),
     )
+    model.special_tokens, model.ranges = tuple(adapter.special_tokens), adapter.ranges
     model.tree.matrices = matrices = dict(matrices_of(adapter.directory, model))
     model.tree.vectors = {name: matrix.vectors for name, matrix in matrices.items()}
     return model
@@ -379,9 +392,6 @@ def find_adapter(spec: str, directory: Path) -> type[Adapter]:
     return kind
 
 
-# What an adapter adds to results: texts of tokens, and names of features.
-
-
 def decoded(adapter: Adapter, raw: Sequence[Raw], cancellation: Cancellation) -> Inputs:
     """Returns the examples of a request as one batch.
 
@@ -395,25 +405,3 @@ def decoded(adapter: Adapter, raw: Sequence[Raw], cancellation: Cancellation) ->
             examples.append(adapter.decode(each.data, each.media_type))
     with at("examples"), failures_of("the adapter's collate", reason=Reason.INPUT_SHAPE):
         return adapter.collate(examples)
-
-
-def with_texts(adapter: Adapter, attributions: Sequence[AttributionResult]) -> tuple[AttributionResult, ...]:
-    """Returns ``attributions`` with the texts of their tokens."""
-    return tuple(
-        result if result.tokens is None else replace(result, tokens=_with_texts(adapter, result.tokens))
-        for result in attributions
-    )
-
-
-def _with_texts(adapter: Adapter, tokens: TokenAttribution) -> TokenAttribution:
-    rows = [tuple(adapter.token_texts(row)) for row in tokens.ids.tolist()]
-    return replace(tokens, texts=tuple(rows) if any(rows) else ())
-
-
-def feature_names(inputs: Sequence[InputSpec], result: InspectResult) -> dict[str, tuple[str, ...]]:
-    """Returns the names of the features of those ``inputs`` that gradients or attributions in ``result`` are about."""
-    named = {spec.name: spec.feature_names for spec in inputs if spec.feature_names}
-    if not named:
-        return {}
-    shown = {*result.input_gradients, *(name for attribution in result.attributions for name in attribution.values)}
-    return {name: names for name, names in named.items() if name in shown}

@@ -342,7 +342,7 @@ def _draw(result: InspectResult, tensors: Mapping[str, Array], path: Path) -> No
 
     try:
         with console_output.requires_extra("cli"):
-            plots.save(result, path, tensors)
+            plots.figure(result, tensors).savefig(path, dpi=plots.DOTS_PER_INCH)
     except OSError as failure:
         raise error(Reason.INVALID_VALUE, f"{path} cannot be written: {failure.strerror}", "plot") from None
 

@@ -39,6 +39,7 @@ from cutaway.client.request_builder import (
     TargetLike,
     build_request,
     examples_in,
+    inspect_advice,
     signature,
 )
 from cutaway.client.transport import (
@@ -54,6 +55,7 @@ from cutaway.client.trust import Tls, is_loopback, make_trust
 from cutaway.contract.addresses import UNIX, check_target
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import Argument, CheckMode, InspectRequest
+from cutaway.contract.requests.fields import advising
 from cutaway.contract.results import InspectResult, ModelName, Progress
 from cutaway.contract.results.arrays import tensors
 from cutaway.views.inspection import Inspection
@@ -215,6 +217,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._target}{', closed' if self._is_closed else ''}>"
 
+    @advising(inspect_advice)
     def inspect(
         self,
         model: str,
@@ -296,6 +299,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         """
         return self.ask(_request(locals()), stream=stream, progress=progress, timeout=timeout)
 
+    @advising(inspect_advice)
     def inspect_stream(
         self,
         model: str,

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
@@ -15,7 +16,8 @@ import numpy as np
 
 from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.request_reader.reader import read_request
+from cutaway.contract.request_reader.reader import CLASSES, read_request
+from cutaway.contract.requests.fields import CAPTUM_NAMES, field_advice
 from cutaway.contract.tensors import Array, ArrayLike, as_array, converted, dtype_name, holds_texts
 from cutaway.contract.values import changed
 
@@ -32,7 +34,7 @@ _RIGHT = (
 )
 
 
-_NUMBERS = "send numbers, or raw examples instead of arrays by name"
+_NUMBERS = "send numbers, of a category its number; or raw examples instead of arrays by name"
 _OBJECTS = {"O": "Python objects", "S": "texts", "U": "texts"}
 
 
@@ -135,7 +137,11 @@ def _array(value: Any, name: str, numbers: str) -> Array:
         except CutawayError:
             raise
         except Exception as failure:  # numpy, torch and others raise many kinds
-            raise error(Reason.INVALID_VALUE, f"{type(value).__name__} is no array: {failure}"[:300]) from None
+            kind = type(value).__name__
+            if not name and isinstance(value, (list, tuple)) and any(map(_is_array, value)):
+                what = f"{kind} of arrays that differ in shape; several inputs have names: {{'x': array, 'y': array}}"
+                raise error(Reason.INVALID_VALUE, what) from None
+            raise error(Reason.INVALID_VALUE, f"{kind} is no array: {failure}"[:300]) from None
         if array.dtype == "float64" and not (isinstance(value, np.ndarray) or hasattr(value, "detach")):
             array = converted(array, numbers)
         if array.dtype.kind in "OUS":
@@ -161,12 +167,35 @@ ConceptsLike: TypeAlias = requests.TCAV | Words
 InfluenceLike: TypeAlias = requests.Influence | Words
 
 
+_OF_INSPECT = {
+    "method": "a method is an attribution: attributions='saliency'",
+    "layer": "a layer is a part of the attribution: attributions='layer_grad_cam:conv2', or captures='conv2'",
+    "outputs": "those of the model are there without it: leave it out",
+    "noise": "noise is a part of the attribution: Saliency(noise=NoiseTunnel())",
+    "metrics": "metrics are a part of the attribution: Saliency(metrics=(Infidelity(),))",
+}
+
+
+def inspect_advice(name: str, known: Iterable[str]) -> str:
+    """Returns what to do instead of an argument ``name`` of `Client.inspect` that is not ``known``."""
+    if name in _OF_INSPECT:
+        return _OF_INSPECT[name]
+    ours = CAPTUM_NAMES.get(name, name)
+    for kind in (requests.IntegratedGradients, *CLASSES[requests.Attribution].values()):
+        if any(item.name == ours for item in fields(kind)):
+            return f"it is an argument of the attribution: {kind.__name__}({ours}=...)"
+    return field_advice(name, known)
+
+
 def build_request(model: str, inputs: Inputs, **fields: Any) -> requests.InspectRequest:
     """Returns the request that `Client.inspect` sends for the same arguments.
 
     Raises:
         InvalidArgument: with the field at fault.
     """
+    if not isinstance(model, str):
+        what = f"got {type(model).__name__}; name a model that the server has: inspect('digits', inputs)"
+        raise error(Reason.INVALID_VALUE, what, "model")
     with at("inputs"):
         for one in inputs if isinstance(inputs, (list, tuple)) else [inputs]:
             _refuse_path(one)

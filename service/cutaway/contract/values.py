@@ -59,7 +59,7 @@ class _Brief(reprlib.Repr):
 def brief(value: object) -> str:
     """Returns at most 80 characters of the representation of ``value``; of a list or a mapping, which may have a
     million elements, no more than the first few are written."""
-    return _Brief().repr(value)[:80]
+    return " ".join(_Brief().repr(value).split())[:80]
 
 
 _LONGEST_NAME = 200

@@ -261,6 +261,12 @@ class Label(NamedTuple):
     text: str
     class_index: int | None
 
+    @property
+    def number(self) -> float | None:
+        """The label as a number; None for another text."""
+        number = read_number(self.text)
+        return None if isinstance(number, Unreadable) else float(number)
+
 
 def _whole(value: object) -> int | None:
     if isinstance(value, (int, float)) and abs(value) < _INT64 and value == int(value):

@@ -75,7 +75,7 @@ def _columns(result: InspectResult, template: RequestTemplate, batch: int) -> It
     yield Cells("warnings", {"kind": "warnings"}, [texts] * batch)
 
 
-_OWN = ("row", "id", "label", "error", "error_message", "prediction_name", "tokens", "warnings")
+_OWN = ("row", "id", "label", "residual", "error", "error_message", "prediction_name", "tokens", "warnings")
 """The columns of a table that are no arrays of a result."""
 
 

@@ -491,6 +491,7 @@ _MEASURES: dict[str, Callable[[_Pair, str], Iterator[Measure]]] = {
     "prediction": _predictions,
     "probability": _distributions,
     OUTPUT: _distributions,
+    "residual": _distributions,
     ATTRIBUTION: _importance,
     CAPTURE: _captures,
     "input": _distributions,

@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.tensors import Array
 from cutaway.jobs.manifest import Folder, Manifest
-from cutaway.jobs.records import is_ragged, missing_value, tensor_array
+from cutaway.jobs.records import is_ragged, measured_output, missing_value, tensor_array
 from cutaway.jobs.sources.source import Unreadable, from_arrow
 
 _MAX_CHUNK_BYTES = 64 << 20
@@ -114,7 +114,7 @@ class FoundRow(NamedTuple):
         row: its index in the data set.
         id: its id.
         value: its distance, or its activation.
-        prediction: its predicted class; empty without one.
+        prediction: its predicted class or number; empty without one.
         label: its label; empty without one.
     """
 
@@ -293,11 +293,14 @@ class Results(Mapping[str, Array]):
         return tuple(map(self._found, found.tolist(), values.tolist()))
 
     def _found(self, row: int, value: float) -> FoundRow:
-        names = [name for name in ("id", "label", "prediction") if name in self.columns]
+        measured = measured_output(self.schema)
+        names = [name for name in ("id", "label", "prediction", measured) if name in self.columns]
         shard = row // self.manifest.shard_rows
         (cells,) = self._table(names, [shard]).slice(row - self.manifest.range(shard).start, 1).to_pylist()
         index, label = cells.get("prediction"), cells.get("label")
         prediction = "" if index is None else self.manifest.class_name(index)
+        if (number := cells.get(measured)) is not None:
+            prediction = f"{np.ravel(number)[0]:.4g}"
         return FoundRow(row, cells["id"], value, prediction, "" if label is None else str(label))
 
     def _row_of(self, name: str) -> int:
@@ -326,6 +329,9 @@ class Results(Mapping[str, Array]):
 
     def __getitem__(self, column: str) -> Array:
         return _as_numpy(self._table([self._known(column)], list(self.folder.parts()))[column])
+
+    def __contains__(self, column: object) -> bool:
+        return column in self.columns
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.results.arrays import OUTPUT
 from cutaway.contract.tensors import Array
 from cutaway.jobs.batch_inputs import Label
 from cutaway.jobs.columns import Cells
@@ -19,7 +20,10 @@ PREFIX = "cutaway."
 
 _STORE = "store"
 _CAPTURED = ("capture", "positions")
-_FIXED = ("row", "id", "label", "error", "error_message")
+RESIDUAL = "residual"
+"""The kind and the name of the column with the label minus the prediction, of a model that predicts a number."""
+
+_FIXED = ("row", "id", "label", RESIDUAL, "error", "error_message")
 """The names of the columns that are not those of a result."""
 
 
@@ -54,7 +58,8 @@ class Layout(NamedTuple):
 
         Args:
             probes: the columns for a few rows; a tensor that differs in shape between them is ragged.
-            label: the Arrow type of labels; None for a job without labels.
+            label: the Arrow type of labels; None for a job without labels. Labels that are no whole numbers are numbers
+                that the model predicts.
             tensors: how tensors are stored: as the probes say, all with one shape, or all ragged.
             captures_to: where captures are stored.
 
@@ -64,16 +69,34 @@ class Layout(NamedTuple):
         columns: dict[str, list[Cells]] = {}
         for cells in (cells for probe in probes for cells in probe):
             columns.setdefault(cells.name, []).append(cells)
+        probed = [_probed_field(name, several, tensors, captures_to) for name, several in columns.items()]
+        residual = {"kind": RESIDUAL, OUTPUT: measured_output(probed)}
         fields = [
             _field("row", {"kind": "row"}, pa.int64()),
             _field("id", {"kind": "id"}, pa.string()),
             *([] if label is None else [_field("label", {"kind": "label"}, label)]),
-            *(_probed_field(name, several, tensors, captures_to) for name, several in columns.items()),
+            *([_field(RESIDUAL, residual, label)] if label == pa.float64() else []),
+            *probed,
             *(_field(name, {"kind": name}, pa.string()) for name in ("error", "error_message")),
         ]
         for names in [[field.name for field in fields], *([cells.name for cells in probe] for probe in probes)]:
             _check_unique(names)
         return cls(pa.schema(fields))
+
+
+def measured_output(fields: Iterable[Any]) -> str:
+    """Returns the name of the only output among Arrow ``fields``, if it is one floating number for each row, and rows
+    have no classes; else ``""``."""
+    by_kind: dict[str, list[Any]] = {}
+    for field in fields:
+        by_kind.setdefault(about(field)["kind"], []).append(field)
+    outputs = by_kind.get(OUTPUT, [])
+    if len(outputs) != 1 or "prediction" in by_kind:
+        return ""
+    kind = outputs[0].type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        kind = kind.value_type if math.prod(kind.shape) == 1 else pa.null()
+    return str(outputs[0].name) if pa.types.is_floating(kind) else ""
 
 
 def _probed_field(name: str, several: Sequence[Cells], tensors: str, captures_to: str) -> Any:
@@ -140,7 +163,7 @@ class Records:
         labels: the labels of the rows; empty for a job without labels.
 
     Raises:
-        InvalidArgument: ``INVALID_VALUE``: a label is a text, and the layout has whole numbers.
+        InvalidArgument: ``INVALID_VALUE``: a label is a text, and the layout has numbers.
 
     Attributes:
         errors: the errors of bad rows, by index in the shard.
@@ -191,6 +214,13 @@ class Records:
         arrays = [self._array(field) for field in schema]
         return pa.Table.from_arrays(arrays, schema=schema.with_metadata(dict(metadata)))
 
+    def _residuals(self, field: Any) -> list[float | None]:
+        """Returns the label minus the prediction of each row; None where one of the two is missing."""
+        predicted = self._columns[about(field)[OUTPUT]].array().to_pylist()
+        numbers = [each[0] if isinstance(each, list) else each for each in predicted]
+        pairs = zip(self._labels, numbers)
+        return [None if label is None or number is None else label - number for label, number in pairs]
+
     def captures(self) -> dict[str, Array]:
         """Returns the columns for Zarr, [rows, ...]; `missing_value` in rows without a value."""
         return {field.name: self._columns[field.name].numbers() for field in self._layout.zarr_fields}
@@ -205,21 +235,24 @@ class Records:
             "row": range(self._first, self._first + count),
             "id": self._ids,
             "label": self._labels,
+            RESIDUAL: self._residuals(field) if field.name == RESIDUAL else (),
             "error": [failure and failure.reason for failure in failures],
             "error_message": [failure and _message(failure) for failure in failures],
         }
         return pa.array(values[field.name], field.type)
 
 
-def _label_values(layout: Layout, first: int, labels: Sequence[Label | None]) -> Sequence[int | str | None]:
-    """Returns the labels as indices of classes or as texts, whatever the layout has."""
+def _label_values(layout: Layout, first: int, labels: Sequence[Label | None]) -> Sequence[Any]:
+    """Returns the labels as indices of classes, as numbers or as texts, whatever the layout has."""
     if not labels or pa.types.is_string(layout.schema.field("label").type):
         return [label and label.text for label in labels]
-    for row, label in enumerate(labels, first):
-        if label is not None and label.class_index is None:
-            what = f"row {row} has the label {label.text!r:.80}, and this job began with whole numbers only"
+    whole = pa.types.is_integer(layout.schema.field("label").type)
+    values = [label and (label.class_index if whole else label.number) for label in labels]
+    for row, (label, value) in enumerate(zip(labels, values), first):
+        if label is not None and value is None:
+            what = f"row {row} has the label {label.text!r:.80}, and this job began with {'whole ' * whole}numbers only"
             raise error(Reason.INVALID_VALUE, f"{what}: run again into another folder", "label.column")
-    return [label and label.class_index for label in labels]
+    return values
 
 
 def _message(failure: CutawayError) -> str:

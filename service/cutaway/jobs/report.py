@@ -27,7 +27,7 @@ from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import Verdict
 from cutaway.contract.tensors import Array
 from cutaway.jobs.reading import Results, read
-from cutaway.jobs.records import is_ragged, ragged_array
+from cutaway.jobs.records import RESIDUAL, is_ragged, measured_output, ragged_array
 from cutaway.jobs.shards import write_error
 from cutaway.jobs.sources import Unreadable
 from cutaway.jobs.sources.source import from_arrow
@@ -47,7 +47,7 @@ SIDE = 96
 """The longest side of a picture in the file; a larger one is reduced to the means of blocks."""
 
 _LINE_KINDS = {
-    *("row", "id", "label", "prediction", "prediction_name", "probability", "targets", "warnings"),
+    *("row", "id", "label", "residual", "prediction", "prediction_name", "probability", "targets", "warnings"),
     *("verdict", "reason", "largest_error", "convergence_delta", "skipped", "error", "error_message"),
 }
 _PICTURE_KINDS = {"attribution", "input"}
@@ -103,7 +103,7 @@ def _page(files: Mapping[str, bytes]) -> str:
 def _examples(results: Results) -> set[int]:
     """Returns the rows that the page shows as examples: the first of each list."""
     lists: dict[str, list[tuple[float, int]]] = {}
-    for batch in results.batches(_columns(results, _LINE_KINDS), 4096):
+    for batch in results.batches(_line_columns(results), 4096):
         for line in batch.to_pylist():
             for title, score in _scores(results, line):
                 lists.setdefault(title, []).append((score, -line["row"]))
@@ -115,10 +115,19 @@ def _columns(results: Results, kinds: Collection[str]) -> list[str]:
     return [name for name, about in results.columns.items() if about["kind"] in kinds]
 
 
+def _line_columns(results: Results) -> list[str]:
+    """Returns the columns that every row has at hand, with the predicted number of a model without classes."""
+    return [*_columns(results, _LINE_KINDS), *filter(None, [measured_output(results.schema)])]
+
+
 def _scores(results: Results, line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yields the lists of examples that a row belongs to, and its score there: those with the largest are shown."""
-    probability = line.get("probability")
-    if line["error"] is None and probability is None:
+    probability, number = line.get("probability"), line.get(measured_output(results.schema))
+    if line["error"] is None and number is not None:
+        value, residual = float(np.ravel(number)[0]), line.get(RESIDUAL)
+        scores = {"highest": value, "lowest": -value} | ({} if residual is None else {"furthest": abs(residual)})
+        yield from ((title, score) for title, score in scores.items() if math.isfinite(score))
+    elif line["error"] is None and probability is None:
         yield "first", 0.0
     elif line["error"] is None and probability is not None:
         yield "most confident", probability
@@ -146,7 +155,7 @@ class Excerpt:
         self._every = 1
         self._names = _tensor_columns(results)
         self._tensors: dict[int, dict[str, Any]] = {}
-        names, step = _columns(results, _LINE_KINDS), max(1, -(-results.rows // ROWS))
+        names, step = _line_columns(results), max(1, -(-results.rows // ROWS))
         lines = []
         for batch in results.batches([*names, *self._names], _BATCH):
             listed = [row % step == 0 or row in examples for row in batch.column("row").to_pylist()]
@@ -203,7 +212,7 @@ class Excerpt:
     def manifest(self) -> dict[str, Any]:
         """Returns what the page needs of the manifest, without paths of this machine."""
         manifest, schema = self._results.manifest, self._results.schema
-        names = [*_columns(self._results, _LINE_KINDS), *self._names]
+        names = [*_line_columns(self._results), *self._names]
         columns = {name: {**self._results.about(name), "store": ""} for name in names}
         shapes = {name: list(getattr(schema.field(name).type, "shape", [])) for name in names}
         pictures = [name for name in _columns(self._results, _PICTURE_KINDS) if name in self._names]

@@ -22,7 +22,7 @@ from cutaway.jobs.batch_inputs import Batch, BatchBuilder
 from cutaway.jobs.columns import Cells, flattened
 from cutaway.jobs.manifest import Folder, Manifest
 from cutaway.jobs.reading import CaptureStore
-from cutaway.jobs.records import Layout, Records
+from cutaway.jobs.records import Layout, Records, measured_output
 from cutaway.jobs.sources import Column, Source, open_source
 from cutaway.jobs.spec import Data, Job, RequestTemplate
 
@@ -226,8 +226,13 @@ def probe_layout(
             break
     if not probes:
         raise failures[0]
-    label = _label_type(builder, source, rows or source.rows, job.output.shard_rows) if job.label else None
-    return Layout.of(probes, label, job.output.tensors, job.output.captures_to)
+    output = job.output
+    layout = Layout.of(probes, None, output.tensors, output.captures_to)
+    if job.label is None:
+        return layout
+    are_measured = bool(measured_output(layout.schema)) and not (model.detail.labels or builder.template.by_label)
+    label = _label_type(builder, source, rows or source.rows, output.shard_rows, are_measured)
+    return Layout.of(probes, label, output.tensors, output.captures_to)
 
 
 def _probe(job: Job, builder: BatchBuilder, batch: Batch, model: JobModel) -> list[Cells]:
@@ -255,14 +260,16 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, (str, bytes, list, tuple)) else 1
 
 
-def _label_type(builder: BatchBuilder, source: Source, rows: int, step: int) -> Any:
-    """Returns the type that holds the labels of the first ``rows`` rows: whole numbers, or texts if one is no index."""
+def _label_type(builder: BatchBuilder, source: Source, rows: int, step: int, are_measured: bool) -> Any:
+    """Returns the type that holds the labels of the first ``rows`` rows: whole numbers, or texts if one is no index;
+    numbers of any kind where the model predicts one."""
     stop = min(rows, source.rows)
     for start in range(0, stop, step):
         labels = builder.read_labels(source, start, min(start + step, stop))
-        if any(label is not None and label.class_index is None for label in labels):
+        values = [(label.number if are_measured else label.class_index) for label in labels if label is not None]
+        if None in values:
             return pa.string()
-    return pa.int64()
+    return pa.float64() if are_measured else pa.int64()
 
 
 TRANSIENT = (Reason.OVERLOADED, Reason.DEADLINE_EXCEEDED)

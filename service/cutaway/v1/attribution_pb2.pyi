@@ -463,10 +463,13 @@ class Baseline(_message.Message):
     TENSOR_FIELD_NUMBER: _builtins.int
     DISTRIBUTION_FIELD_NUMBER: _builtins.int
     TOKEN_ID_FIELD_NUMBER: _builtins.int
+    ORDINARY_TOKEN_ID_FIELD_NUMBER: _builtins.int
     scalar: _builtins.float
     """The same number everywhere."""
     token_id: _builtins.int
     """A token id, for text."""
+    ordinary_token_id: _builtins.int
+    """A token id for all tokens but the special ones of the tokenizer, such as [CLS] and [SEP], which keep their own."""
     @_builtins.property
     def tensor(self) -> _tensor_pb2.Tensor:
         """One row for all examples, or one an example."""
@@ -482,12 +485,13 @@ class Baseline(_message.Message):
         tensor: _tensor_pb2.Tensor | None = ...,
         distribution: _tensor_pb2.Tensor | None = ...,
         token_id: _builtins.int = ...,
+        ordinary_token_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["distribution", b"distribution", "kind", b"kind", "scalar", b"scalar", "tensor", b"tensor", "token_id", b"token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["distribution", b"distribution", "kind", b"kind", "ordinary_token_id", b"ordinary_token_id", "scalar", b"scalar", "tensor", b"tensor", "token_id", b"token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["distribution", b"distribution", "kind", b"kind", "scalar", b"scalar", "tensor", b"tensor", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distribution", b"distribution", "kind", b"kind", "ordinary_token_id", b"ordinary_token_id", "scalar", b"scalar", "tensor", b"tensor", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["scalar", "tensor", "distribution", "token_id"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["scalar", "tensor", "distribution", "token_id", "ordinary_token_id"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -2917,6 +2921,8 @@ class TokenAttribution(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
+    BASELINE_IDS_FIELD_NUMBER: _builtins.int
+    BASELINE_TEXTS_FIELD_NUMBER: _builtins.int
     input: _builtins.str
     """The input that holds the token ids; empty where they are no input of the model."""
     @_builtins.property
@@ -2931,6 +2937,14 @@ class TokenAttribution(_message.Message):
     def texts(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenTexts]:
         """The tokens' texts, one element a row; empty where the model's adapter knows none."""
 
+    @_builtins.property
+    def baseline_ids(self) -> _tensor_pb2.Tensor:
+        """The token ids of the baseline, [batch, tokens]; of a method that has one."""
+
+    @_builtins.property
+    def baseline_texts(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenTexts]:
+        """Their texts, one element a row; empty where the model's adapter knows none."""
+
     def __init__(
         self,
         *,
@@ -2938,10 +2952,12 @@ class TokenAttribution(_message.Message):
         ids: _tensor_pb2.Tensor | None = ...,
         values: _tensor_pb2.Tensor | None = ...,
         texts: _abc.Iterable[Global___TokenTexts] | None = ...,
+        baseline_ids: _tensor_pb2.Tensor | None = ...,
+        baseline_texts: _abc.Iterable[Global___TokenTexts] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "values", b"values"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["baseline_ids", b"baseline_ids", "ids", b"ids", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "input", b"input", "texts", b"texts", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline_ids", b"baseline_ids", "baseline_texts", b"baseline_texts", "ids", b"ids", "input", b"input", "texts", b"texts", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,6 +140,8 @@ class _WarningCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningCo
     """The texts of a generation ended before a step whose captures were requested."""
     WARNING_CODE_NO_TOKENS: _WarningCode.ValueType  # 10
     """A module that a glob names has no axis of tokens: there is no capture of a position."""
+    WARNING_CODE_INPUT_RANGE: _WarningCode.ValueType  # 11
+    """An input sent by name has numbers far outside of those that the model's adapter makes of pictures."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """The subject of a warning."""
@@ -166,6 +168,8 @@ WARNING_CODE_STEP_NOT_REACHED: WarningCode.ValueType  # 9
 """The texts of a generation ended before a step whose captures were requested."""
 WARNING_CODE_NO_TOKENS: WarningCode.ValueType  # 10
 """A module that a glob names has no axis of tokens: there is no capture of a position."""
+WARNING_CODE_INPUT_RANGE: WarningCode.ValueType  # 11
+"""An input sent by name has numbers far outside of those that the model's adapter makes of pictures."""
 Global___WarningCode: _TypeAlias = WarningCode  # noqa: Y015
 
 @_typing.final

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cutaway.contract.errors import Reason, error
-from cutaway.contract.requests.fields import suggestion
 from cutaway.contract.results import ClassPrediction
+from cutaway.contract.results.explanations import AttributionError
+from cutaway.contract.results.summary import harmless
 from cutaway.contract.tensors import Array
-from cutaway.views.pictures import COARSE, FEATURES, OUTLIERS, by_feature, layout_of, same_ratio, without_ones
+from cutaway.views.pictures import (
+    COARSE,
+    FEATURES,
+    OUTLIERS,
+    USUAL,
+    Look,
+    by_feature,
+    layout_of,
+    same_ratio,
+    without_ones,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 
-INK, FAINT, RULE = "#1b1f24", "#6a737d", "#d0d7de"
+INK, FAINT, RULE, WRONG = "#1b1f24", "#6a737d", "#d0d7de", "#cf222e"
 
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with Matplotlib, and has the marks of the verdicts
@@ -113,7 +124,7 @@ MOST_BARS = 16
 """The most named elements of a vector that are drawn."""
 
 _MAX_BARS = 64
-_NAMED = 0.6  # the part of a box that is for names
+_NAMED, _MOST_NAMED = 0.6, 1.2  # the part of a box that is for names, and the most inches
 _LEAST_BARS = 4  # the room that a few bars take
 _NAME, _WORDS = 20, 23  # letters of a name, and of it with the note behind it
 _LABELS_PER_INCH = 2.6
@@ -122,49 +133,6 @@ _LARGE = 2000
 _BETWEEN = "#e6eaee"
 _SIGNED, _UNSIGNED, _GREY = "RdBu_r", "viridis", "gray"
 _POSITIVE, _NEGATIVE, _MAGNITUDE, _QUIET = "#b2182b", "#2166ac", "#21918c", "#b6bfc9"
-
-
-Sign: TypeAlias = Literal["all", "positive", "negative", "absolute"]
-
-
-@dataclass(frozen=True)
-class Look:
-    """How attributions are drawn; see `Inspection.plot`."""
-
-    sign: Sign = "all"
-    cmap: str | None = None
-    outlier_percent: float | None = None
-    blend: float | None = None
-    interpolation: str | None = None
-
-    def check(self) -> None:
-        """Raises ``INVALID_VALUE`` for what Matplotlib, or a figure, does not have."""
-        import matplotlib
-        from matplotlib.image import interpolations_names
-
-        known = {
-            "sign": (self.sign, get_args(Sign)),
-            "cmap": (self.cmap, matplotlib.colormaps),
-            "interpolation": (self.interpolation, sorted(interpolations_names)),
-        }
-        for field, (given, names) in known.items():
-            if given is not None and given not in names:
-                raise error(
-                    Reason.INVALID_VALUE, f"{given!r:.80} is not a choice; {suggestion(str(given), names)}", field
-                )
-        limits = {"blend": (self.blend, 1), "outlier_percent": (self.outlier_percent, 99)}
-        for field, (number, most) in limits.items():
-            if number is not None and not 0 <= number <= most:
-                raise error(Reason.INVALID_VALUE, f"is a number from 0 to {most}, not {number!r:.80}", field)
-
-    def of(self, values: Array) -> Array:
-        """Returns the values to draw: the magnitudes of those with the sign, and 0 for the others."""
-        if self.sign in ("all", "absolute"):
-            return values if self.sign == "all" else np.abs(values)
-        return np.maximum(values if self.sign == "positive" else -values, 0)
-
-
-_USUAL = Look()
 
 
 class _Range(NamedTuple):
@@ -203,7 +171,7 @@ def draw_with_norms(sheet: Sheet, box: Box, values: Array) -> None:
     _draw_array(sheet, box, values, "norm", lambda table: np.sqrt((table**2).sum(axis=1)))
 
 
-def draw_with_sums(sheet: Sheet, box: Box, values: Array, look: Look = _USUAL, under: Array | None = None) -> None:
+def draw_with_sums(sheet: Sheet, box: Box, values: Array, look: Look = USUAL, under: Array | None = None) -> None:
     """Draws an attribution or a gradient; a table (usually tokens by features) has its rows' sums beside it.
 
     Args:
@@ -236,7 +204,7 @@ def draw_features(
     box: Box,
     values: Array,
     names: Sequence[str],
-    look: Look = _USUAL,
+    look: Look = USUAL,
     notes: Sequence[str] = (),
     in_order: bool = False,
 ) -> None:
@@ -254,7 +222,8 @@ def draw_features(
     lengths = _finite(look.of(values).reshape(-1))
     largest = np.argsort(-np.abs(lengths), kind="stable")[:MOST_BARS]
     largest = np.sort(largest) if in_order else largest
-    axes = _bare(sheet.axes(box._replace(left=box.left + _NAMED * box.width, width=(1 - _NAMED) * box.width)))
+    names_width = min(_NAMED * box.width, _MOST_NAMED)
+    axes = _bare(sheet.axes(box._replace(left=box.left + names_width, width=box.width - names_width)))
     colours = [_POSITIVE if lengths[number] >= 0 else _NEGATIVE for number in largest]
     axes.barh(np.arange(len(largest)), lengths[largest], color=colours)
     axes.set_ylim(max(len(largest), _LEAST_BARS) - 0.5, -0.5)
@@ -272,7 +241,7 @@ def draw_series(
     box: Box,
     values: Array,
     names: Sequence[str],
-    look: Look = _USUAL,
+    look: Look = USUAL,
     sent: Array | None = None,
 ) -> None:
     """Draws a series [time, features]: for each feature its numbers as a line, and below it its attributions.
@@ -310,6 +279,36 @@ def draw_series(
 
 _NAMES = 1.4
 """Inches left of a series for the names of its features."""
+
+
+def draw_attention(sheet: Sheet, box: Box, values: Array, tokens: Sequence[str] = ()) -> None:
+    """Draws the weights [queries, keys] of a head; an axis that has all ``tokens`` has their texts, as many as fit."""
+    place = Box(box.left + _TOKEN, box.top, box.width - _TOKEN, box.height - _TOKEN)
+    scale = _Range(_UNSIGNED, 0.0, float(np.max(values[np.isfinite(values)], initial=0)) or 1.0)
+    axes = sheet.axes(place)
+    _draw_scale(sheet, box._replace(height=place.height), _show(axes, values, scale, USUAL, "auto"), scale)
+    for axis, count, rotation in ((axes.yaxis, values.shape[0], 0), (axes.xaxis, values.shape[1], 90)):
+        shown = range(0, count, -(-count // _MOST_TOKENS))
+        names = [tokens[at] if len(tokens) == count else str(at) for at in shown]
+        axis.set_ticks(list(shown), [fitted(name, _TOKEN - 0.06, 5.5, "normal", keep="start") for name in names])
+        axis.set_tick_params(length=0, pad=1.5, labelsize=5.5, labelrotation=rotation)
+
+
+_TOKEN = 0.5
+"""Inches left of and below the weights of a head for the texts of tokens."""
+
+_MOST_TOKENS = 24
+"""The most tokens that have their texts along an axis."""
+
+
+_FAILURE_LINES, _FAILURE_LETTERS = 9, 34
+
+
+def draw_failure(failure: AttributionError, sheet: Sheet, box: Box, _: Array) -> None:
+    """Writes why there is no attribution."""
+    lines = textwrap.wrap(f"failed: {failure.reason}: {failure.message}", _FAILURE_LETTERS, max_lines=_FAILURE_LINES)
+    for number, line in enumerate(lines):
+        sheet.text(box.left, box.top + 0.18 * (number + 1), harmless(line), 7.5, color=WRONG)
 
 
 def _sides(heights: Array) -> list[tuple[str, Array]]:
@@ -369,7 +368,7 @@ def _draw_array(
     values: Array,
     summary: str,
     summarise: Callable[[Array], Array],
-    look: Look = _USUAL,
+    look: Look = USUAL,
     under: Array | None = None,
 ) -> None:
     """Draws an array by its shape: a vector as bars, channels as tiles, a long table with totals of rows."""
@@ -407,7 +406,7 @@ def _mosaic(channels: Array) -> Array:
 
 
 def _draw_picture(
-    sheet: Sheet, box: Box, picture: Array, scale: _Range, look: Look = _USUAL, under: Array | None = None
+    sheet: Sheet, box: Box, picture: Array, scale: _Range, look: Look = USUAL, under: Array | None = None
 ) -> None:
     """Draws an array in colours over ``under``, which shows through where numbers are small, or as ``blend`` says."""
     axes = sheet.axes(box)

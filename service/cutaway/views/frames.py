@@ -247,6 +247,6 @@ def _owner(entry: Entry) -> str:
     place = entry.place
     if place is not None:
         return str(place._replace(point=_VALUES.get(place.point, place.point)))
-    if entry.kind in ("token_ids", "token_attribution") and entry.attribution is not None:
+    if entry.kind in ("token_ids", "token_attribution", "baseline_token_ids") and entry.attribution is not None:
         return f"tokens:{entry.attribution.name}"
     return entry.name if entry.key is None else str(entry.key)

@@ -70,7 +70,7 @@ STYLE = """
 .cutaway .picture{position:relative;display:block;width:150px;background-size:100% 100%;image-rendering:pixelated}
 .cutaway .picture i{position:absolute;inset:0;background-size:100% 100%;filter:grayscale(1);opacity:.75}
 .cutaway .picture img{position:relative;display:block;width:100%;height:100%;margin:0;max-width:none}
-.cutaway .blank{background:#fff}.cutaway .smooth{image-rendering:auto}
+.cutaway .blank{background:#fff;outline:1px solid #8884}.cutaway .smooth{image-rendering:auto}
 .cutaway .bars{display:grid;grid-template-columns:minmax(0,max-content) 110px max-content;gap:2px 8px;font-size:12px;
   align-items:center}
 .cutaway .bars span:nth-child(3n+1){max-width:13rem;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
@@ -114,7 +114,8 @@ _TARGETS = 3
 _LINES = 12  # of other arrays, and of warnings
 _DRAWN = (
     *CLASSES,
-    *("output", "unedited", "targets", "target_values", "attribution", "token_ids", "token_attribution"),
+    *("output", "unedited", "targets", "target_values", "attribution"),
+    *("token_ids", "token_attribution", "baseline_token_ids"),
 )
 
 
@@ -296,8 +297,8 @@ def _bars(rows: Sequence[tuple[str, float]], kinds: Sequence[str]) -> Markup:
     return element("div", *cells, class_="bars")
 
 
-def _token_colours(texts: Sequence[str], values: Array) -> Markup:
-    """Draws tokens in the colours of their attributions, with the numbers below."""
+def _token_colours(texts: Sequence[str], values: Array, against: str) -> Markup:
+    """Draws tokens in the colours of their attributions, with the numbers below, and what they are compared with."""
     count = min(len(texts), values.size)
     shown = values[:count]
     scale = strongest(np.asarray(shown, np.float64))
@@ -306,9 +307,9 @@ def _token_colours(texts: Sequence[str], values: Array) -> Markup:
                 style=f"background:{colour(value, scale)}")
         for text, value in zip(texts[:_MAX_TOKENS], shown.tolist())
     ]  # fmt: skip
-    more = [f"… {count - _MAX_TOKENS:,} more tokens"] if count > _MAX_TOKENS else []
-    total = element("p", f"sum {short_number(float(shown.sum()))}", *more, class_="note")
-    return element("div", element("div", *spans, class_="tokens"), total)
+    more = f"… {count - _MAX_TOKENS:,} more tokens" if count > _MAX_TOKENS else ""
+    notes = " · ".join(filter(None, (f"sum {short_number(float(shown.sum()))}", more, against)))
+    return element("div", element("div", *spans, class_="tokens"), element("p", notes, class_="note"))
 
 
 def _heat_map(values: Array, ground: str, ground_sides: tuple[int, int] | None, signless: bool) -> Markup:
@@ -417,9 +418,8 @@ def _attribution_panel(
     verdict = outcome_of_row(attribution.checks, row).verdict.value if attribution.checks else "NOT CHECKED"
     tokens = attribution.tokens
     if tokens is not None:
-        values = _row(tokens.values, row)
-        texts = tokens.texts[row] if row < len(tokens.texts) else list(map(str, tokens.ids[row].tolist()))
-        return _tile(_titled(title, verdict), _token_colours(texts, values))
+        drawn = _token_colours(tokens.row_texts(row), _row(tokens.values, row), tokens.against(row))
+        return _tile(_titled(title, verdict), drawn)
     signless = attribution.method in SIGNLESS and not any((array < 0).any() for array in attribution.values.values())
     arrays = {name: _row(array, row) for name, array in attribution.values.items()}
     vectors = {name: array for name, array in arrays.items() if layout_of(array) in ("number", "bars") and array.size}

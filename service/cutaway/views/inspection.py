@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,20 +10,35 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from cutaway.contract.requests import InspectRequest
+from cutaway.contract.requests.fields import advising, suggestion
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.summary import batch_size, titles
+from cutaway.contract.results.summary import titles
 from cutaway.contract.values import changed
 from cutaway.contract.wire import stored_file
 from cutaway.views import plots
-from cutaway.views.drawings import Look, Sign
 from cutaway.views.frames import dataset, frame
 from cutaway.views.html import page
-from cutaway.views.pictures import importing, sent_inputs
+from cutaway.views.pictures import Look, Sign, importing, sent_inputs
 
 if TYPE_CHECKING:
     import pandas
     import xarray
     from matplotlib.figure import Figure
+
+
+_OF_FIGURE = "the figure is returned: change it with Matplotlib"
+_ADVICE = {
+    **dict.fromkeys(("title", "fig_size", "plt_fig_axis", "use_pyplot"), _OF_FIGURE),
+    "alpha_overlay": "did you mean 'blend'?",
+    "method": "blend=1 is a heat map, and blend=0.5 a blended one",
+    "outlier_perc": "did you mean 'outlier_percent'?",
+    "show_colorbar": "there is always one: leave it out",
+}
+"""Advice for arguments of Captum's ``visualize_image_attr``."""
+
+
+def _plot_advice(name: str, known: Iterable[str]) -> str:
+    return _ADVICE.get(name) or suggestion(name, known)
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +91,7 @@ class Inspection(InspectResult):
         method and layer differ: ``Saliency, noise NoiseTunnel``."""
         return titles(self.attributions, self.request.attributions)
 
+    @advising(_plot_advice)
     def plot(
         self,
         path: str | Path | None = None,
@@ -106,15 +122,14 @@ class Inspection(InspectResult):
             FailedPrecondition: ``PACKAGE_MISSING``, if matplotlib is not installed.
             InvalidArgument: ``INVALID_VALUE`` if the batch has no such row, or an argument is no choice.
         """
-        rows = batch_size(self)
+        rows = plots.rows_with(self, row)
         inputs = {}
-        if 0 <= row < rows:
-            for name, sent in sent_inputs(self, self.request, row).items():
-                if sent.values is not None:
-                    inputs[name] = np.broadcast_to(sent.values, (rows, *sent.values.shape))
+        for name, sent in sent_inputs(self, self.request, row).items():
+            if sent.values is not None:
+                inputs[name] = np.broadcast_to(sent.values, (rows, *sent.values.shape))
         with importing("plot()"):
             look = Look(sign, cmap, outlier_percent, blend, interpolation)
-            figure = plots.figure(self, inputs, row, look, self.labels)
+            figure = plots.figure(self, inputs, row, look, self.labels, self.request.captures)
         if path is not None:
             figure.savefig(path, dpi=plots.DOTS_PER_INCH)
         return figure

@@ -9,15 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.pictures import ANY, opened
 from cutaway.contract.requests import InspectRequest, Raw
+from cutaway.contract.requests.fields import suggestion
 from cutaway.contract.results import InspectResult
-from cutaway.contract.results.arrays import entries
+from cutaway.contract.results.arrays import captures, entries
 from cutaway.contract.results.summary import harmless
 from cutaway.contract.tensors import Array
 
@@ -31,6 +32,53 @@ def class_labels(result: InspectResult, labels: Sequence[str]) -> dict[int, str]
     return dict(enumerate(labels)) | {
         prediction.index: prediction.label for prediction in predicted if prediction.label
     }
+
+
+Sign: TypeAlias = Literal["all", "positive", "negative", "absolute"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How attributions are drawn; see `Inspection.plot`."""
+
+    sign: Sign = "all"
+    cmap: str | None = None
+    outlier_percent: float | None = None
+    blend: float | None = None
+    interpolation: str | None = None
+
+    def check(self) -> None:
+        """Raises ``INVALID_VALUE`` for what Matplotlib, or a figure, does not have."""
+        import matplotlib
+        from matplotlib.image import interpolations_names
+
+        known = {
+            "sign": (self.sign, get_args(Sign)),
+            "cmap": (self.cmap, matplotlib.colormaps),
+            "interpolation": (self.interpolation, sorted(interpolations_names)),
+        }
+        for field, (given, names) in known.items():
+            if given is not None and given not in names:
+                raise error(
+                    Reason.INVALID_VALUE, f"{given!r:.80} is not a choice; {suggestion(str(given), names)}", field
+                )
+        limits: dict[str, tuple[object, int]] = {
+            "blend": (self.blend, 1),
+            "outlier_percent": (self.outlier_percent, 99),
+        }
+        for field, (number, most) in limits.items():
+            if number is not None and not (isinstance(number, (int, float)) and 0 <= number <= most):
+                raise error(Reason.INVALID_VALUE, f"is a number from 0 to {most}, not {number!r:.80}", field)
+
+    def of(self, values: Array) -> Array:
+        """Returns the values to draw: the magnitudes of those with the sign, and 0 for the others."""
+        if self.sign in ("all", "absolute"):
+            return values if self.sign == "all" else np.abs(values)
+        return np.maximum(values if self.sign == "positive" else -values, 0)
+
+
+USUAL = Look()
+"""What is drawn without wishes."""
 
 
 @contextmanager
@@ -244,9 +292,12 @@ class SentInput:
 
 
 def sent_inputs(result: InspectResult, request: InspectRequest, row: int) -> dict[str, SentInput]:
-    """Returns the inputs of example ``row`` by name; of raw inputs the name is ``input``."""
+    """Returns the inputs of example ``row`` by name; of raw inputs the name is ``input``, and beside it stands what the
+    adapter made of it, where the model's own input was captured."""
     if row < len(request.raw):
-        return {"input": _decoded(request.raw[row])}
+        own = {place.path: array for place, array in captures(result) if (place.module, place.point) == ("", "input")}
+        seen = {name: SentInput(array[row]) for name, array in own.items() if array.ndim and row < len(array)}
+        return {**seen, "input": _decoded(request.raw[row])}
     tensors = sent_tensors(result, request)
     return {name: SentInput(array[row]) for name, array in tensors.items() if array.ndim and row < len(array)}
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import io
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cutaway.contract.errors import Reason, error
+from cutaway.contract.requests import Capture, Point
 from cutaway.contract.results import ClassPrediction, InspectResult, Verdict
-from cutaway.contract.results.arrays import captures, examples_first
-from cutaway.contract.results.explanations import AttributionError, outcome_of_row
+from cutaway.contract.results.arrays import Place, captures, examples_first
+from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.results.summary import batch_size, harmless, without_layer, worst_first
 from cutaway.contract.tensors import Array
 from cutaway.views.drawings import (
@@ -30,11 +30,13 @@ from cutaway.views.drawings import (
     MOST_BARS,
     SCALE,
     STYLE,
+    WRONG,
     Box,
     Drawing,
-    Look,
     Sheet,
+    draw_attention,
     draw_bars,
+    draw_failure,
     draw_features,
     draw_image,
     draw_series,
@@ -43,7 +45,7 @@ from cutaway.views.drawings import (
     fitted,
     length,
 )
-from cutaway.views.pictures import class_labels, layout_of, short_number, without_ones
+from cutaway.views.pictures import USUAL, Look, class_labels, layout_of, short_number, without_ones
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,16 +55,16 @@ DOTS_PER_INCH = 150
 """The resolution of figures in files."""
 
 _COLUMNS = 4  # panels side by side
-_SERIES = 2  # of them take the lines of a series
-_USUAL = Look()
+_WIDE = 2  # of them take the lines of a series, and tokens
 
 
 def figure(
     result: InspectResult,
     inputs: Mapping[str, Array] | None = None,
     row: int = 0,
-    look: Look = _USUAL,
+    look: Look = USUAL,
     labels: Sequence[str] = (),
+    captures: Sequence[Capture] = (),
 ) -> Figure:
     """Draws one example of ``result``.
 
@@ -72,30 +74,32 @@ def figure(
         row: the example's index in the batch.
         look: how attributions are drawn.
         labels: of all classes, where they are known.
+        captures: those of the request, which tell heads that were chosen.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE`` if the batch has no such row, or there is no such look.
     """
     look.check()
-    rows = batch_size(result) or 1
-    if not 0 <= row < rows:
-        raise error(Reason.INVALID_VALUE, f"the batch has the rows 0 to {rows - 1}, not {row}", "row")
+    rows = rows_with(result, row)
     known = class_labels(result, labels) if result.classes or labels else {}
-    example = _Example(examples_first(result), row, rows, known)
+    example = _Example(examples_first(result), row, rows, known, captures)
     drawn = _draw(example, _sections(example, inputs or {}, look))
     drawn.__dict__["_repr_png_"] = partial(_png, drawn)  # a notebook shows it, also without %matplotlib inline
     return drawn
+
+
+def rows_with(result: InspectResult, row: Any) -> int:
+    """Returns the number of rows of ``result``; raises ``INVALID_VALUE`` if ``row`` is none of them."""
+    rows = batch_size(result) or 1
+    if not isinstance(row, int) or not 0 <= row < rows:
+        raise error(Reason.INVALID_VALUE, f"the batch has the rows 0 to {rows - 1}, not {row!r:.80}", "row")
+    return rows
 
 
 def _png(drawn: Figure) -> bytes:
     file = io.BytesIO()
     drawn.savefig(file, format="png")
     return file.getvalue()
-
-
-def save(result: InspectResult, path: Path, inputs: Mapping[str, Array] | None = None, row: int = 0) -> None:
-    """Writes `figure` to the file ``path``, in the format of its suffix: ``.png``, ``.svg`` or ``.pdf``."""
-    figure(result, inputs, row).savefig(path, dpi=DOTS_PER_INCH)
 
 
 @dataclass(frozen=True)
@@ -120,12 +124,13 @@ class Panel:
 
 
 class _Example(NamedTuple):
-    """The row ``row`` of a result with ``rows`` rows, and the labels that are known, by class."""
+    """The row ``row`` of a result with ``rows`` rows, the labels that are known by class, and what was to capture."""
 
     result: InspectResult
     row: int
     rows: int
     labels: Mapping[int, str]
+    asked: Sequence[Capture]
 
     def class_text(self, index: int) -> str:
         """Returns the label of a class, or its index."""
@@ -184,7 +189,7 @@ def _forward(example: _Example, sent: Mapping[str, Array]) -> list[Panel]:
         names = result.feature_names.get(name, ())
         layout = layout_of(values, names)
         if layout == "series":
-            images += [_panel(name, "input", values, partial(draw_series, names=names), span=_SERIES)]
+            images += [_panel(name, "input", values, partial(draw_series, names=names), span=_WIDE)]
         elif layout == "picture":
             images += [_panel(name, "input", values, draw_image)]
     passes = [
@@ -218,7 +223,7 @@ def _gradients(example: _Example, sent: Mapping[str, Array]) -> Iterator[Panel]:
             parts = zip(targets.tolist(), values)
             by_target = {f" · class {example.class_text(target)}": part for target, part in parts}
         for target, part in by_target.items():
-            yield _at_input(example, "Gradient", (name, target), part, sent, _USUAL)
+            yield _at_input(example, "Gradient", (name, target), part, sent, USUAL)
 
 
 def _attributions(example: _Example, sent: Mapping[str, Array], look: Look, *, layers: bool) -> Iterator[Panel]:
@@ -234,7 +239,7 @@ def _attributions(example: _Example, sent: Mapping[str, Array], look: Look, *, l
             if several and targets is not None:
                 target = f" · class {example.class_text(int(targets[example.row]))}"
             if (failure := attribution.error) is not None:
-                yield Panel(heading, attribution.layer, np.empty(0), partial(_draw_failure, failure))
+                yield Panel(heading, attribution.layer, np.empty(0), partial(draw_failure, failure))
             verdict = outcome_of_row(attribution.checks, example.row).verdict if attribution.checks else None
             parts = {name: example.part(array) for name, array in attribution.values.items()}
             joined = {} if layers else {name: part for name, part in parts.items() if _is_named(example, name, part)}
@@ -245,25 +250,16 @@ def _attributions(example: _Example, sent: Mapping[str, Array], look: Look, *, l
                     continue
                 if not layers:
                     yield _at_input(example, heading, (name, target), values, sent, look, verdict)
-                elif (tokens := attribution.tokens) is not None and example.row < len(tokens.texts):
-                    texts = [harmless(text, 40) for text in tokens.texts[example.row]]
+                elif (tokens := attribution.tokens) is not None:
+                    texts = [harmless(text, 40) for text in tokens.row_texts(example.row)]
                     draw: Drawing = partial(draw_features, names=texts, look=look, in_order=True)
-                    sums = example.part(tokens.values)
-                    yield _panel(heading, f"{name}{target}", sums, draw, most=MOST_BARS, verdict=verdict)
+                    sums, against = example.part(tokens.values), tokens.against(example.row)
+                    detail = f"{against or name}{target}"
+                    yield _panel(heading, detail, sums, draw, most=MOST_BARS, verdict=verdict, span=_WIDE)
                 else:
                     draw = partial(draw_with_sums, look=look, under=_image_in(sent))
                     draw = draw_with_norms if method == "LayerActivation" else draw
                     yield _panel(heading, f"{name}{target}", values, draw, verdict=verdict)
-
-
-_FAILURE_LINES, _FAILURE_LETTERS = 9, 34
-
-
-def _draw_failure(failure: AttributionError, sheet: Sheet, box: Box, _: Array) -> None:
-    """Writes why there is no attribution."""
-    lines = textwrap.wrap(f"failed: {failure.reason}: {failure.message}", _FAILURE_LETTERS, max_lines=_FAILURE_LINES)
-    for number, line in enumerate(lines):
-        sheet.text(box.left, box.top + 0.18 * (number + 1), harmless(line), 7.5, color=_VERDICTS[Verdict.DISAGREES][1])
 
 
 def _at_input(
@@ -293,7 +289,7 @@ def _at_input(
     beside = own if own is not None and own.shape == values.shape else None
     if layout == "series":
         draw: Drawing = partial(draw_series, names=names, look=look, sent=beside)
-        return _panel(title, detail, values, draw, verdict=verdict, span=_SERIES)
+        return _panel(title, detail, values, draw, verdict=verdict, span=_WIDE)
     if _is_named(example, name, values):
         return _features(example, title, about[1], {name: values}, sent, look, verdict)
     draw = partial(draw_with_sums, look=look, under=_image_in({name: own} if own is not None else sent))
@@ -336,9 +332,34 @@ def _image_in(sent: Mapping[str, Array]) -> Array | None:
 
 def _captures(example: _Example) -> Iterator[Panel]:
     for place, array in captures(example.result):
-        title = place.module if place.calls == 1 else f"{place.module}, call {place.call}"
+        module, is_attention, _ = place.module.partition(":attention_weights#")
+        if is_attention and example.part(array).ndim == 3:
+            yield from _heads(example, place, module, example.part(array))
+            continue
+        title = (place.module or "(the model)") + f", call {place.call}" * (place.calls > 1)
         path = f" {place.path}" if place.path.isidentifier() else place.path
         yield _panel(title, f"{place.point}{path}", example.part(array), draw_with_norms)
+
+
+def _heads(example: _Example, place: Place, module: str, weights: Array) -> Iterator[Panel]:
+    """Yields a panel for each head, with tokens on both axes where a result tells them; of many heads the first."""
+    chosen = next((each.heads for each in example.asked if fnmatchcase(place.module, each.op)), ())
+    numbers = chosen if len(chosen) == len(weights) else range(len(weights))
+    call = f", call {place.call}" * (place.calls > 1)
+    for number, values in list(zip(numbers, weights))[:MAX_CHANNELS]:
+        draw = partial(draw_attention, tokens=_tokens(example))
+        yield _panel(f"head {number}", f"{module}{call} · queries x keys", values, draw)
+
+
+def _tokens(example: _Example) -> list[str]:
+    """Returns the tokens that the model read: those of an attribution, or of ids captured at its input."""
+    for attribution in example.result.attributions:
+        if attribution.tokens is not None:
+            return [harmless(text, 24) for text in attribution.tokens.row_texts(example.row)]
+    for place, array in captures(example.result):
+        if not place.module and place.point is Point.INPUT and array.dtype.kind in "iu" and array.ndim == 2:
+            return [example.class_text(token) for token in array[example.row].tolist()]
+    return []
 
 
 # The layout of a sheet, in inches: a header, then the sections with their panels in lines.
@@ -356,7 +377,7 @@ _MAX_PANELS = 24  # in a section
 _MAX_TARGETS = 3  # of an example, in the header
 _VERDICTS = {
     Verdict.AGREES: ("✓ agrees", "#1a7f37"),
-    Verdict.DISAGREES: ("✗ disagrees", "#cf222e"),
+    Verdict.DISAGREES: ("✗ disagrees", WRONG),
     Verdict.INCONCLUSIVE: ("? inconclusive", FAINT),
     Verdict.NOT_APPLICABLE: ("– no check", FAINT),
 }

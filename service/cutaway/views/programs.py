@@ -137,7 +137,7 @@ def literal(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value)
     if isinstance(value, TokenId):
-        return f"ca.TokenId({int(value)})"
+        return f"ca.{value!r}"
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if isinstance(value, np.ndarray):
@@ -439,7 +439,7 @@ def as_mapping(value: Any, array: Callable[[Array], Any] = np.ndarray.tolist) ->
         array: returns what stands for an array.
     """
     if isinstance(value, TokenId):
-        return {"token_id": int(value)}
+        return {"token_id": int(value), **({"keep_special": True} if value.keep_special else {})}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, np.ndarray):

@@ -220,12 +220,17 @@ def target_table(result: InspectResult) -> Table:
     values: Array = np.zeros(0) if result.target_values is None else result.target_values
     classes = [] if result.targets is None else [result.targets.reshape(-1)]
     per_example = values.shape[1] if values.ndim > 1 else 1
-    names = ["example", *["class"] * len(classes), "value"]
+    names = ["example", *[_noun(result)] * len(classes), "value"]
     table = empty_table("Targets", *names, numbers=len(names) - 1)
     for index, value in enumerate(values.reshape(-1)[:MAX_ROWS]):
         table.add_row(str(index // per_example), *(str(each[index]) for each in classes), _number_text(value))
     _count_hidden_rows(table, values.size)
     return table
+
+
+def _noun(result: InspectResult) -> str:
+    """Returns what a target's index is of: a class, or an element of the output of a model without classes."""
+    return "class" if result.classes else "element"
 
 
 def concept_table(result: InspectResult) -> Table:
@@ -305,26 +310,26 @@ def attribution_table(result: InspectResult) -> Group:
     """Returns the values of every attribution, and below them its checks, its metrics and its sums by token."""
     attributions = result.attributions
     titled = [(without_layer(title, each), each) for title, each in zip(result.titles(), attributions)]
-    blocks: list[RenderableType] = [_attributions(titled)]
+    blocks: list[RenderableType] = [_attributions(titled, _noun(result))]
     if any(attribution.checks for attribution in attributions):
         blocks.append(_checks(titled))
     if any(attribution.metrics for attribution in attributions):
         blocks.append(_metrics(titled))
     for attribution in attributions:
         if attribution.tokens is not None:
-            blocks += _token_tables(attribution, attribution.tokens)
+            blocks += _token_tables(attribution, attribution.tokens, _noun(result))
     return Group(*[part for block in blocks for part in ("", block)][1:])
 
 
-def _attributions(titled: Sequence[Titled]) -> Table:
+def _attributions(titled: Sequence[Titled], noun: str) -> Table:
     attributions = [attribution for _, attribution in titled]
     methods = {(attribution.method, attribution.layer) for attribution in attributions}
     show_class = len(methods) < len(attributions)  # a method for several classes: only the class tells them apart
     show_steps = any(attribution.n_steps for attribution in attributions)
     show_errors = any(attribution.standard_errors for attribution in attributions)
     optional = [*["largest std. error"] * show_errors, *["steps"] * show_steps]
-    names = ["method", "of", "shape", *["class"] * show_class, "min", "max", "delta", *optional]
-    table = empty_table("Attributions", *names, numbers=len(names) - 3, folds=("of", "class"))
+    names = ["method", "of", "shape", *[noun] * show_class, "min", "max", "delta", *optional]
+    table = empty_table("Attributions", *names, numbers=len(names) - 3, folds=("of", noun))
     for title, attribution in titled:
         if attribution.error is not None:
             why = Text(f"{attribution.error.reason}: {attribution.error.message}", style="red")
@@ -375,10 +380,12 @@ def _metrics(titled: Sequence[Titled]) -> Table:
     return table
 
 
-def _token_tables(attribution: AttributionResult, tokens: TokenAttribution) -> Iterator[RenderableType]:
+def _token_tables(attribution: AttributionResult, tokens: TokenAttribution, noun: str) -> Iterator[RenderableType]:
     """Yields the tables of the examples: the tokens with the largest sums, in the order of the text."""
     for row in range(min(len(tokens.values), MAX_ROWS)):
-        target = "" if attribution.targets is None else f", class {attribution.targets[row]}"
+        target = "" if attribution.targets is None else f", {noun} {attribution.targets[row]}"
+        against = tokens.against(row)
+        target += f", {against}" if against else ""
         title = f"Tokens of example {row}: {attribution.method} at {module_text(attribution.layer)}{target}"
         yield Group(Text(title, style="bold"), _tokens(tokens, row))  # a table's own title folds at its width
     if len(tokens.values) > MAX_ROWS:

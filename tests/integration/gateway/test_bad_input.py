@@ -108,12 +108,18 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
         net(inputs={"imge": IMAGE}), ca.InvalidArgument, "INPUT_UNKNOWN", "tensors.by_name.imge",
         "the model takes image, not 'imge'; did you mean 'image'?"),
     "wrong data type": (
-        net(inputs={"image": IMAGE.astype(np.float64)}), ca.InvalidArgument, "INPUT_DTYPE",
+        net(inputs={"image": IMAGE.astype(np.uint8)}), ca.InvalidArgument, "INPUT_DTYPE",
         "tensors.by_name.image",
-        "got float64, the model takes image: float32 [any, 1, 8, 8]; send x.astype('float32')"),
+        "got uint8, the model takes image: float32 [any, 1, 8, 8]; send x.astype('float32'), scaled as"),
+    "number past the type": (
+        net(inputs={"image": IMAGE.astype(float) * 1e300}), ca.InvalidArgument, "INVALID_VALUE",
+        "tensors.by_name.image", "which float32, the model's type, cannot hold"),
     "wrong rank": (
         net(inputs={"image": IMAGE[0]}), ca.InvalidArgument, "INPUT_SHAPE", "tensors.by_name.image",
-        "got [1, 8, 8], the model takes image: float32 [any, 1, 8, 8]"),
+        "got [1, 8, 8], the model takes image: float32 [any, 1, 8, 8]; x[None] is a batch of one"),
+    "channels last": (
+        net(inputs={"image": IMAGE.reshape(-1, 8, 8, 1)}), ca.InvalidArgument, "INPUT_SHAPE", "tensors.by_name.image",
+        "8, 8, 1], the model takes image: float32 [any, 1, 8, 8]; np.moveaxis(x, -1, 1) has the channels"),
     "no batch axis": (
         words(ids=IDS, weight=np.float32(1)), ca.InvalidArgument, "INPUT_SHAPE", "tensors.by_name.weight",
         "a scalar has no batch axis; axis 0 must be the batch"),

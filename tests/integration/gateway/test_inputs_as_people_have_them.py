@@ -14,12 +14,16 @@ import pyarrow
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters import Adapter, ImageAdapter, TensorAdapter, TextAdapter
 from cutaway.contract.results import InputSpec
+from cutaway.engine.execution.inspect import inspect
+from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.gateway import serve
+from cutaway.views.tables import result_tables
 
 LABELS = ("malignant", "benign", "unknown", "unknown")
 FEATURES = ("radius", "texture", "area")
@@ -38,6 +42,10 @@ class Images(ImageAdapter):
 
     def build(self) -> nn.Module:
         return seeded(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)))
+
+
+class Normalised(Images):
+    mean, std = (0.4,), (0.2,)
 
 
 class Letters(Adapter):
@@ -83,6 +91,7 @@ def client() -> Iterator[ca.Client]:
     models: dict[str, nn.Module | Adapter] = {
         "table": TABLE,
         "image": Images(),
+        "normalised": Normalised(),
         "text": Letters(),
         "two": Two(),
         "numbers": Numbers(),
@@ -135,6 +144,22 @@ def test_examples_need_no_wrapping(client: ca.Client) -> None:
         client.inspect("text", [ca.Raw(b"a", "text/plain"), ca.Raw("ö".encode(), "text/plain")]).predictions,
     )
     assert same(client.inspect("text", "a").predictions, client.inspect("text", ca.Raw(b"a")).predictions)
+
+
+@pytest.mark.parametrize("name", ["image", "normalised"])
+def test_pixels_from_0_to_255_by_name_are_warned_of(client: ca.Client, name: str) -> None:
+    """Once, with the range of the model's adapter; never what its adapter makes of a file, nor numbers of a table."""
+    pixels = np.arange(16, dtype=np.uint8).reshape(4, 4) * 16
+    raw = pixels[None, None].astype(float)
+    (warning,) = client.inspect(name, {"input": np.concatenate([raw, raw])}).warnings
+    assert (warning.code, warning.subject) == (ca.WarningCode.INPUT_RANGE, "input")
+    low, high = {"image": (0, 1), "normalised": (-2, 3)}[name]
+    assert f"the largest number is 240, and this model takes pixels from {low} to {high}" in warning.message
+    assert "or scale the array as the adapter does" in warning.message
+    right = low + raw / 255 * (high - low)
+    for sent in (Image.fromarray(pixels), {"input": right}, {"input": right * np.nan}):
+        assert client.inspect(name, sent).warnings == ()
+    assert client.inspect("table", X * 1000).warnings == ()
 
 
 def test_photographs_are_read_as_they_are_seen(client: ca.Client) -> None:
@@ -370,3 +395,52 @@ def test_texts_are_padded_on_the_side_of_the_tokenizer(kind: type[Words], side: 
         if side == "left" and kind is not Priced:
             alone = [client.inspect("net", [each]).predictions["output"][0] for each in raw]
             np.testing.assert_allclose(together, alone, rtol=1e-6)
+
+
+def test_a_reply_says_what_tokens_are_compared_with(tmp_path: Path) -> None:
+    """The tokens of the baseline; on request special tokens of the tokenizer keep their own. In words everywhere."""
+    adapter = Words({}, tokenizer_files(tmp_path, unk_token="[UNK]"))
+    text = ca.Raw(b"one unknown two", "text/plain")
+    with serve({"net": adapter, "table": TABLE}) as server, ca.Client(server.address) as client:
+
+        def explained(**fields: Any) -> Any:
+            asked = ca.LayerIntegratedGradients(layer="words", **fields)
+            return client.inspect("net", text, target="sum", attributions=asked)
+
+        for baselines, ids, words in (
+            ({}, [0, 0, 0], "against [UNK]; kept: [UNK]"),
+            ({"input_ids": ca.TokenId(3)}, [3, 3, 3], "against [PAD]"),
+            ({"input_ids": ca.TokenId(3, keep_special=True)}, [3, 0, 3], "against [PAD]; kept: [UNK]"),
+            ({"input_ids": np.array([[2, 2, 1]])}, [2, 2, 1], "against two, one"),
+            ({"input_ids": np.array([[1, 0, 2]])}, [1, 0, 2], "against itself"),
+        ):
+            result = explained(baselines=baselines)
+            tokens = result.attributions[0].tokens
+            assert tokens.baseline_ids.tolist() == [ids]
+            assert tokens.against(0) == words
+            console = Console(width=200, record=True, file=io.StringIO())
+            console.print(*result_tables(result))
+            for shown in (str(result), result._repr_html_(), console.export_text()):
+                assert words in shown
+            assert words in "".join(text.get_text() for text in result.plot().texts)
+        same_ids = explained(baselines={"input_ids": np.array([[3, 0, 3]])}).attributions[0]
+        kept = explained(baselines={"input_ids": ca.TokenId(3, keep_special=True)}).attributions[0]
+        np.testing.assert_array_equal(kept.values["words"], same_ids.values["words"])
+        plain = client.inspect("net", text, target="sum", attributions="layer_activation:words").attributions[0].tokens
+        assert plain is not None
+        assert (plain.baseline_ids, plain.against(0)) == (None, "")
+        wrong = ca.IntegratedGradients(baselines={"input": ca.TokenId(3, keep_special=True)})
+        with pytest.raises(ca.InvalidArgument, match="a token's id, and the input is float32: send a number"):
+            client.inspect("table", X, attributions=wrong)
+
+
+def test_special_tokens_are_those_of_an_adapter() -> None:
+    """One that names none cannot keep them, and says how else."""
+    model = InspectedModel(nn.Sequential(nn.Embedding(4, 3)), lambda tensors: model.module(**tensors))
+    asked = ca.LayerDeepLift(layer="0", baselines={"input": ca.TokenId(3, keep_special=True)})
+    with pytest.raises(ca.InvalidArgument, match="names no special tokens: send the ids of the baseline as an array"):
+        inspect(
+            model,
+            ca.InspectRequest("m", target=ca.OutputSum(), attributions=(asked,)),
+            {"input": torch.tensor([[1, 2]])},
+        )

@@ -428,6 +428,49 @@ def test_a_bad_row_changes_no_other(store: Path, tmp_path: Path, spoilt: Any) ->
         np.testing.assert_array_equal(np.delete(found[name], 3, 0), np.delete(sound[name], 3, 0), name)
 
 
+HOUSES = """
+import torch
+from cutaway.adapters import Adapter
+
+class Houses(Adapter):
+    def build(self):
+        return Net()
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return {OUTPUT}
+"""
+
+
+@pytest.mark.parametrize("output", ["3 * x.sum(1)", "3 * x.sum(1, keepdim=True)"])
+def test_a_regression_has_a_residual_and_no_class(tmp_path: Path, output: str) -> None:
+    """The label minus the prediction, for a model that returns one number, in the table and among the rows that are
+    found; none for a row without a label, or a bad one."""
+    (tmp_path / "houses.py").write_text(HOUSES.replace("{OUTPUT}", output))
+    numbers = np.arange(12, dtype=np.float32).reshape(6, 2)
+    numbers[4] = np.nan
+    words: dict[str, Any] = {
+        "model": {"adapter": f"{tmp_path / 'houses.py'}:Houses"},
+        "data": Columns({"x": numbers, "price": [4.0, 14.5, None, 40, 50.0, "62.25"], "name": list("abcdef")}),
+        "inputs": {"x": {"column": "x"}},
+        "id": "name",
+        "label": "price",
+        "request": {"attributions": ["saliency"], "captures": ["."]},
+        "output": tmp_path / "out",
+    }
+    run(Job(**words))
+    results = read(tmp_path / "out")
+    np.testing.assert_array_equal(results["label"], [4, 14.5, np.nan, 40, 50, 62.25])
+    np.testing.assert_array_equal(results["residual"], [1, -0.5, np.nan, 1, np.nan, -0.75])
+    assert not {"prediction", "prediction_name", "probability"} & set(results)
+    assert results.about("residual") == {"kind": "residual", "output": "output"}
+    (first, *_) = results.similar("residual", "a", 1).rows
+    assert (first.id, first.prediction, first.label) == ("d", "39", "40.0")
+    words["data"] = Columns({"x": numbers, "price": ["cheap"] * 6, "name": list("abcdef")})
+    run(Job(**words | {"output": tmp_path / "named"}))
+    assert "residual" not in read(tmp_path / "named")
+
+
 EXITING = """
 import torch
 from cutaway.adapters import Adapter

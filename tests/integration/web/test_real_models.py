@@ -47,6 +47,8 @@ def test_a_text_in_torchserve(browser: Browser, server: Server) -> None:
         assert inspector.texts(".named-bars th")[0] == f"{largest}, explained"
         inspector.go("Explanations")
         assert inspector.texts(".tokens bdi") == list(expected.tokens.texts[0])
+        assert expected.tokens.against(0) == "against [PAD]"
+        assert inspector.texts(".tokens + p") == ["Against [PAD]."]
         shown = [float(each.replace("−", "-")) for each in inspector.texts(".tokens small")]
         np.testing.assert_allclose(shown, expected.tokens.values[0], rtol=5e-3, atol=1e-6)
         assert inspector.texts(".verdict")[0] == "✓ agrees with the raw hooks"

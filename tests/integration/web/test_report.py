@@ -293,12 +293,17 @@ def test_importance_is_numpys(browser: Browser, tumours: Results) -> None:
 
 
 def handmade(
-    folder: Path, cells: list[Cells], rows: int, labels: list[Any] | None = None, names: list[str] | None = None
+    folder: Path,
+    cells: list[Cells],
+    rows: int,
+    labels: list[Any] | None = None,
+    names: list[str] | None = None,
+    label_type: Any = None,
 ) -> Path:
-    """A folder of one shard that holds ``cells``; a list of arrays is a column of ragged tensors."""
+    """A folder of one shard that holds ``cells``; a list of arrays is a column of ragged tensors, labels are texts."""
     folder.mkdir(parents=True, exist_ok=True)
     single = [[_of_row(each, row) for each in cells] for row in range(rows)]
-    layout = Layout.of(single, None if labels is None else pa.string(), "auto")
+    layout = Layout.of(single, None if labels is None else label_type or pa.string(), "auto")
     manifest = Manifest(
         job={"data": {"path": "somewhere/rows.parquet"}},
         rows=rows,
@@ -613,3 +618,47 @@ def test_page_is_light_or_dark(browser: Browser, job: Path, scheme: str, ground:
         colour = inspector.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert inspector.serious() == []
     assert np.abs(np.array(re.findall(r"\d+", colour), int) - ground).max() < 20
+
+
+# A model that predicts a number.
+
+
+def test_a_regression_is_shown_without_classes(browser: Browser, tmp_path: Path) -> None:
+    """Predictions and residuals of each row, in words and as dots; filters and orders by them, and none by class."""
+    rng = np.random.default_rng(0)
+    predicted = rng.normal(50, 10, (40, 1)).astype(np.float32)
+    labels = [None if row == 3 else Label(repr(50 + row / 4), None) for row in range(40)]
+    cells = [
+        Cells("output", {"kind": "output", "output": "output"}, predicted),
+        Cells("targets", {"kind": "targets"}, np.zeros(40, np.int64)),
+        Cells("attribution:saliency:age", {"kind": "attribution", "attribution": "saliency", "input": "age"},
+              rng.normal(size=40)),
+    ]  # fmt: skip
+    page = handmade(tmp_path / "made", cells, 40, labels, label_type=pa.float64())
+    results = read(tmp_path / "made")
+    residuals, values = results["residual"], predicted[:, 0].astype(np.float64)
+    np.testing.assert_array_equal(residuals, np.where(np.arange(40) == 3, np.nan, 50 + np.arange(40) / 4 - values))
+    known = np.delete(residuals, 3)
+    furthest = np.argsort(-np.abs(known), kind="stable")
+    with opened_report(browser, page, "#row-5") as inspector:
+        filters = inspector.texts(".filters label")
+        assert [text.splitlines()[0] for text in filters] == ["Predicted number", "Residual"]
+        first = lines_of(inspector, "rows")[5]
+        assert first[0] == "r5"
+        assert [number(text) for text in first[1:4]] == pytest.approx([51.25, values[5], residuals[5]], rel=1e-3)
+        words = dict(zip(inspector.texts(".one-row dt"), inspector.texts(".one-row dd")))
+        assert words.keys() == {"label", "prediction", "residual"}
+        facts = inspector.page.locator("section:has(#residuals) dd").all_inner_texts()
+        shares = 1 - (known**2).sum() / ((np.delete(50 + np.arange(40) / 4, 3) - 54.928) ** 2).sum()
+        expected = [39, np.abs(known).mean(), np.sqrt((known**2).mean()), known.mean(), shares]
+        assert [number(text) for text in facts] == pytest.approx(expected, rel=2e-3)
+        assert inspector.page.locator(".scatter circle").count() == 39
+        assert cards_in(inspector, "highest-predictions") == np.argsort(-values, kind="stable")[:8].tolist()
+        assert cards_in(inspector, "furthest-from-the-label") == np.delete(np.arange(40), 3)[furthest][:8].tolist()
+        assert inspector.texts("#features, #means, #confusion") == ["Features"]
+        inspector.page.select_option("label:has-text('Order') select", "lowest prediction first")
+        assert inspector.texts(".rows tbody th")[:3] == [f"r{row}" for row in np.argsort(values)[:3]]
+        assert "most probable first" not in inspector.texts("label:has-text('Order') option")
+        inspector.page.select_option("label:has-text('Residual') select", "too low")
+        count = int((known > known.std()).sum())
+        assert inspector.texts(".filters > .muted") == [f"{count} of 40 rows"]

@@ -187,8 +187,8 @@ def test_tokens_stand_beside_what_they_add() -> None:
     values = np.array([[0.5, -1.25], [0.0, np.nan]], np.float32)
     tokens = TokenAttribution("ids", np.array([[101, 7], [102, 8]]), values, (("[CLS]", "a\nb"), ("é",)))
     shown = attributions(explained(tokens=tokens, targets=np.array([3, 1])))
-    assert "Tokens of example 0: LayerLRP at fc[0], class 3 position token value 0 [CLS] 0.5 1 a\\nb -1.25" in shown
-    assert "Tokens of example 1: LayerLRP at fc[0], class 1 position token value 0 é 0 1 8 nan" in shown
+    assert "Tokens of example 0: LayerLRP at fc[0], element 3 position token value 0 [CLS] 0.5 1 a\\nb -1.25" in shown
+    assert "Tokens of example 1: LayerLRP at fc[0], element 1 position token value 0 é 0 1 8 nan" in shown
     assert "Tokens" not in attributions(explained())
     unknown = attributions(explained(tokens=TokenAttribution("", tokens.ids, values)))
     assert "LayerLRP at fc[0] position token value 0 101 0.5 1 7 -1.25" in unknown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -290,7 +291,7 @@ def test_everything_can_be_read(result: ca.InspectResult, image: Array | None, r
 def test_pictures_are_saved(tmp_path: Path, suffix: str) -> None:
     """A picture is a file of a reasonable size, in each of three formats."""
     path = tmp_path / f"picture{suffix}"
-    plots.save(result_of_image_model(), path, {"image": numbers(2, 1, 8, 8)})
+    plots.figure(result_of_image_model(), {"image": numbers(2, 1, 8, 8)}).savefig(path, dpi=plots.DOTS_PER_INCH)
     assert 10_000 < path.stat().st_size < 1_000_000
     if suffix == ".png":
         with Image.open(path) as picture:
@@ -465,3 +466,45 @@ def test_classes_have_their_labels_in_a_figure() -> None:
     drawn = "\n".join(text.get_text() for text in named.plot().texts)
     assert "explained: class three four, value" in drawn
     assert "· class four ·" in drawn
+
+
+@pytest.mark.parametrize("of", ["tokens of an attribution", "ids that were captured", "nothing"])
+def test_attention_has_its_heads_by_name_and_tokens_on_both_axes(of: str) -> None:
+    """A panel for each head, with the numbers that were chosen; an axis of another length has numbers."""
+    address, words = "h.0.attn:attention_weights#0", ("[CLS]", "the", "$x$")
+    weights = np.abs(numbers(1, 2, 3, 3)).astype(np.float32)
+    crossed = np.abs(numbers(1, 1, 3, 5)).astype(np.float32)
+    captures = {address: capture(output=weights), "h.1.cross:attention_weights#0": capture(output=crossed)}
+    captures |= {"": capture(input=np.array([[4, 2, 0]]))} if of.startswith("ids") else {}
+    attributions = made_text(words).attributions if of.startswith("tokens") else ()
+    result = ca.InspectResult({}, captures=captures, attributions=attributions)
+    asked = ca.InspectRequest("gpt", captures=(ca.Capture(op="h.0.*:attention_weights#0", heads=(3, 7)),))
+    labels = ("$x$", "a", "the", "b", "[CLS]")
+    drawn: Any = Inspection.of(result, asked).with_labels(labels).plot()
+    told = written(drawn)
+    assert all(f"head {number}" in told for number in (3, 7, 0))
+    assert "h.0.attn · queries x keys · [3, 3]" in told
+    axes = [each for each in drawn.axes if len(each.get_xticks()) and len(each.get_yticks())]
+    ticks = [[[label.get_text() for label in axis.get_ticklabels()] for axis in (each.yaxis, each.xaxis)]
+             for each in axes if each.images]  # fmt: skip
+    known = list(words) if of != "nothing" else ["0", "1", "2"]
+    assert ticks == [[known, known]] * 2 + [[known, ["0", "1", "2", "3", "4"]]]
+    np.testing.assert_array_equal(next(each for each in axes if each.images).images[0].get_array(), weights[0, 0])
+
+
+def test_a_map_lies_over_what_the_adapter_made_of_a_photo() -> None:
+    """A file of another shape than the model's input is no ground; the model's own input is, where it was captured. Of
+    a layer too."""
+    file = io.BytesIO()
+    Image.fromarray(np.arange(30 * 40, dtype=np.uint8).reshape(30, 40)).save(file, "PNG")
+    attributions = (attribution("Saliency", "x", numbers(1, 3, 24, 24)),
+                    attribution("LayerGradCam", "conv", numbers(1, 1, 4, 4), layer="conv"))  # fmt: skip
+    asked = InspectRequest("net", raw=(ca.Raw(file.getvalue(), "image/png"),))
+    plain = ca.InspectResult({}, attributions=attributions)
+    call = ca.CapturedCall({ca.Point.INPUT: {"x": numbers(1, 3, 24, 24, seed=5)}})
+    seen = replace(plain, captures={"": ca.ModuleCapture((call,))})
+    for result, layers in ((plain, 0), (seen, 2)):
+        drawn = Inspection.of(result, asked)
+        assert sum(len(axes.images) == 2 for axes in drawn.plot().axes) == layers
+        assert drawn._repr_html_().count("<i class=") == layers
+    assert "(the model) input x  float" in str(Inspection.of(seen, asked))

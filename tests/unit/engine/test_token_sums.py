@@ -82,6 +82,7 @@ def test_every_method_at_an_embedding_has_a_sum_for_each_token(asked: ca.Attribu
     assert (result.tokens.input, result.tokens.texts) == ("ids", ())
     assert np.array_equal(result.tokens.ids, IDS["ids"].numpy())
     assert np.allclose(result.tokens.values, result.values["words"].sum(-1))
+    assert result.tokens.against(1) == ("against token 0" if isinstance(asked, ca.LayerIntegratedGradients) else "")
 
 
 @pytest.mark.parametrize("layer", ["places", "head"])

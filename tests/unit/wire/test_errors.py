@@ -208,7 +208,9 @@ PLAIN = {
 SAID = "what gRPC says"
 TEXTS = {
     grpc.StatusCode.UNAVAILABLE: f"no server answers ({SAID})",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "the deadline passed before a reply arrived",
+    grpc.StatusCode.DEADLINE_EXCEEDED: (
+        "the deadline passed before a reply arrived: give the call more time, or ask for less"
+    ),
 }
 
 

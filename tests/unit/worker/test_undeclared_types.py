@@ -15,6 +15,7 @@ import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.contract.errors import Reason
 from cutaway.contract.results import InputSpec
+from cutaway.engine.model.input_validation import in_declared_types
 from cutaway.gateway import serve
 from cutaway.server.embedded import Served
 from cutaway.server.settings import Settings
@@ -74,6 +75,7 @@ MODELS: dict[str, Any] = {
     "two": Two(),
     "declared": Declared(),
     "decoded": Decoded(),
+    "clock": Mean(lambda x: (x - 1_700_000_000).float()),
 }
 X = np.array([[1, 2, 3, 4]])
 
@@ -116,13 +118,32 @@ def test_only_what_may_be_of_another_type_is_named(server: Served) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "convolution", "norm", "two"])
-def test_who_sends_numpys_own_floats_is_told(server: Served, name: str) -> None:
-    """They are float64, which nobody chose; what the error says to do helps."""
-    x = X.astype(np.float64)
+def test_numpys_own_floats_are_rounded_to_the_models(server: Served, name: str) -> None:
+    """They are float64, which nobody chose: they give what float32 gives, in every part of the reply."""
+    x = X * 0.1
     sent: Any = {"linear": x, "convolution": x[:, None], "norm": x, "two": {"ids": X, "x": x}}[name]
-    found = failure(server, name, sent)
-    assert found.field == f"tensors.by_name.{'x' if name == 'two' else 'input'}"
-    assert "is float64, and the model declares no type for it: NumPy's numbers are; send them as" in found.message
+    single: Any = {"ids": X, "x": x.astype("float32")} if name == "two" else sent.astype("float32")
     with ca.Client(server.address) as client:
-        single = {"ids": X, "x": x.astype("float32")} if name == "two" else sent.astype("float32")
-        assert client.inspect(name, single).predictions
+        for each in (sent, single):
+            one, other = (client.inspect(name, sent, input_gradients=True, target="sum") for sent in (each, single))
+            np.testing.assert_array_equal(one.predictions["output"], other.predictions["output"])
+            assert [array.dtype for array in one.input_gradients.values()] == ["float32"]
+        with pytest.raises(ca.InvalidArgument, match=r"holds \S+, which float32, the model's type, cannot hold"):
+            client.inspect(name, {"ids": X, "x": x * 1e301} if name == "two" else sent * 1e301)
+
+
+def test_a_model_that_means_float64_gets_it(server: Served) -> None:
+    """Seconds since 1970 lose their minutes as float32; what computes with them decides."""
+    with ca.Client(server.address) as client:
+        since = client.inspect("clock", np.array([[1_700_000_000.25]])).predictions["output"]
+    np.testing.assert_array_equal(since, [[0.25]])
+
+
+def test_whole_numbers_of_a_declared_type_are_widened_and_never_narrowed() -> None:
+    """int32 is NumPy's default on some machines; every number of it is one of int64, and not the other way round."""
+    specs = (InputSpec("ids", "int64"), InputSpec("few", "int16"), InputSpec("mask", "bool"), InputSpec("x", "float32"))
+    types = {"ids": torch.int32, "few": torch.int32, "mask": torch.uint8, "x": torch.int32}
+    sent = {name: torch.tensor([[1, 2]], dtype=dtype) for name, dtype in types.items()}
+    found = in_declared_types(specs, sent)
+    assert {name: tensor.dtype for name, tensor in found.items()} == {**types, "ids": torch.int64}
+    assert torch.equal(found["ids"], torch.tensor([[1, 2]]))

@@ -38,7 +38,7 @@ export function Values({ asked, row, attribution }: ExplanationProps): preact.JS
   if (tokens?.values && texts.length > 0) {
     const { values } = exampleOf(asked, fromMessage(tokens.values), row);
     const tryAt = (index: number): void => tryWithout({ address: attribution.layer }, [index]);
-    return <Tokens texts={texts} values={values} onChoose={tryAt} />;
+    return <Tokens texts={texts} values={values} against={againstOf(tokens, row)} onChoose={tryAt} />;
   }
   const ofLayer = attribution.layer !== "" && !attribution.method.startsWith("Neuron");
   const parts = Object.entries(attribution.values).map(([name, tensor]) => ({
@@ -253,15 +253,35 @@ export function isImage({ shape }: Pick<Part, "shape">): boolean {
   return shape.length === 3 && (shape[0] === 1 || shape[0] === 3) && Math.min(shape[1] ?? 0, shape[2] ?? 0) > 1;
 }
 
+/** Returns the tokens that those of a row are compared with, in words; "" for a method without a baseline. */
+function againstOf({ texts, baselineTexts }: NonNullable<Attribution["message"]["tokens"]>, row: number): string {
+  const [own, start] = [texts, baselineTexts].map((rows) => rows[row]?.tokens ?? []) as [string[], string[]];
+  const few = (names: readonly string[]): string => {
+    const different = [...new Set(names)];
+    return [...different.slice(0, FEW), ...(different.length > FEW ? [`${different.length - FEW} more`] : [])].join(
+      ", ",
+    );
+  };
+  if (start.length === 0) return "";
+  const others = start.filter((text, index) => text !== own[index]);
+  const kept = start.filter((text, index) => text === own[index]);
+  return `Against ${few(others) || "itself"}${others.length && kept.length ? `; kept: ${few(kept)}` : ""}.`;
+}
+
+/** The most tokens of a baseline that are named. */
+const FEW = 3;
+
 interface TokensProps {
   readonly texts: readonly string[];
   readonly values: ArrayLike<number>;
+  /** What the tokens are compared with, in words. */
+  readonly against?: string;
   /** Tries what happens without a token. */
   readonly onChoose?: (index: number) => void;
 }
 
 /** Shows the tokens without their padding; each has its number as a title, and below it for those who cannot point. */
-export function Tokens({ texts, values, onChoose }: TokensProps): preact.JSX.Element {
+export function Tokens({ texts, values, against, onChoose }: TokensProps): preact.JSX.Element {
   const Tag = onChoose ? "button" : "span";
   const scale = scaleOf(values, true);
   const pixels = pixelsOf(values, scale);
@@ -286,6 +306,11 @@ export function Tokens({ texts, values, onChoose }: TokensProps): preact.JSX.Ele
           );
         })}
       </ol>
+      {against && (
+        <p class="muted small">
+          <bdi>{against}</bdi>
+        </p>
+      )}
       <Legend scale={scale} />
     </>
   );

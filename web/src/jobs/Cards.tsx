@@ -7,9 +7,9 @@ import type { Part } from "../measures/numbers.js";
 import { Bars } from "../pictures/Bars.js";
 import { Canvas } from "../pictures/Canvas.js";
 import { areSigned, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
-import { percent, short } from "../ui/text.js";
+import { percent, short, signed } from "../ui/text.js";
 import { VerdictBadge } from "../ui/verdicts.js";
-import { type Cells, type Column, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
+import { type Cells, type Column, columnsOf, type JobFolder, sizesOf, tensorIn, useCells } from "./folder.js";
 import { filtered, type JobRow, pictured, shownColumns, verdictOf } from "./rows.js";
 import { RowLink } from "./RowLink.js";
 
@@ -46,6 +46,7 @@ function Card({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.E
             labelled <bdi class="short">{row.label}</bdi>
           </span>
         )}
+        {row.residual !== undefined && <span class="muted">residual {signed(row.residual)}</span>}
         {doubtful.map(([attribution, verdict]) => (
           <span key={attribution}>
             <bdi class="muted">{attribution}</bdi> <VerdictBadge verdict={verdict} brief />
@@ -67,6 +68,7 @@ function Miniatures({ folder, cells }: { folder: JobFolder; cells: Cells }): pre
     });
   const inputs = tensors(columnsOf(folder, ["input"]));
   const attributions = tensors(pictured(folder));
+  const vectors = attributions.filter(([, part]) => isVector(part));
   const tokens = cells["tokens"] as readonly string[] | null | undefined;
   return (
     <>
@@ -90,14 +92,18 @@ function Miniatures({ folder, cells }: { folder: JobFolder; cells: Cells }): pre
             parts={[{ name: titleOf(folder, column), part, ...inputOf(folder, column, inputs) }]}
           />
         ))}
-      {attributions
-        .filter(([, part]) => isVector(part))
-        .map(([column, part]) => (
-          <figure key={column.name}>
-            <figcaption class="muted small">{titleOf(folder, column)}</figcaption>
-            <Bars bars={strongest(folder, column, part, inputs)} />
-          </figure>
-        ))}
+      {attributionsIn(vectors).map((name) => (
+        <figure key={name}>
+          <figcaption class="muted small">{name}</figcaption>
+          <Bars
+            bars={strongest(
+              folder,
+              vectors.filter(([{ attribution }]) => attribution === name),
+              inputs,
+            )}
+          />
+        </figure>
+      ))}
       {tokens &&
         tensors(columnsOf(folder, ["token_attribution"])).map(([column, part]) => (
           <figure key={column.name}>
@@ -135,21 +141,35 @@ export function titleOf(folder: JobFolder, { name, attribution = "" }: Column): 
   return columnsOf(folder, ["attribution"], attribution).length > 1 ? name : attribution;
 }
 
-/** Returns the features of a row with the largest attributions, each with its value if it is known. */
+/** Returns the names of attributions that have one of these tensors. */
+function attributionsIn(tensors: readonly [Column, Part][]): string[] {
+  return [...new Set(tensors.map(([{ attribution = "" }]) => attribution))];
+}
+
+/** Returns the names of the features that a column is about; of a number that of its input. */
+export function namesOf({ manifest }: JobFolder, column: Column): readonly string[] {
+  const { input = "" } = column;
+  return manifest.feature_names?.[input] ?? (sizesOf(column).length === 0 ? [input] : []);
+}
+
+/** Returns the features of a row with the largest of several attributions, each with its value if it is known. */
 function strongest(
   folder: JobFolder,
-  column: Column,
-  { values }: Part,
+  tensors: readonly [Column, Part][],
   inputs: readonly [Column, Part][],
 ): { name: string; value: number; about?: string }[] {
-  const { names, beside: own } = inputOf(folder, column, inputs);
-  const known = own?.length === values.length ? own : undefined;
   const size = (value: number): number => (Number.isFinite(value) ? Math.abs(value) : 0);
-  return Array.from(values, (value, index) => ({
-    name: names?.[index] ?? `[${index}]`,
-    value,
-    ...(known ? { about: short(known[index] ?? Number.NaN) } : {}),
-  }))
+  return tensors
+    .flatMap(([column, { values }]) => {
+      const { beside: own } = inputOf(folder, column, inputs);
+      const [names, known] = [namesOf(folder, column), own?.length === values.length ? own : undefined];
+      const several = tensors.length > 1 ? `${column["input"] ?? ""} ` : "";
+      return Array.from(values, (value, index) => ({
+        name: names[index] ?? `${several}[${index}]`,
+        value,
+        ...(known ? { about: short(known[index] ?? Number.NaN) } : {}),
+      }));
+    })
     .sort((one, other) => size(other.value) - size(one.value))
     .slice(0, MOST_FEATURES);
 }
@@ -183,17 +203,27 @@ function Miniature({ title, image, note }: MiniatureProps): preact.JSX.Element {
   );
 }
 
-/** Returns the rows that are looked at first: most confident against their label, least and most confident. */
+/** Returns the rows that are looked at first: most confident against their label, least and most confident; of numbers
+ * those furthest from their label, the highest and the lowest. */
 export function exampleLists(rows: readonly JobRow[], most: number): readonly (readonly [string, readonly JobRow[]])[] {
   const good = rows.filter(({ problem }) => !problem);
   const classified = good.filter(({ probability }) => probability !== undefined);
   const surest = classified.toSorted((one, other) => (other.probability ?? 0) - (one.probability ?? 0));
   const unsurest = classified.toSorted((one, other) => (one.probability ?? 0) - (other.probability ?? 0));
+  const measured = good.filter(({ value }) => value !== undefined && !Number.isNaN(value));
+  const byValue = measured.toSorted((one, other) => (other.value ?? 0) - (one.value ?? 0));
+  const sizeOf = ({ residual = 0 }: JobRow): number => Math.abs(residual) || 0;
+  const furthest = measured
+    .filter(({ residual }) => residual !== undefined)
+    .sort((one, other) => sizeOf(other) - sizeOf(one));
   const lists = [
+    ["Furthest from the label", furthest],
+    ["Highest predictions", byValue],
+    ["Lowest predictions", byValue.toReversed()],
     ["Most confident in another class than the label", surest.filter(({ wrong }) => wrong)],
     ["Least confident", unsurest],
     ["Most confident", surest],
-    ["The first rows", classified.length ? [] : good],
+    ["The first rows", classified.length + measured.length ? [] : good],
   ] as const;
   return lists.filter(([, list]) => list.length > 0).map(([title, list]) => [title, list.slice(0, most)] as const);
 }

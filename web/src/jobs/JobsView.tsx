@@ -5,7 +5,7 @@ import { FileButton, Search, Select } from "../ui/controls.js";
 import { Facts, Panel } from "../ui/parts.js";
 import { Cards, exampleLists } from "./Cards.js";
 import { type Excerpt, type JobFolder, openFolder } from "./folder.js";
-import { BadRows, Confusion, Findings, LISTED, Outcomes, Provenance, sharesOf } from "./Overview.js";
+import { BadRows, Confusion, Findings, LISTED, Outcomes, Provenance, Residuals, sharesOf } from "./Overview.js";
 import { RowDetails } from "./RowDetails.js";
 import { RowTable } from "./RowTable.js";
 import {
@@ -16,7 +16,7 @@ import {
   filtered,
   folder,
   inOrder,
-  ORDERS,
+  orders,
   query,
   rows,
   samples,
@@ -71,6 +71,7 @@ function Job({ folder }: { folder: JobFolder }): preact.JSX.Element {
         </Panel>
       ))}
       <Confusion />
+      <Residuals />
       {sampled && <Layers {...sampled} />}
       <BadRows folder={folder} />
       <Provenance folder={folder} />
@@ -165,12 +166,11 @@ function Filters(): preact.JSX.Element {
 
 function Ordering(): preact.JSX.Element {
   const { order, text } = query.value;
-  const names = Object.keys(ORDERS) as (typeof order)[];
   return (
     <div class="tools">
       <Select
         label="Order"
-        of={names.map((name) => [name, name] as const)}
+        of={orders.value.map((name) => [name, name] as const)}
         value={order}
         onChoose={(name) => (query.value = { ...query.value, order: name })}
       />

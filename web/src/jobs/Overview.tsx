@@ -1,8 +1,8 @@
 /** What is to be said of all rows: verdicts, problems, labels against predictions, bad rows, provenance. */
 
 import { Verdict } from "@cutaway/client";
-import { histogramOf, quantile } from "../measures/statistics.js";
-import { Facts, Panel, Table } from "../ui/parts.js";
+import { histogramOf, quantile, statisticsOf } from "../measures/statistics.js";
+import { FactLine, Facts, Panel, Table } from "../ui/parts.js";
 import { short } from "../ui/text.js";
 import { VerdictBadge } from "../ui/verdicts.js";
 import { Cards } from "./Cards.js";
@@ -20,6 +20,9 @@ const MOST_CLASSES = 20;
 /** The most warnings, and bad rows with one reason, that are listed. */
 const MOST_WARNINGS = 10;
 const MOST_BAD = 3;
+
+/** The most rows with a dot of their label and their prediction. */
+const MOST_DOTS = 1000;
 
 /** Returns the cells of one kind and attribution, of rows that have one. */
 function cellsOf(folder: JobFolder, kind: string, attribution: string): unknown[] {
@@ -141,9 +144,64 @@ export function Findings({ folder }: { folder: JobFolder }): preact.JSX.Element 
   );
 }
 
+/** Returns rows with a label and a predicted class. */
+function labelledRows(): JobRow[] {
+  return rows.value.filter(
+    ({ label, prediction, value, problem }) => label && prediction && value === undefined && !problem,
+  );
+}
+
+/** How far predicted numbers are from the labels. */
+export function Residuals(): preact.JSX.Element | null {
+  const pairs = rows.value.flatMap(({ value, residual, problem }) =>
+    value === undefined || !Number.isFinite(residual ?? Number.NaN) || problem
+      ? []
+      : [{ value, residual: residual ?? 0 }],
+  );
+  if (pairs.length === 0) return null;
+  const [residuals, labels] = [
+    pairs.map(({ residual }) => residual),
+    pairs.map(({ value, residual }) => value + residual),
+  ];
+  const [own, all] = [statisticsOf(residuals), statisticsOf(labels)];
+  const squares = residuals.reduce((sum, residual) => sum + residual ** 2, 0);
+  const spread = labels.reduce((sum, label) => sum + (label - all.mean) ** 2, 0);
+  const [low, high] = [
+    Math.min(all.least, ...pairs.map(({ value }) => value)),
+    Math.max(all.most, ...pairs.map(({ value }) => value)),
+  ];
+  const at = (number: number): number => (100 * (number - low)) / (high - low || 1);
+  const every = Math.ceil(pairs.length / MOST_DOTS);
+  return (
+    <Panel id="residuals" title="Labels and predictions">
+      <FactLine
+        facts={[
+          ["rows", pairs.length],
+          ["mean |residual|", residuals.reduce((sum, residual) => sum + Math.abs(residual), 0) / pairs.length],
+          ["root of the mean square", Math.sqrt(squares / pairs.length)],
+          ["mean residual", own.mean],
+          ["R²", spread > 0 ? 1 - squares / spread : undefined],
+        ]}
+      />
+      <p class="muted small">
+        A residual is the label minus the prediction. A dot for {every > 1 ? `one row in ${every}` : "each row"}: its
+        label to the right, its prediction upwards, both from {short(low)} to {short(high)}. On the line they are equal.
+      </p>
+      <svg class="scatter" viewBox="-2 -2 104 104" role="img" aria-label="predictions by label">
+        <line x1={0} y1={100} x2={100} y2={0} />
+        {pairs
+          .filter((_, index) => index % every === 0)
+          .map(({ value, residual }, index) => (
+            <circle key={index} cx={at(value + residual)} cy={100 - at(value)} r={1} />
+          ))}
+      </svg>
+    </Panel>
+  );
+}
+
 /** How often rows of each label are predicted as which class. */
 export function Confusion(): preact.JSX.Element | null {
-  const labelled = rows.value.filter(({ label, prediction, problem }) => label && prediction && !problem);
+  const labelled = labelledRows();
   if (labelled.length === 0) return null;
   const totals = countsOf(labelled.map(({ label }) => label));
   const all = countsOf([...labelled.map(({ label }) => label), ...labelled.map(({ prediction }) => prediction)]);
@@ -246,7 +304,7 @@ export function Provenance({ folder: { manifest } }: { folder: JobFolder }): pre
 
 /** Returns the shares of rows that are predicted as labelled, and of checked attributions that agree, as facts. */
 export function sharesOf(folder: JobFolder): (readonly [string, string])[] {
-  const labelled = rows.value.filter(({ label, prediction, problem }) => label && prediction && !problem);
+  const labelled = labelledRows();
   const right = labelled.filter(({ wrong }) => !wrong).length;
   const verdicts = columnsOf(folder, ["verdict"]).flatMap(({ name }) =>
     folder.lines.map(({ cells }) => verdictOf(cells[name])).filter(Boolean),

@@ -14,7 +14,7 @@ import { go } from "../state/route.js";
 import { models } from "../state/server.js";
 import { Button } from "../ui/controls.js";
 import { Facts } from "../ui/parts.js";
-import { percent, short } from "../ui/text.js";
+import { percent, short, signed } from "../ui/text.js";
 import { VerdictBadge } from "../ui/verdicts.js";
 import {
   type Cells,
@@ -60,12 +60,19 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: JobRow }):
   );
 }
 
-function factsOf({ manifest }: JobFolder, { label, prediction, probability, line }: JobRow): [string, string][] {
+function factsOf(
+  { manifest }: JobFolder,
+  { label, prediction, probability, value, residual, line }: JobRow,
+): [string, string][] {
   const target = line.cells["targets"];
   const facts: [string, string][] = [
     ["label", label],
     ["prediction", probability === undefined ? prediction : `${prediction}, ${percent(probability)}`],
-    ["explained", target == null ? "" : (manifest.labels[Number(target)] ?? String(Number(target)))],
+    ["residual", residual === undefined ? "" : `${signed(residual)}, the label minus the prediction`],
+    [
+      "explained",
+      target == null || value !== undefined ? "" : (manifest.labels[Number(target)] ?? String(Number(target))),
+    ],
   ];
   return facts.filter(([, value]) => value !== "");
 }

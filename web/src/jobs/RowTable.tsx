@@ -6,9 +6,9 @@ import { Pager } from "../ui/controls.js";
 import { isImage, pictureOf } from "../explanations/Values.js";
 import { VerdictBadge } from "../ui/verdicts.js";
 import { Canvas } from "../pictures/Canvas.js";
-import { percent } from "../ui/text.js";
+import { percent, signed } from "../ui/text.js";
 import { sizeOf } from "../measures/numbers.js";
-import { type Column, columnsOf, type JobFolder, sizesOf, tensorIn, useCells } from "./folder.js";
+import { type Column, columnsOf, type JobFolder, measuredOf, sizesOf, tensorIn, useCells } from "./folder.js";
 import { chosen, type JobRow, shown } from "./rows.js";
 
 const PAGE = 25;
@@ -20,7 +20,10 @@ export function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element 
   const [first, setFirst] = useState(0);
   const preview = previewOf(folder);
   const labelled = columnsOf(folder, ["label"]).length > 0;
-  const titles = ["Row", preview && "Input", labelled && "Label", "Prediction", "Probability", "Checks"];
+  const measured = measuredOf(folder).length > 0;
+  const residual = columnsOf(folder, ["residual"]).length > 0;
+  const beside = measured ? residual && "Residual" : "Probability";
+  const titles = ["Row", preview && "Input", labelled && "Label", "Prediction", beside, "Checks"];
   return (
     <>
       <div class="wide">
@@ -39,12 +42,17 @@ export function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element 
                     <Preview row={row} column={preview} />
                   </td>
                 )}
-                {labelled && <td>{shortened(row.label)}</td>}
-                <td class={row.wrong ? "wrong" : ""}>
+                {labelled && <td class={measured ? "number" : ""}>{shortened(row.label)}</td>}
+                <td class={row.wrong ? "wrong" : measured ? "number" : ""}>
                   {shortened(row.prediction)}
                   {row.wrong && <span class="hidden"> is not the label</span>}
                 </td>
-                <td class="number">{row.probability === undefined ? "" : percent(row.probability)}</td>
+                {beside && (
+                  <td class="number">
+                    {row.residual !== undefined && signed(row.residual)}
+                    {row.probability !== undefined && percent(row.probability)}
+                  </td>
+                )}
                 <td>{row.problem ? <bdi class="bad">{row.problem}</bdi> : <VerdictBadge verdict={row.verdict} />}</td>
               </tr>
             ))}

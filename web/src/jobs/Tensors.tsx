@@ -5,7 +5,7 @@ import { statisticsOf } from "../measures/statistics.js";
 import { pixelsOf, scaleOf } from "../pictures/colours.js";
 import { Panel, Table } from "../ui/parts.js";
 import { shapeText, short } from "../ui/text.js";
-import { HeatMiniature, titleOf } from "./Cards.js";
+import { HeatMiniature, namesOf, titleOf } from "./Cards.js";
 import { type Column, columnsOf, type JobFolder, type Sample, sizesOf, tensorIn } from "./folder.js";
 import { countsOf, inOrder, pictured, rows } from "./rows.js";
 import { Spark } from "./Spark.js";
@@ -33,14 +33,15 @@ const MOST_DEAD = 12;
 
 type Props = Readonly<{ folder: JobFolder; samples: readonly Sample[] }>;
 
-/** Whether attributions are of an input that is a vector of features. */
+/** Whether attributions are of an input that is a number, or a vector of features. */
 function isOfFeatures(column: Column): boolean {
-  return Boolean(column["input"]) && sizesOf(column).length === 1;
+  return Boolean(column["input"]) && sizesOf(column).length <= 1;
 }
 
 /** Returns the predicted class of a sample; "" for a model without classes. */
 function predictedOf({ index }: Sample): string {
-  return rows.value[index]?.prediction ?? "";
+  const { prediction = "", value } = rows.value[index] ?? {};
+  return value === undefined ? prediction : "";
 }
 
 /** Returns the classes that have means, in their order, and how many there are in all. */
@@ -67,8 +68,9 @@ export function Features({ folder, samples }: Props): preact.JSX.Element | null 
   return (
     <Panel id="features" title="Features">
       <p class="muted small">
-        The mean magnitude of each feature’s attribution with its standard deviation, and by predicted class. Beside it
-        a dot for each row: what raises the explained target lies on the right.{" "}
+        The mean magnitude of each feature’s attribution with its standard deviation
+        {classes.length > 1 && ", and by predicted class"}. Beside it a dot for each row: what raises the explained
+        target lies on the right.{" "}
         {inputs.length > 0
           ? "The colour of a dot is the value of the feature."
           : "With keep_inputs: true, the colour of a dot is the value of the feature."}
@@ -88,7 +90,7 @@ export function Features({ folder, samples }: Props): preact.JSX.Element | null 
           title={titleOf(folder, column)}
           explained={explainedIn(samples, column, inputs)}
           classes={classes.length > 1 ? classes : []}
-          names={folder.manifest.feature_names?.[column["input"] ?? ""] ?? []}
+          names={namesOf(folder, column)}
         />
       ))}
     </Panel>

@@ -70,7 +70,7 @@ export interface JobFolder {
 export type Sample = Readonly<{ index: number; cells: Cells }>;
 
 const SCHEMA = 1;
-const SMALL = ["row", "id", "label", "prediction", "prediction_name", "probability", "targets", "warnings"];
+const SMALL = ["row", "id", "label", "residual", "prediction", "prediction_name", "probability", "targets", "warnings"];
 const OUTCOMES = ["verdict", "reason", "largest_error", "convergence_delta", "skipped", "error", "error_message"];
 
 /** The most bytes of tensors that statistics are computed from. */
@@ -90,7 +90,7 @@ export async function openFolder(files: readonly File[]): Promise<JobFolder> {
   const own = files.filter(({ name, webkitRelativePath: path }) => !path || path === folder + name);
   const parts = own.filter(({ name }) => /^part-\d+\.parquet$/.test(name));
   const columns = Object.entries(manifest.columns).map(([name, about]): Column => ({ ...about, name }));
-  const small = columnsOf({ columns }, [...SMALL, ...OUTCOMES]);
+  const small = [...columnsOf({ columns }, [...SMALL, ...OUTCOMES]), ...measuredOf({ columns })];
   const lines: Line[] = [];
   for (const part of parts.sort((one, other) => one.name.localeCompare(other.name))) {
     const metadata = await parquetMetadataAsync(bufferOf(part)).catch(raiseUnreadable(part));
@@ -105,6 +105,13 @@ export function columnsOf({ columns }: Pick<JobFolder, "columns">, kinds: readon
   return columns.filter(
     ({ kind = "", attribution }) => kinds.includes(kind) && (name === undefined || attribution === name),
   );
+}
+
+/** Returns the only output, if it is one number for each row, and rows have no classes. */
+export function measuredOf(folder: Pick<JobFolder, "columns">): Column[] {
+  const outputs = columnsOf(folder, ["output"]);
+  const isNumber = outputs.length === 1 && outputs.every((output) => sizeOf(sizesOf(output)) === 1);
+  return isNumber && columnsOf(folder, ["prediction"]).length === 0 ? outputs : [];
 }
 
 /** Reads columns of one row. */

@@ -2,15 +2,29 @@
 
 import { computed, signal } from "@preact/signals";
 import { Verdict } from "@cutaway/client";
+import { quantile, statisticsOf } from "../measures/statistics.js";
+import { short } from "../ui/text.js";
 import { verdictText, worstOf } from "../ui/verdicts.js";
-import { type Column, columnsOf, type JobFolder, type Line, type Sample, samplesOf } from "./folder.js";
+import {
+  type Column,
+  columnsOf,
+  type JobFolder,
+  type Line,
+  measuredOf,
+  type Sample,
+  samplesOf,
+  tensorIn,
+} from "./folder.js";
 
 /** What rows are filtered by: the value of one row, "" where it has none. */
 export const FILTERS = {
-  Predicted: ({ prediction }) => prediction,
-  Label: ({ label }) => label,
+  Predicted: ({ prediction, value }) => (value === undefined ? prediction : ""),
+  Label: ({ label, value }) => (value === undefined ? label : ""),
   Checks: ({ problem, verdict }) => (problem ? "bad row" : verdict ? verdictText(verdict, true) : ""),
-  "As labelled": ({ label, prediction, wrong }) => (label && prediction ? (wrong ? "no" : "yes") : ""),
+  "As labelled": ({ label, prediction, value, wrong }) =>
+    label && prediction && value === undefined ? (wrong ? "no" : "yes") : "",
+  "Predicted number": ({ quarter }) => quarter,
+  Residual: ({ deviation }) => deviation,
 } as const satisfies Record<string, (row: JobRow) => string>;
 
 /** What rows are filtered by. */
@@ -21,6 +35,9 @@ export const ORDERS = {
   "as in the data": (row) => row.number,
   "least probable first": (row) => row.probability ?? 2,
   "most probable first": (row) => -(row.probability ?? -1),
+  "largest residual first": (row) => -Math.abs(row.residual ?? 0),
+  "highest prediction first": (row) => -(row.value ?? -Infinity),
+  "lowest prediction first": (row) => row.value ?? Infinity,
   "largest error first": (row) => -row.error,
 } as const satisfies Record<string, (row: JobRow) => number>;
 
@@ -34,6 +51,12 @@ export interface JobRow {
   readonly prediction: string;
   /** Of the predicted class, from 0 to 1; undefined for a model without classes. */
   readonly probability: number | undefined;
+  /** The predicted number of a model without classes, and the label minus it; undefined where there is none. */
+  readonly value: number | undefined;
+  readonly residual: number | undefined;
+  /** The quarter of all rows that the number is in, and how far it is from the label, in words; "" without them. */
+  readonly quarter: string;
+  readonly deviation: string;
   /** Whether the label is another class. */
   readonly wrong: boolean;
   /** The worst of its explanations. */
@@ -70,8 +93,42 @@ export const query = signal<Query>(ALL);
 /** All rows of the folder. */
 export const rows = computed(() => {
   const open = folder.value;
-  return open ? open.lines.map((line) => rowOf(open, line)) : [];
+  return open ? withPlaces(open.lines.map((line) => rowOf(open, line))) : [];
 });
+
+/** The orders that make sense for the rows. */
+export const orders = computed(() =>
+  (Object.keys(ORDERS) as Query["order"][]).filter((name) => {
+    const known = name.includes("probable") ? "probability" : name.includes("residual") ? "residual" : "value";
+    return (
+      name.startsWith("as in") || name.startsWith("largest error") || rows.value.some((row) => row[known] !== undefined)
+    );
+  }),
+);
+
+/** Returns rows with where each predicted number is among all, and each residual among all residuals. */
+function withPlaces(all: JobRow[]): JobRow[] {
+  const values = all.flatMap(({ value }) => (value === undefined || Number.isNaN(value) ? [] : [value]));
+  const residuals = all.flatMap(({ residual = Number.NaN }) => (Number.isNaN(residual) ? [] : [residual]));
+  const limits = [0.25, 0.5, 0.75].map((share) => quantile(values, share));
+  const most = statisticsOf(residuals).deviation;
+  return all.map((row) => {
+    const { value, residual } = row;
+    if (value === undefined) return row;
+    const quarter = QUARTERS[limits.filter((limit) => value > limit).length] ?? "";
+    const far =
+      residual === undefined || Number.isNaN(residual)
+        ? ""
+        : residual > most
+          ? "too low"
+          : residual < -most
+            ? "too high"
+            : "near the label";
+    return { ...row, quarter, deviation: far };
+  });
+}
+
+const QUARTERS = ["lowest quarter", "second quarter", "third quarter", "highest quarter"];
 
 /** The rows that have every value of the filters. */
 export const filtered = computed(() => {
@@ -143,7 +200,12 @@ function rowOf(folder: JobFolder, line: Line): JobRow {
   const errors = columnsOf(folder, ["largest_error"]).map(({ name }) => Number(cells[name] ?? 0));
   const nameOf = (cell: unknown): string =>
     typeof cell === "bigint" ? folder.manifest.labels[Number(cell)] || text(cell) : text(cell);
-  const [label, prediction] = [nameOf(cells["label"]), text(cells["prediction_name"]) || nameOf(cells["prediction"])];
+  const [measured] = measuredOf(folder);
+  const value = measured && cells["error"] == null ? tensorIn(cells, measured)?.values[0] : undefined;
+  const label =
+    value !== undefined && typeof cells["label"] === "number" ? short(cells["label"]) : nameOf(cells["label"]);
+  const named = text(cells["prediction_name"]) || nameOf(cells["prediction"]);
+  const prediction = value === undefined ? named : short(value);
   return {
     line,
     number: Number(cells["row"]),
@@ -151,7 +213,16 @@ function rowOf(folder: JobFolder, line: Line): JobRow {
     label,
     prediction,
     probability: typeof cells["probability"] === "number" ? cells["probability"] : undefined,
-    wrong: label !== "" && prediction !== "" && label !== prediction && cells["label"] !== cells["prediction"],
+    value,
+    residual: typeof cells["residual"] === "number" ? cells["residual"] : undefined,
+    quarter: "",
+    deviation: "",
+    wrong:
+      value === undefined &&
+      label !== "" &&
+      prediction !== "" &&
+      label !== prediction &&
+      cells["label"] !== cells["prediction"],
     verdict: worstOf(columnsOf(folder, ["verdict"]).map(({ name }) => verdictOf(cells[name]))),
     error: Math.max(0, ...errors.filter((error) => !Number.isNaN(error))),
     problem: cells["error"] == null ? "" : `${text(cells["error"])}: ${text(cells["error_message"])}`,

@@ -14,8 +14,8 @@ export function short(value: number, digits = 4): string {
 
 /** Returns the shortest text of a number that is the same number in single precision, where it has that. */
 export function exact(value: number): string {
-  const rounded = Number(value.toPrecision(7));
-  return String(Math.fround(rounded) === value ? rounded : value);
+  const rounded = [7, 8, 9].map((digits) => Number(value.toPrecision(digits)));
+  return String(rounded.find((number) => Math.fround(number) === value) ?? value);
 }
 
 /** Returns a number's text with a real minus. */

@@ -8,8 +8,9 @@ names in place of values: ``ca.Capture("conv1", at="GRAD_OUTPUT", reduce={"mean"
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import MISSING, Field, fields
 from enum import Enum
 from functools import cache, partial
 from operator import index
@@ -94,11 +95,13 @@ def _by_name(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
     """Reads a mapping; the error for a value alone, which could be one in it, shows how to name it."""
     if isinstance(value, Mapping):
         return map_values(function, value)
-    try:
-        function(value)
-    except CutawayError:
-        raise wrong_type("a mapping of names to values", value) from None
-    raise wrong_type(f"by name, such as {{x: {brief(value)}}}", value)
+    for own in (value, [value]):
+        with suppress(CutawayError):
+            function(own)
+            break
+    else:
+        raise wrong_type("a mapping of names to values", value)
+    raise wrong_type(f"by name, such as {{x: {brief(own)}}}", value)
 
 
 def choice(known: Mapping[str, T], value: object) -> T:
@@ -183,10 +186,10 @@ def _number_or_array(value: Any, expected: str = "a number, a .npy file or lists
 
 
 def _baseline(value: Any) -> float | ArrayLike | TokenId:
-    """Returns the baseline of one input: a number, an array, or a token id, which is given as ``{token_id: 0}``."""
-    if isinstance(value, Mapping) and set(value) == {"token_id"}:
-        with at("token_id"):
-            return TokenId(_integer(value["token_id"]))
+    """Returns the baseline of one input: a number, an array, or a token id such as ``{token_id: 0}``."""
+    if isinstance(value, Mapping) and {"token_id"} <= {*value} <= {"token_id", "keep_special"}:
+        read_values = map_values(lambda given: given if isinstance(given, bool) else _integer(given), value)
+        return TokenId(read_values["token_id"], read_values.get("keep_special", False))
     if isinstance(value, TokenId):
         return value
     return _number_or_array(value, "a number, a .npy file, lists of numbers or {token_id: 0}")
@@ -367,7 +370,8 @@ def _read_tagged(base: Any, value: Any) -> Any:
     place may follow the name: ``layer_grad_cam:conv2``, ``zero:fc@grad_output``."""
     noun, _ = _TABLES[base]
     if not isinstance(value, (str, Mapping)):
-        raise wrong_type(f"the {noun}'s name, or a mapping with the field {noun!r}", value)
+        part = _PARTS.get(type(value).__name__) or (_PARTS["Metric"] if isinstance(value, Metric) else "")
+        raise wrong_type(f"the {noun}'s name, or a mapping with the field {noun!r}{part}", value)
     values = {noun: value} if isinstance(value, str) else dict(value)
     name, _, where = str(values.pop(noun, "")).partition(":")
     with at(noun):
@@ -375,6 +379,12 @@ def _read_tagged(base: Any, value: Any) -> Any:
     if where:
         values = {**({"layer": where} if base is Attribution else place(where)), **values}
     return kind(**_arguments(kind, values))
+
+
+_PARTS = {
+    "NoiseTunnel": "; a noise tunnel is a part of one: Saliency(noise=NoiseTunnel())",
+    "Metric": "; a metric is a part of one: Saliency(metrics=(Infidelity(),))",
+}
 
 
 def _read_named(base: Any, value: Any) -> Any:
@@ -421,23 +431,6 @@ def _find_class(base: Any, name: Any) -> Any:
     return _SPELLINGS[base][plain(name)]
 
 
-def parts_of(kind: Any, around: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields the fields of the dataclass ``kind`` that hold other dataclasses, and the fields of those, for the manual.
-
-    Leaves out the base classes in `CLASSES`, and every class in ``around``: a target can hold a target, without end.
-    """
-    for name, hint in type_hints(kind).items():
-        for part in (hint, *get_args(hint)):
-            if is_dataclass(part) and part not in around:
-                yield from [] if part in CLASSES else [(name, part)]
-                for inner in CLASSES.get(part, {"": part}).values():
-                    yield from parts_of(inner, (*around, part))
-
-
-def _is_tuple(hint: Any) -> bool:
-    return hint not in READERS and any(get_origin(part) is tuple for part in (hint, *get_args(hint)))
-
-
 def _one_or_several(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a reader of lists that takes a single element for a list of one."""
     return lambda value: reader(value if value is None or is_list(value) else [value])
@@ -450,7 +443,8 @@ def _field_readers(kind: Any, excluded: tuple[str, ...] = ()) -> dict[str, tuple
     for field in fields(kind):
         if field.name not in excluded:
             hint = hints[field.name]
-            takes_one = _is_tuple(hint) and not field.kw_only
+            kinds = get_args(hint) if get_origin(hint) in (Annotated, Union, types.UnionType) else (hint,)
+            takes_one = hint not in READERS and any(get_origin(part) is tuple for part in kinds)
             readers[field.name] = (field, _one_or_several(_reader(hint)) if takes_one else _reader(hint))
     return readers
 
@@ -484,6 +478,9 @@ def _arguments(kind: Any, value: Any, excluded: tuple[str, ...] = ()) -> dict[st
     known, needed = _field_readers(kind, excluded), _needed_fields(kind, excluded)
     if not isinstance(value, Mapping):
         positional = [name for name, (field, _) in known.items() if not field.kw_only]
+        may_be_name = isinstance(value, str) or hasattr(value, "named_modules")
+        if positional and known[positional[0]][1] is _text and not may_be_name:
+            raise wrong_type(f"{kind.__name__}({', '.join(f'{name}=...' for name in positional[:2])})", value)
         value = {positional[0]: value} if positional else value
     values = {str(name): given for name, given in mapping(value).items()}
     if "layer" in values and "module" in known and "module" not in values:

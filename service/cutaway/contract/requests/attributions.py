@@ -45,7 +45,28 @@ __all__ = [
 
 
 class TokenId(int):
-    """A token id as the baseline of an input of token ids: for example that of the padding token."""
+    """A token id as the baseline of an input of token ids: for example that of the padding token.
+
+    Args:
+        value: the id.
+        keep_special: whether the special tokens of the model's tokenizer, such as [CLS] and [SEP], keep their own ids.
+    """
+
+    keep_special: bool
+
+    def __new__(cls, value: int, keep_special: bool = False) -> TokenId:
+        """Returns the id."""
+        made = super().__new__(cls, value)
+        made.keep_special = keep_special
+        return made
+
+    def __repr__(self) -> str:
+        return f"TokenId({int(self)}{', keep_special=True' if self.keep_special else ''})"
+
+    def __eq__(self, other: object) -> bool:
+        return int.__eq__(self, other) is True and self.keep_special == getattr(other, "keep_special", False)
+
+    __hash__ = int.__hash__
 
 
 Baselines: TypeAlias = Mapping[str, float | ArrayLike | TokenId]

@@ -6,11 +6,13 @@ The constructors of this package, which `advise_on_wrong_arguments` changes, tak
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import wraps
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.values import near_names
@@ -113,7 +115,8 @@ _ADVICE = {
             "attribute_to_layer_input attribute_to_neuron_input",
             "a module is explained at its output: name the module whose output is that input",
         ),
-        ("show_progress verbose", "a server shows no progress: leave it out"),
+        ("show_progress", "the call shows a bar: progress=True"),
+        ("verbose", "a server prints nothing: leave it out"),
         ("forward_func model", "the call names the model: leave it out"),
         ("device_ids", "the server knows the model's devices: leave it out"),
         ("return_convergence_delta", "the result has convergence_delta without it: leave it out"),
@@ -154,29 +157,75 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def field_advice(name: str, known: Iterable[str]) -> str:
     """Returns what to do instead of a field ``name`` that is not ``known``, as the end of an error message."""
     known = list(known)
-    ours = CAPTUM_NAMES.get(name)
+    ours = "layer" if name == "module" else CAPTUM_NAMES.get(name)
     if ours in known:
         return f"did you mean {ours!r}?"
     return _ADVICE.get(name) or suggestion(name, known)
 
 
 def advise_on_wrong_arguments(kind: Any) -> None:
-    """Gives the `TypeError` of a dataclass for an unknown keyword argument the advice of `field_advice`.
+    """Gives the `TypeError` of a dataclass for wrong arguments what would be right.
 
     The constructor is replaced after the class is made: type checkers, editors and `inspect.signature` see the own one.
     """
     construct = kind.__init__
-    known = [field.name for field in fields(kind)]
 
     @wraps(construct)
     def __init__(self: object, *values: Any, **named: Any) -> None:
         try:
             construct(self, *values, **named)
         except TypeError:
-            for name in named:
-                if name not in known:
-                    advice = field_advice(name, known)
-                    raise TypeError(f"{kind.__name__} has no argument {name!r}; {advice}") from None
+            if problem := _wrong_arguments(kind, values, named):
+                raise TypeError(problem) from None
             raise
 
     kind.__init__ = __init__
+
+
+def _wrong_arguments(kind: Any, values: tuple[Any, ...], named: Iterable[str]) -> str:
+    """Returns what is wrong with the arguments of a dataclass, and what would be right; empty if nothing is known."""
+    name, known = kind.__name__, {item.name: item for item in fields(kind) if item.init}
+    for given_name in named:
+        if given_name not in known:
+            return f"{name} has no argument {given_name!r}; {field_advice(given_name, known)}"
+    positional = [item for item in known.values() if not item.kw_only]
+    required = [item for item in known.values() if item.default is MISSING and item.default_factory is MISSING]
+    if len(values) > len(positional):
+        example = f", such as {name}({required[0].name}=...)" if required else ""
+        model = "; the call names the model" if any(hasattr(value, "named_modules") for value in values) else ""
+        return f"arguments of {name} have names{example}{model}"
+    for item in required:
+        if item.name not in named and item not in positional[: len(values)]:
+            return f"{name} needs {item.name!r}, as {name}({item.name}=...): {_documented(kind, item.name)}"
+    return ""
+
+
+def _documented(kind: Any, name: str) -> str:
+    """Returns what the documentation of a dataclass, or of what it is a kind of, says of an argument."""
+    for each in kind.__mro__:
+        found = re.search(rf"^ +{name}: (.*?)(?:\n +\w+: |\n *\n|\Z)", each.__doc__ or "", re.M | re.S)
+        if found:
+            return " ".join(found[1].split()).rstrip(".")
+    return "it has no default"
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def advising(advice: Callable[[str, Iterable[str]], str]) -> Callable[[C], C]:
+    """Returns a decorator that answers an unknown argument of a function with ``advice``, for its name and those that
+    are known."""
+
+    def decorated(function: C) -> C:
+        known = list(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def advised(*values: Any, **named: Any) -> Any:
+            for name in named:
+                if name not in known:
+                    raise TypeError(f"{function.__name__} has no argument {name!r}; {advice(name, known[1:])}")
+            return function(*values, **named)
+
+        return cast("C", advised)
+
+    return decorated

@@ -166,6 +166,7 @@ class WarningCode(StrEnum):
     INPUT_NOT_EXPLAINED = "INPUT_NOT_EXPLAINED"
     STEP_NOT_REACHED = "STEP_NOT_REACHED"
     NO_TOKENS = "NO_TOKENS"
+    INPUT_RANGE = "INPUT_RANGE"
 
 
 @dataclass(frozen=True)

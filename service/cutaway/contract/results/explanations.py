@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from cutaway.contract.requests import CheckMode
 from cutaway.contract.results.arrays import ATTACKED, array, named, numbers, parts
 from cutaway.contract.results.summary import describe_attribution
 from cutaway.contract.tensors import Array
-from cutaway.contract.values import StrEnum
+from cutaway.contract.values import StrEnum, printable
 
 
 class Verdict(StrEnum):
@@ -151,12 +151,43 @@ class TokenAttribution:
         ids: [batch, tokens], the token ids.
         values: [batch, tokens], the sums.
         texts: the texts of the tokens, row by row; empty if the adapter of the model knows none.
+        baseline_ids: [batch, tokens], the token ids of the baseline; None for a method without one.
+        baseline_texts: the texts of these, row by row; empty if the adapter of the model knows none.
     """
 
     input: str
     ids: Array = field(metadata=array("token_ids", "input"))
     values: Array = field(metadata=array("token_attribution", "input"))
     texts: tuple[tuple[str, ...], ...] = ()
+    baseline_ids: Array | None = field(default=None, metadata=array("baseline_token_ids", "input"))
+    baseline_texts: tuple[tuple[str, ...], ...] = ()
+
+    def row_texts(self, row: int) -> list[str]:
+        """Returns the texts of the tokens of a row; their ids where no texts are known."""
+        return list(self.texts[row]) if row < len(self.texts) else [str(token) for token in self.ids[row].tolist()]
+
+    def against(self, row: int) -> str:
+        """Returns the tokens that those of a row are compared with, in words: ``against [PAD]; kept: [CLS], [SEP]``.
+
+        Empty for a method without a baseline.
+        """
+        if self.baseline_ids is None:
+            return ""
+        ids = self.baseline_ids[row].tolist()
+        known = self.baseline_texts
+        texts = known[row] if row < len(known) else [f"token {each}" for each in ids]
+        kept = [own == other for own, other in zip(self.ids[row].tolist(), ids)]
+        others, same = (_few(text for text, stays in zip(texts, kept) if stays is wanted) for wanted in (False, True))
+        return f"against {others or 'itself'}" + (f"; kept: {same}" if others and same else "")
+
+
+def _few(texts: Iterable[str]) -> str:
+    """Returns different texts, the first three of them."""
+    names = [printable(text) for text in dict.fromkeys(texts)]
+    return ", ".join([*names[:_FEW], *[f"{len(names) - _FEW} more"] * (len(names) > _FEW)])
+
+
+_FEW = 3
 
 
 class Better(StrEnum):

@@ -255,11 +255,11 @@ def _classes(classes: Iterable[ClassPrediction]) -> Iterator[str]:
 
 
 def _call(place: Place) -> str:
-    return harmless(place.module) + (f" call {place.call}" if place.calls > 1 else "")
+    return (harmless(place.module) or "(the model)") + (f" call {place.call}" if place.calls > 1 else "")
 
 
 def _leaf(point: Point, path: str, array: Array) -> str:
-    return f"{point.value}{harmless(path)}  {outline(array)}"
+    return f"{point.value}{' ' * path.isidentifier()}{harmless(path)}  {outline(array)}"
 
 
 def _leaves(call: CapturedCall) -> Iterator[str]:
@@ -302,6 +302,8 @@ def _attribution_line(title: str, attribution: AttributionResult) -> str:
     check = attribution.worst_check
     values = ", ".join(first(_arrays(attribution.values), _NAMED, len(attribution.values)))
     values = values.removeprefix(f"{harmless(attribution.layer)}  ")  # a layer has the only value
+    if attribution.tokens is not None and (against := attribution.tokens.against(0)):
+        values += f"  {against}"
     return f"{verdict}  {name}  {values}{_why(check)}"
 
 

@@ -57,7 +57,10 @@ def decode(code: int, details: str, trailers: Iterable[tuple[str, str | bytes]])
     if code in (Code.UNAVAILABLE, _CANCELLED):
         return error(Reason.SERVER_UNREACHABLE, _why_unreachable(details))
     if code == Code.DEADLINE_EXCEEDED:
-        return error(Reason.DEADLINE_EXCEEDED, "the deadline passed before a reply arrived")
+        return error(
+            Reason.DEADLINE_EXCEEDED,
+            "the deadline passed before a reply arrived: give the call more time, or ask for less",
+        )
     return from_wire(code, _PLAIN_REASONS.get(code, Reason.INTERNAL), details)
 
 

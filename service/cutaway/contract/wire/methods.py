@@ -38,8 +38,9 @@ _LLM = record(LLMAttribution, pb.LlmAttribution)
 
 def _write_baseline(baseline: Any, message: pb.Baseline) -> None:
     if isinstance(baseline, TokenId):
-        with at("token_id"):
-            message.token_id = INT64.encode(baseline)
+        kind = "ordinary_token_id" if baseline.keep_special else "token_id"
+        with at(kind):
+            setattr(message, kind, INT64.encode(baseline))
     elif isinstance(baseline, (int, float)):
         message.scalar = baseline
     else:
@@ -52,8 +53,8 @@ def _read_baseline(message: pb.Baseline) -> Any:
     if kind is None or kind == "distribution":
         what = f"{kind or 'nothing'}; this method takes a scalar, a tensor or a token id"
         raise error(Reason.INVALID_VALUE, what, kind or "")
-    if kind == "token_id":
-        return TokenId(message.token_id)
+    if kind in ("token_id", "ordinary_token_id"):
+        return TokenId(getattr(message, kind), keep_special=kind != "token_id")
     if kind == "scalar":
         return message.scalar
     with at("tensor"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cutaway.contract import results
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import POINTS, GuidedGradCam, Point, field_name
+from cutaway.contract.requests import POINTS, Expectation, GuidedGradCam, Point, field_name
 from cutaway.contract.results.arrays import CAPTURE, POSITIONS, ArrayField, Place, entries, with_arrays
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
@@ -79,6 +79,21 @@ def _left_out_inputs(main: MainPass) -> Iterator[results.Warning]:
             text += "; to explain others, name all of them in inputs"
             yield results.Warning(results.WarningCode.INPUT_NOT_EXPLAINED, f"attributions[{number}].inputs", text)
 
+
+def _far_inputs(main: MainPass) -> Iterator[results.Warning]:
+    """Yields a warning for each input that has numbers far outside of those that the adapter makes of pictures."""
+    for name, (low, high) in main.plan.model.ranges.items():
+        tensor = main.plan.inputs.get(name)
+        if tensor is None or main.plan.request.raw or not bool(tensor.max() > high + _FAR * (high - low)):
+            continue
+        largest = f"the largest number is {float(tensor.max()):g}"
+        text = f"{largest}, and this model takes pixels from {low:.3g} to {high:.3g}, as its adapter makes them"
+        remedy = "send the file or a Pillow image without a name, or scale the array as the adapter does"
+        yield results.Warning(results.WarningCode.INPUT_RANGE, name, f"{text}: {remedy}")
+
+
+_FAR = 4
+"""How many times the range of pixels a number lies above it that has a warning: pixels from 0 to 255 are further."""
 
 _NOT_CHECKED = results.RowCheck(0.0, results.Verdict.NOT_APPLICABLE)
 """The check of a row that does not qualify."""
@@ -146,6 +161,7 @@ def collect_main_pass(main: MainPass, unedited: Outputs) -> results.InspectResul
             *missing.comparison_warnings(plan, unedited, main.outputs),
             *unexplained_rows(main),
             *_left_out_inputs(main),
+            *_far_inputs(main),
             *unread_warnings(plan),
         ),
         example_axes=_example_axes(main, unedited),
@@ -262,8 +278,8 @@ def token_attribution(
     """
     module = problem.model.tree.modules[problem.layer] if problem.layer else None
     if module is not None and problem.request.llm_attribution is not None:
-        ids, sums = problem.inputs["input_ids"], next(iter(values.values()))
-        return results.TokenAttribution("input_ids", to_numpy(ids), to_numpy(sums))
+        sums = next(iter(values.values()))
+        return _of_tokens(problem, "input_ids", problem.inputs["input_ids"], sums)
     if problem.further_layers or not isinstance(module, nn.Embedding):
         return None
     value, call = values.get(problem.layer), call or _first_call(problem)
@@ -277,7 +293,15 @@ def token_attribution(
     if axis is None or value.shape[:-1] != (ids := ids.movedim(axis, 0)).shape:
         return None
     source = next((name for name, tensor in problem.inputs.items() if torch.equal(tensor.cpu(), ids)), "")
-    return results.TokenAttribution(source, to_numpy(ids), to_numpy(value.sum(dim=-1)))
+    return _of_tokens(problem, source, ids, value.sum(dim=-1))
+
+
+def _of_tokens(problem: AttributionProblem, source: str, ids: Tensor, sums: Tensor) -> results.TokenAttribution:
+    """Returns ``sums`` of the tokens ``ids`` of the input ``source``, with the baseline of that input if it has one."""
+    start = problem.baselines.get(source)
+    has_one = start is not None and start.shape == ids.shape and not isinstance(problem.request, Expectation)
+    baseline = to_numpy(start) if start is not None and has_one else None
+    return results.TokenAttribution(source, to_numpy(ids), to_numpy(sums), baseline_ids=baseline)
 
 
 def _first_call(problem: AttributionProblem) -> RecordedCall | None:

@@ -173,7 +173,7 @@ def _pixels(inputs: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
 def _fills(metric: Any, problem: AttributionProblem, names: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
     given = getattr(metric, "baselines", {})
     with at(requests.field_name(type(metric))):
-        starts = baselines(given, problem.inputs, names)
+        starts = baselines(given, problem.inputs, names, problem.model.special_tokens)
     fills: dict[str, Callable[[Tensor], Tensor]] = {}
     for name in names:
         tensor, start = problem.inputs[name], starts[name]

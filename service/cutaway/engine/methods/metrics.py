@@ -157,7 +157,7 @@ def refuse_metric(
             with at("module"):
                 model.tree.resolve(metric.module)
         if isinstance(metric, requests.Removal) and not is_of_layer:
-            baselines(metric.baselines, inputs, explained)
+            baselines(metric.baselines, inputs, explained, model.special_tokens)
             with at("masks.by_input"):
                 feature_numbers(metric, inputs, explained) if metric.masks else None
     for name in explained if kind in _MOVING else ():

@@ -7,14 +7,16 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Argument
 from cutaway.contract.results import InputSpec
-from cutaway.contract.tensors import Array
+from cutaway.contract.tensors import FLOATING, Array
 from cutaway.contract.values import near_names
-from cutaway.engine.model.inspected_model import Inputs, dtype_text
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
+from cutaway.engine.model.session import Cancellation
 
 T = TypeVar("T")
 
@@ -77,6 +79,65 @@ def named(specs: Sequence[InputSpec], tensors: Mapping[str, T]) -> Mapping[str, 
         takes = f"the model takes {', '.join(spec.name for spec in specs)}" if specs else "its inputs have any names"
         raise error(Reason.INPUT_MISSING, f"one tensor without a name, and {takes}: send tensors by name")
     return {names[0]: tensors[""]}
+
+
+def in_declared_types(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Returns float64 tensors in the floating type that the model declares, and whole numbers in the wider one: NumPy's
+    floats are float64 unless told otherwise, and its integers int32 on some machines.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, for a number that the declared type cannot hold.
+    """
+    declared = {spec.name: getattr(torch, spec.data_type) for spec in specs if spec.data_type}
+    return {name: _rounded(name, tensor, declared.get(name, tensor.dtype)) for name, tensor in tensors.items()}
+
+
+def in_own_type(
+    model: InspectedModel, inputs: Inputs, cancellation: Cancellation, arguments: Mapping[str, Argument]
+) -> Inputs:
+    """Returns float64 ``inputs`` of no declared type in the type of the model's parameters, if the model refuses them.
+
+    The first call for a kind of inputs runs a pass, which no request counts: a model may take float64 and mean it.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, for a number that the type cannot hold.
+        DeadlineExceeded: the caller no longer waits.
+    """
+    doubles = [name for name, tensor in inputs.items() if tensor.dtype is torch.float64]
+    if not doubles or model.dtype is torch.float64:
+        return inputs
+
+    def refuses() -> bool:
+        try:
+            with torch.no_grad(), model.unrecorded():
+                model.run(inputs)
+        except CutawayError as failure:
+            return _complains(failure, "float64")
+        return False
+
+    with model.session(cancellation, arguments):
+        if not model.remembered(("float64 refused", model.kind_of(inputs)), refuses):
+            return inputs
+    return {name: _rounded(name, tensor, model.dtype) for name, tensor in inputs.items()}
+
+
+def _rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a tensor of float64 in another floating ``dtype``, and one of integers in a wider one; others as they
+    are."""
+    if not (dtype.is_floating_point or tensor.is_floating_point()) and tensor.dtype in _NARROWER.get(dtype, ()):
+        return tensor.to(dtype)
+    if tensor.dtype is not torch.float64 or not dtype.is_floating_point or dtype is torch.float64:
+        return tensor
+    rounded = tensor.to(dtype)
+    if not bool((rounded.isfinite() == tensor.isfinite()).all()):
+        what = f"holds {float(tensor.abs().max())}, which {dtype_text(rounded)}, the model's type, cannot hold"
+        raise error(Reason.INVALID_VALUE, what, name)
+    return rounded
+
+
+_SHORT = (torch.uint8, torch.int8)
+_NARROWER = {torch.int64: (*_SHORT, torch.int16, torch.int32), torch.int32: (*_SHORT, torch.int16), torch.int16: _SHORT}
+"""The types whose every number an integer type has."""
 
 
 def validate_inputs(specs: Sequence[InputSpec], tensors: Mapping[str, Tensor], *, any_name: bool = False) -> Inputs:
@@ -208,10 +269,14 @@ def _check_tensor(spec: InputSpec, tensor: Tensor) -> None:
     if tensor.shape[0] == 0:
         raise error(Reason.INPUT_EMPTY, f"the shape is {list(tensor.shape)}: a batch of no rows; send at least one")
     if spec.data_type and dtype_text(tensor) != spec.data_type:
-        remedy = f"; send x.astype({spec.data_type!r})" if dtype_text(tensor) == "float64" else ""
+        is_whole = spec.data_type in FLOATING and not (tensor.is_floating_point() or tensor.is_complex())
+        remedy = f"; send x.astype({spec.data_type!r}), scaled as the model takes it" if is_whole else ""
         raise error(Reason.INPUT_DTYPE, f"got {dtype_text(tensor)}, the model takes {_description(spec)}{remedy}")
     if spec.shape and not _matches(spec.shape, tensor.shape):
-        raise error(Reason.INPUT_SHAPE, f"got {list(tensor.shape)}, the model takes {_description(spec)}")
+        remedy = "; x[None] is a batch of one" if _matches(spec.shape[1:], tensor.shape) else ""
+        if tensor.ndim > 2 and _matches(spec.shape, tensor.movedim(-1, 1).shape):
+            remedy = "; np.moveaxis(x, -1, 1) has the channels where the model takes them"
+        raise error(Reason.INPUT_SHAPE, f"got {list(tensor.shape)}, the model takes {_description(spec)}{remedy}")
 
 
 def _matches(spec: Sequence[int], shape: Sequence[int]) -> bool:
@@ -223,34 +288,31 @@ def _description(spec: InputSpec) -> str:
     return f"{spec.name}: {spec.data_type or 'a tensor'}{f' [{sizes}]' if spec.shape else ''}"
 
 
-_UNDECLARED = {
-    "int64": (
-        re.compile(r"\b([Ll]ong|int64|mixed dtype)\b"),
-        "send float32 if it takes floats (in JSON, one number with a point)",
-    ),
-    "float64": (
-        re.compile(r"\b([Dd]ouble|float64|mixed dtype)\b"),
-        "NumPy's numbers are; send them as float32, x.astype('float32')",
-    ),
+_COMPLAINTS = {
+    "int64": re.compile(r"\b([Ll]ong|int64|mixed dtype)\b"),
+    "float64": re.compile(r"\b([Dd]ouble|float64|mixed dtype)\b"),
 }
-"""Remedies by a data type that callers send without meaning it, with what PyTorch says where it takes another."""
+"""What PyTorch says where it takes another type than these, which callers send without meaning it."""
 
 
 def naming_undeclared_type(
     failure: CutawayError, specs: Sequence[InputSpec], tensors: Mapping[str, Array]
 ) -> CutawayError:
-    """Returns ``failure``, or, where PyTorch complains of a data type, one that names the input which has it.
+    """Returns ``failure``, or, where PyTorch complains of whole numbers, one that names the input which has them.
 
-    Lists of numbers have no type: without a declared one, whole numbers are int64, and NumPy's floats are float64. An
-    embedding takes the first, and a linear layer does not, so that only the caller knows.
+    Lists of numbers have no type: without a declared one, whole numbers are int64. An embedding takes these, and a
+    linear layer does not, so that only the caller knows.
     """
-    told = failure.message.partition(": ")[2]  # behind what the model ran on
-    if failure.reason != Reason.MODEL_FAILED:
-        return failure
     declared = {spec.name for spec in specs if spec.data_type}
     for name, array in named(specs, tensors).items():
-        complaint, remedy = _UNDECLARED.get(array.dtype.name, (None, ""))
-        if name not in declared and complaint is not None and complaint.search(told):
-            what = f"{name} is {array.dtype.name}, and the model declares no type for it: {remedy}"
+        if name not in declared and array.dtype == "int64" and _complains(failure, "int64"):
+            remedy = "send float32 if it takes floats (in JSON, one number with a point)"
+            what = f"{name} is int64, and the model declares no type for it: {remedy}"
             return error(Reason.MODEL_FAILED, f"{failure.message}; {what}", f"tensors.by_name.{name}")
     return failure
+
+
+def _complains(failure: CutawayError, data_type: str) -> bool:
+    """Returns whether PyTorch complains of a data type that callers send without meaning it."""
+    told = failure.message.partition(": ")[2]  # behind what the model ran on
+    return failure.reason == Reason.MODEL_FAILED and _COMPLAINTS[data_type].search(told) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from types import MappingProxyType
@@ -138,6 +138,8 @@ class InspectedModel:
         takes_any_name: whether its forward takes others too, in ``**kwargs``.
         generate: how it writes tokens behind its inputs; None if it does not.
         labels: the names of its classes; empty for a model without classes.
+        special_tokens: the ids of its tokenizer's special tokens.
+        ranges: by input, the least and the largest number that its adapter makes of what it decodes.
         tree: its modules by name.
         guard: protects its state.
         device: of its first parameter or buffer.
@@ -166,6 +168,8 @@ class InspectedModel:
         require_inspectable(module)
         self.module, self.call, self.inputs, self.labels = module, call, inputs, labels
         self.takes_any_name, self.generate = takes_any_name, generate
+        self.special_tokens: Collection[int] = ()
+        self.ranges: Mapping[str, tuple[float, float]] = {}
         self.tree, self.guard, self.passes = ModuleTree(module), StateGuard(module), PassCounter()
         state = [*module.parameters(), *module.buffers()]
         self.device = state[0].device if state else torch.device("cpu")

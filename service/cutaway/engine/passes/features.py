@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -23,9 +23,15 @@ from cutaway.engine.runtime.numerics import tensor_like
 # Baselines and distributions of a request, as tensors that fit the inputs.
 
 
-def baselines(values: Mapping[str, Any], inputs: Inputs, explained: Sequence[str]) -> Inputs:
+def baselines(values: Mapping[str, Any], inputs: Inputs, explained: Sequence[str], special: Collection[int]) -> Inputs:
     """Returns a baseline of each explained input's shape; zeros where none was sent. The name ``""`` stands for all
     inputs that are not named.
+
+    Args:
+        values: the baselines of a request.
+        inputs: the inputs.
+        explained: the names of those that are explained.
+        special: the ids of the model's special tokens, which a `TokenId` may keep.
 
     Raises:
         InvalidArgument: with the field at fault, below ``baselines``.
@@ -34,7 +40,7 @@ def baselines(values: Mapping[str, Any], inputs: Inputs, explained: Sequence[str
         values = {**dict.fromkeys(explained, values[""]), **{name: value for name, value in values.items() if name}}
     with at("baselines.by_input"):
         refuse_unexplained(values, "baseline", explained)
-        return {name: baseline(name, values.get(name, 0), inputs[name]) for name in explained}
+        return {name: baseline(name, values.get(name, 0), inputs[name], special) for name in explained}
 
 
 def distributions(values: Mapping[str, Any], inputs: Inputs, explained: Sequence[str]) -> Inputs:
@@ -71,8 +77,9 @@ def refuse_unexplained(values: Mapping[str, Any], what: str, explained: Sequence
             raise error(Reason.INPUT_UNKNOWN, text, name)
 
 
-def baseline(name: str, value: Any, like: Tensor) -> Tensor:
-    """Returns ``value``, a number, a token id or an array, in the shape of the input ``like``.
+def baseline(name: str, value: Any, like: Tensor, special: Collection[int] = ()) -> Tensor:
+    """Returns ``value``, a number, a token id or an array, in the shape of the input ``like``; a token id that keeps
+    ``special`` tokens leaves these as they are.
 
     Raises:
         InvalidArgument: ``INPUT_DTYPE``, ``INPUT_SHAPE`` or ``INVALID_VALUE``, for the field ``name``.
@@ -81,7 +88,13 @@ def baseline(name: str, value: Any, like: Tensor) -> Tensor:
         raise error(Reason.INPUT_DTYPE, f"a token's id, and the input is {dtype_text(like)}: send a number", name)
     if isinstance(value, (int, float)):
         number = np.asarray(bool(value) if like.dtype == torch.bool and value in (0, 1) else value)
-        return torch.full_like(like, _converted(name, number, like).item())
+        start = torch.full_like(like, _converted(name, number, like).item())
+        if not getattr(value, "keep_special", False):
+            return start
+        if not special:
+            what = "the model's adapter names no special tokens: send the ids of the baseline as an array"
+            raise error(Reason.INVALID_VALUE, what, name)
+        return torch.where(torch.isin(like, torch.tensor(sorted(special), device=like.device)), like, start)
     array = as_array(value)
     refuse_shape(name, array, like)
     return _converted(name, array, like).expand_as(like)

@@ -187,7 +187,9 @@ def resolve_for_output(target: requests.Target, name: str, output: Tensor, rows:
         raise error(Reason.TARGET_SHAPE, f"{name!r} is {dtype_text(output)}: only floats have gradients")
     by_row = output.reshape(1) if output.ndim == 0 and rows == 1 else output
     if by_row.ndim == 0 or by_row.shape[0] != rows:
-        text = f"axis 0 is not the batch of {rows}, so no scalar belongs to an example"
+        text = (
+            f"axis 0 is not the batch of {rows}, so no scalar belongs to an example; an adapter's forward can move it"
+        )
         raise error(Reason.TARGET_SHAPE, f"{name!r} has shape {list(output.shape)}: {text}")
     with at(requests.field_name(type(target)).removeprefix("output_")):
         resolved = _RESOLVERS[type(target)](target, name, by_row)

@@ -71,7 +71,7 @@ def resolve_attribution(
         raise error(Reason.INVALID_VALUE, text, "layer_path")
     explained = _explained_inputs(model, inputs, request, embedded)
     with at(field):
-        starts = _baselines(request, inputs, explained)
+        starts = _baselines(request, inputs, explained, model.special_tokens)
         perturbed = features(request, inputs, explained) if isinstance(request, requests.Perturbation) else Features()
         if getattr(request, "max_delta", None) is not None and not method.satisfies_completeness(request):
             text = "the attributions of this method need not add up to anything, so nothing can be bounded"
@@ -121,7 +121,9 @@ def _explains_layer_only(request: requests.Attribution) -> bool:
     return isinstance(request, requests.LayerAttribution) and not begins_at_inputs
 
 
-def _baselines(request: requests.Attribution, inputs: Inputs, explained: tuple[str, ...]) -> Inputs:
+def _baselines(
+    request: requests.Attribution, inputs: Inputs, explained: tuple[str, ...], special: Collection[int]
+) -> Inputs:
     """Returns for each explained input a baseline ``[batch, ...]``, or samples of a distribution ``[samples, ...]``;
     nothing for methods without baselines."""
     values = getattr(request, "baselines", None)
@@ -130,7 +132,7 @@ def _baselines(request: requests.Attribution, inputs: Inputs, explained: tuple[s
     if isinstance(request, requests.Expectation):
         return distributions(values, inputs, explained)
     with at("path" if isinstance(request, requests.PathAttribution) else ""):
-        return baselines(values, inputs, explained)
+        return baselines(values, inputs, explained, special)
 
 
 def moves_integers(request: requests.Attribution) -> bool:

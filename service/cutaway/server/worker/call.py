@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from queue import SimpleQueue
@@ -17,9 +17,18 @@ from torch import Tensor
 from cutaway.adapters import Adapter, decoded
 from cutaway.contract.errors import CutawayError, Reason, at, error, release_frames
 from cutaway.contract.requests import Attribution, ConceptExamples, InspectRequest, field_name
+from cutaway.contract.results import AttributionResult, InputSpec, InspectResult, TokenAttribution
+from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 from cutaway.contract.wire import chunks
-from cutaway.engine.model.input_validation import check_features, named, validate_arguments, validate_inputs
+from cutaway.engine.model.input_validation import (
+    check_features,
+    in_declared_types,
+    in_own_type,
+    named,
+    validate_arguments,
+    validate_inputs,
+)
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory
 from cutaway.engine.planning.plan import RequestPlan, without
@@ -378,9 +387,11 @@ class RequestInputs:
         """
         specs = self._model.inputs
         with at("raw" if request.raw else "tensors.by_name"):
-            tensors = decoded(self._adapter, request.raw, cancellation) if request.raw else named(
-                specs, {name: from_numpy(array) for name, array in request.tensors.items()}
-            )  # fmt: skip
+            if request.raw:
+                tensors: Mapping[str, Tensor] = decoded(self._adapter, request.raw, cancellation)
+            else:
+                sent = named(specs, {name: from_numpy(array) for name, array in request.tensors.items()})
+                tensors = in_declared_types(specs, sent)
         if request.feature_names:
             with at("tensors.feature_names"):
                 check_features(specs, tensors, named(specs, request.feature_names))
@@ -391,7 +402,8 @@ class RequestInputs:
             if len(self._valid) >= _MOST_KINDS:
                 self._valid.clear()
             order = self._valid[kind] = self._validated_names(request, tensors)
-        return {name: tensors[name].to(self._model.device) for name in order}
+        inputs = {name: tensors[name].to(self._model.device) for name in order}
+        return inputs if request.raw else in_own_type(self._model, inputs, cancellation, request.arguments)
 
     def read(self, request: InspectRequest, cancellation: Cancellation) -> InspectRequest:
         """Returns ``request`` with the examples of its concepts, and its training rows, decoded.
@@ -423,3 +435,31 @@ class RequestInputs:
             specs = validate_arguments(self._model.inputs, tensors, request.arguments, any_name=any_name)
         with at("raw" if request.raw else "tensors.by_name"):
             return tuple(validate_inputs(specs, tensors, any_name=any_name))
+
+
+# What an adapter adds to results: texts of tokens, and names of features.
+
+
+def with_texts(adapter: Adapter, attributions: Sequence[AttributionResult]) -> tuple[AttributionResult, ...]:
+    """Returns ``attributions`` with the texts of their tokens, and of those of their baselines."""
+    return tuple(
+        result if result.tokens is None else changed(result, tokens=_with_texts(adapter, result.tokens))
+        for result in attributions
+    )
+
+
+def _with_texts(adapter: Adapter, tokens: TokenAttribution) -> TokenAttribution:
+    def texts(ids: Array | None) -> tuple[tuple[str, ...], ...]:
+        rows = [tuple(adapter.token_texts(row)) for row in ([] if ids is None else ids.tolist())]
+        return tuple(rows) if any(rows) else ()
+
+    return changed(tokens, texts=texts(tokens.ids), baseline_texts=texts(tokens.baseline_ids))
+
+
+def feature_names(inputs: Sequence[InputSpec], result: InspectResult) -> dict[str, tuple[str, ...]]:
+    """Returns the names of the features of those ``inputs`` that gradients or attributions in ``result`` are about."""
+    named = {spec.name: spec.feature_names for spec in inputs if spec.feature_names}
+    if not named:
+        return {}
+    shown = {*result.input_gradients, *(name for attribution in result.attributions for name in attribution.values)}
+    return {name: names for name, names in named.items() if name in shown}

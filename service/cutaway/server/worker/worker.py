@@ -19,16 +19,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import nn
 
-from cutaway.adapters import Adapter, TensorAdapter, example_of, feature_names, load_model, with_texts
+from cutaway.adapters import Adapter, TensorAdapter, example_of, load_model
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import InspectRequest
-from cutaway.contract.results import (
-    InspectResult,
-    ModelDetail,
-    ModelName,
-    Provenance,
-    Timings,
-)
+from cutaway.contract.results import InspectResult, ModelDetail, ModelName, Provenance, Timings
 from cutaway.contract.values import __version__, changed
 from cutaway.contract.wire import chunks
 from cutaway.contract.wire import models as wire_models
@@ -61,8 +55,10 @@ from cutaway.server.worker.call import (
     check_memory,
     check_reply_size,
     check_steps,
+    feature_names,
     lacked_memory,
     raising_errors,
+    with_texts,
     within_passes,
 )
 from cutaway.server.worker.gpus import is_lost
