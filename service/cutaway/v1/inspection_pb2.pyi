@@ -44,6 +44,12 @@ class _InfluenceMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Influ
     """Captum's SimilarityInfluence: the cosine of what a module returns."""
     INFLUENCE_METHOD_EUCLIDEAN: _InfluenceMethod.ValueType  # 4
     """The same by Euclidean distance, of which small ones help."""
+    INFLUENCE_METHOD_TRACIN_PROJECTED: _InfluenceMethod.ValueType  # 5
+    """Captum's TracInCPFastRandProj: as `INFLUENCE_METHOD_TRACIN_FAST`, of randomly projected gradients."""
+    INFLUENCE_METHOD_INFLUENCE_FUNCTION: _InfluenceMethod.ValueType  # 6
+    """Captum's NaiveInfluenceFunction: the product through the inverse of the damped Hessian of the summed losses."""
+    INFLUENCE_METHOD_ARNOLDI: _InfluenceMethod.ValueType  # 7
+    """Captum's ArnoldiInfluenceFunction: the same with the eigenvalues that Arnoldi's iteration finds."""
 
 class InfluenceMethod(_InfluenceMethod, metaclass=_InfluenceMethodEnumTypeWrapper):
     """The methods that find training rows."""
@@ -58,6 +64,12 @@ INFLUENCE_METHOD_COSINE: InfluenceMethod.ValueType  # 3
 """Captum's SimilarityInfluence: the cosine of what a module returns."""
 INFLUENCE_METHOD_EUCLIDEAN: InfluenceMethod.ValueType  # 4
 """The same by Euclidean distance, of which small ones help."""
+INFLUENCE_METHOD_TRACIN_PROJECTED: InfluenceMethod.ValueType  # 5
+"""Captum's TracInCPFastRandProj: as `INFLUENCE_METHOD_TRACIN_FAST`, of randomly projected gradients."""
+INFLUENCE_METHOD_INFLUENCE_FUNCTION: InfluenceMethod.ValueType  # 6
+"""Captum's NaiveInfluenceFunction: the product through the inverse of the damped Hessian of the summed losses."""
+INFLUENCE_METHOD_ARNOLDI: InfluenceMethod.ValueType  # 7
+"""Captum's ArnoldiInfluenceFunction: the same with the eigenvalues that Arnoldi's iteration finds."""
 Global___InfluenceMethod: _TypeAlias = InfluenceMethod  # noqa: Y015
 
 class _ConceptClassifier:
@@ -341,6 +353,10 @@ class Influence(_message.Message):
     LAYER_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     K_FIELD_NUMBER: _builtins.int
+    DIMENSION_FIELD_NUMBER: _builtins.int
+    DAMPING_FIELD_NUMBER: _builtins.int
+    ITERATIONS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     method: Global___InfluenceMethod.ValueType
     """The method. Default: tracin."""
     layer: _builtins.str
@@ -349,6 +365,14 @@ class Influence(_message.Message):
     """The learning rate of the training, above 0. Default: 1."""
     k: _builtins.int
     """How many rows of each kind to return. Default: 5."""
+    dimension: _builtins.int
+    """The most numbers of a projected gradient, or how many of the largest eigenvalues of the Hessian count. Default: 50."""
+    damping: _builtins.float
+    """What is added to the eigenvalues of the Hessian, 0 or more. Default: 0.001."""
+    iterations: _builtins.int
+    """The steps of Arnoldi's iteration, at least 3. Default: 50."""
+    seed: _builtins.int
+    """Decides the projection, and where Arnoldi's iteration begins, below 2**63. Default: 0."""
     @_builtins.property
     def training(self) -> Global___ConceptExamples:
         """Rows of the training data; at least one."""
@@ -366,15 +390,31 @@ class Influence(_message.Message):
         layer: _builtins.str = ...,
         learning_rate: _builtins.float | None = ...,
         k: _builtins.int | None = ...,
+        dimension: _builtins.int | None = ...,
+        damping: _builtins.float | None = ...,
+        iterations: _builtins.int | None = ...,
+        seed: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_learning_rate", b"_learning_rate", "k", b"k", "learning_rate", b"learning_rate", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_damping", b"_damping", "_dimension", b"_dimension", "_iterations", b"_iterations", "_k", b"_k", "_learning_rate", b"_learning_rate", "damping", b"damping", "dimension", b"dimension", "iterations", b"iterations", "k", b"k", "learning_rate", b"learning_rate", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_learning_rate", b"_learning_rate", "k", b"k", "labels", b"labels", "layer", b"layer", "learning_rate", b"learning_rate", "method", b"method", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damping", b"_damping", "_dimension", b"_dimension", "_iterations", b"_iterations", "_k", b"_k", "_learning_rate", b"_learning_rate", "damping", b"damping", "dimension", b"dimension", "iterations", b"iterations", "k", b"k", "labels", b"labels", "layer", b"layer", "learning_rate", b"learning_rate", "method", b"method", "seed", b"seed", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__damping: _TypeAlias = _typing.Literal["damping"]  # noqa: Y015
+    _WhichOneofArgType__damping: _TypeAlias = _typing.Literal["_damping", b"_damping"]  # noqa: Y015
+    _WhichOneofReturnType__dimension: _TypeAlias = _typing.Literal["dimension"]  # noqa: Y015
+    _WhichOneofArgType__dimension: _TypeAlias = _typing.Literal["_dimension", b"_dimension"]  # noqa: Y015
+    _WhichOneofReturnType__iterations: _TypeAlias = _typing.Literal["iterations"]  # noqa: Y015
+    _WhichOneofArgType__iterations: _TypeAlias = _typing.Literal["_iterations", b"_iterations"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__damping) -> _WhichOneofReturnType__damping | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimension) -> _WhichOneofReturnType__dimension | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__iterations) -> _WhichOneofReturnType__iterations | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
     @_typing.overload
