@@ -362,7 +362,7 @@ class Influence(_message.Message):
     layer: _builtins.str
     """The module whose outputs are compared, or whose parameters count. Default: all parameters."""
     learning_rate: _builtins.float
-    """The learning rate of the training, above 0. Default: 1."""
+    """The learning rate of the training, above 0; a factor of those of packaged checkpoints. Default: 1."""
     k: _builtins.int
     """How many rows of each kind to return. Default: 5."""
     dimension: _builtins.int
@@ -379,7 +379,7 @@ class Influence(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The class of each of them; required for gradients."""
+        """The class of each of them; required for gradients, unless the data set has labels."""
 
     def __init__(
         self,
@@ -496,7 +496,7 @@ Global___Tcav: _TypeAlias = Tcav  # noqa: Y015
 
 @_typing.final
 class ConceptExamples(_message.Message):
-    """Examples: tensors, or bytes that the model's adapter decodes; at least four."""
+    """Examples: tensors, bytes that the model's adapter decodes, or the name of a data set; of a concept at least four."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -523,6 +523,9 @@ class ConceptExamples(_message.Message):
 
     TENSORS_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
+    DATA_SET_FIELD_NUMBER: _builtins.int
+    data_set: _builtins.str
+    """The name of a data set that is packaged with the model, in place of both."""
     @_builtins.property
     def tensors(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
         """Tensors by the name of the forward argument that takes them; the empty name is that of the only one."""
@@ -536,10 +539,11 @@ class ConceptExamples(_message.Message):
         *,
         tensors: _abc.Mapping[_builtins.str, _tensor_pb2.Tensor] | None = ...,
         raw: _abc.Iterable[_input_pb2.RawInput] | None = ...,
+        data_set: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["raw", b"raw", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_set", b"data_set", "raw", b"raw", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -206,15 +206,17 @@ class ConceptClassifier(StrEnum):
 
 @dataclass(frozen=True)
 class ConceptExamples:
-    """Examples of a concept, or without one: tensors, or examples that the model's adapter decodes.
+    """Examples of a concept, or without one: tensors, examples that the model's adapter decodes, or a data set.
 
     Args:
         tensors: by forward-argument name, ``[examples, ...]`` each; ``""`` is the name of the only one.
         raw: examples for the adapter, such as texts.
+        data_set: the name of a data set that is packaged with the model, in place of both.
     """
 
     tensors: Mapping[str, ArrayLike] = field(default_factory=dict)
     raw: tuple[Raw, ...] = ()
+    data_set: str = ""
 
 
 @dataclass(frozen=True)
@@ -270,14 +272,16 @@ class InfluenceMethod(StrEnum):
 class Influence:
     """Finds the training rows that made a prediction. The loss is the cross-entropy of the target's class, of logits.
 
-    The weights that are served are the only checkpoint.
+    TracIn sums over the checkpoints that are packaged with the model; without any, the served weights are the only one.
 
     Args:
-        training: rows of the training data: an array, arrays by input name, or texts.
-        labels: the class of each of them; required by all methods but ``cosine`` and ``euclidean``.
+        training: rows of the training data: an array, arrays by input name, texts, or a packaged data set.
+        labels: the class of each of them; by default those of the data set. All methods but ``cosine`` and
+            ``euclidean`` need them.
         method: how rows are found.
         layer: the module whose outputs are compared, or whose parameters count; empty is all parameters.
-        learning_rate: that of the training; scores by TracIn are proportional to it.
+        learning_rate: that of the training, or a factor of those of the checkpoints; scores by TracIn are proportional
+            to it.
         k: how many rows of each kind to return.
         dimension: the most numbers of a projected gradient; of a Hessian, how many of its largest eigenvalues count.
         damping: added to the eigenvalues of the Hessian; those that are not positive then are left out.
@@ -296,7 +300,7 @@ class Influence:
     k: Count = field(default=5, kw_only=True)
     dimension: Count = field(default=50, kw_only=True)
     damping: Finite = field(default=1e-3, kw_only=True)
-    iterations: Annotated[int, bounded(lambda value: value >= 3, "at least 3")] = field(default=50, kw_only=True)
+    iterations: Count = field(default=50, kw_only=True)
     seed: int = field(default=0, kw_only=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -20,8 +20,8 @@ from cutaway.engine.execution.concepts import translated_errors
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
-from cutaway.engine.methods.influence import LEAST_EIGENVALUE, MOST_ROWS, Rows, method_of
-from cutaway.engine.model.inspected_model import NO_FUSED_ATTENTION, Inputs, failures_of, gradients, graph_nodes
+from cutaway.engine.methods.influence import LEAST_EIGENVALUE, MOST_ROWS, NO_FUSED_ATTENTION, Rows, method_of
+from cutaway.engine.model.inspected_model import Inputs, failures_of, gradients, graph_nodes
 from cutaway.engine.model.session import timed
 from cutaway.engine.passes.pass_recorder import concatenated
 from cutaway.engine.planning.plan import RequestPlan
@@ -50,13 +50,13 @@ def influence_passes(plan: RequestPlan) -> int:
     if asked is None or training is None:
         return 0
     method, count, compared = method_of(asked), _count(training), plan.rows + _count(training)
-    is_checked = plan.request.check.mode is not CheckMode.OFF
+    is_checked, checkpoints = plan.request.check.mode is not CheckMode.OFF, len(plan.model.kept.checkpoints) or 1
     if method.is_similarity:
         return compared * (1 + is_checked)
     # TracInCPFast runs the request's rows again for each batch; the last are those of `self_influence`.
     once = compared + plan.rows * (-(-count // MOST_ROWS) - 1) + count + 1
     if not method.has_hessian:
-        return once + compared * is_checked
+        return checkpoints * (once + compared * is_checked)
     size = sum(each.numel() for each in _parameters(plan, asked))
     # A forward pass with a backward pass for each parameter; or for each step both, and another backward pass.
     hessian = count * (1 + size if asked.method == InfluenceMethod.INFLUENCE_FUNCTION else 2 * asked.iterations)
@@ -113,7 +113,10 @@ class _Influenced:
         self._layer = self._model.tree.resolve(asked.layer) if asked.layer else ""
         self._owner = self._model.tree[self._layer] if asked.layer else self._model.module
         self._sites = {self._layer: watching(Point.OUTPUT)} if asked.layer else {}
-        self._rate = asked.learning_rate if self._row.has_checkpoints else 1.0
+        checkpoints = self._model.kept.checkpoints if self._row.has_checkpoints else ()
+        factor = asked.learning_rate if self._row.has_checkpoints else 1.0
+        self._rates = [factor * each.learning_rate for each in checkpoints] or [factor]
+        self._states = [each.read() for each in checkpoints]
         self._parameters, self._own_backward = list[nn.Parameter](), cast("list[str] | None", None)
         if not self._row.is_similarity:
             self._labels = self._all_labels(main)
@@ -124,8 +127,8 @@ class _Influenced:
         """Returns the rows that helped and harmed most, with the verdict."""
         with NO_FUSED_ATTENTION.applied() if self._row.has_hessian else nullcontext():
             least = self._least() if self._row.has_hessian else 0.0
-            with translated_errors("influence"), self._in_one_piece(), self._on_device():
-                found, judged = self._row.scores(self._as_captum_takes_them(least), self._asked)
+            with translated_errors("influence"), self._in_one_piece(), self._on_device(), ExitStack() as loaded:
+                found, judged = self._row.scores(self._as_captum_takes_them(least, loaded), self._asked)
             scores, own = found.detach().double().cpu(), None if judged is None else judged.detach().double().cpu()
             is_checked = self._plan.request.check.mode is not CheckMode.OFF
             check = self._check(scores, own, least) if is_checked else None
@@ -171,8 +174,8 @@ class _Influenced:
     def _run(self, numbers: Tensor) -> Tensor:
         """Returns the output that the loss is of, for rows by their numbers."""
         output = self._model.run(self._inputs(numbers))[self._target.source]
-        if self._row.has_hessian and output.requires_grad:  # many backward passes follow a forward pass
-            output.register_hook(lambda _: self._model.cancellation.raise_if_cancelled())
+        if self._row.has_hessian:  # many backward passes follow a forward pass
+            self._model.cancellation.end_backward(output)
         return output
 
     def _losses(self, numbers: Tensor) -> Tensor:
@@ -207,7 +210,15 @@ class _Influenced:
 
     # Captum's scores.
 
-    def _as_captum_takes_them(self, least: float) -> Rows:
+    def _holding(self, number: int) -> AbstractContextManager[None]:
+        """Gives the model the weights of a checkpoint; without any it keeps its own."""
+        return self._model.guard.holding(self._states[number]) if self._states else nullcontext()
+
+    def _as_captum_takes_them(self, least: float, loaded: ExitStack) -> Rows:
+        def load(number: int) -> None:
+            loaded.close()
+            loaded.enter_context(self._holding(number))
+
         known = {id(parameter) for parameter in self._parameters}
         named = {name: each for name, each in self._model.module.named_parameters() if id(each) in known}
         return Rows(
@@ -218,7 +229,8 @@ class _Influenced:
             labels=self._labels,
             training=self._count,
             asked_rows=self._plan.rows,
-            rates=(self._rate,),
+            rates=self._rates,
+            load=load,
             least=least,
         )
 
@@ -390,15 +402,19 @@ class _Influenced:
 
     def _check(self, scores: Tensor, own: Tensor | None, least: float) -> Check:
         """Compares Captum's scores with products of raw vectors."""
-        rate, (expected, moved, of_own, mine, theirs) = self._rate, self._reference(least)
-        expected, size = rate * expected, rate * mine[:, None] * theirs
+        found = []
+        for number, rate in enumerate(self._rates):
+            with self._holding(number):
+                expected, moved, of_own, mine, theirs = self._reference(least)
+            found.append((rate * expected, rate * mine[:, None] * theirs, rate * of_own, rate * theirs**2))
+        expected, size, of_own, size_of_own = (torch.stack(each).sum(dim=0) for each in zip(*found))
         if self._method is InfluenceMethod.COSINE:
             expected, size = expected / size, torch.ones_like(size)
         elif self._method is InfluenceMethod.EUCLIDEAN:
             size = mine[:, None] + theirs
         pairs = [(scores, expected, size)]
         if own is not None:
-            pairs.append((own, rate * of_own, rate * theirs**2))
+            pairs.append((own, of_own, size_of_own))
         is_finite = all(bool(each.isfinite().all()) for pair in pairs for each in pair)
         worst, moves = (
             max(float((each.abs() / size.clamp_min(1e-300)).max()) for each, size in several)

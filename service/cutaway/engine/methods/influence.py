@@ -32,6 +32,24 @@ Scores = tuple[Tensor, Tensor | None]
 """The scores [rows, training rows], and how much each training row helps itself, [training rows]."""
 
 
+def _fused_attention() -> tuple[bool, ...]:
+    backends = torch.backends.cuda
+    return backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.cudnn_sdp_enabled()
+
+
+def _set_fused_attention(enabled: tuple[bool, ...]) -> None:
+    backends = torch.backends.cuda
+    setters = backends.enable_flash_sdp, backends.enable_mem_efficient_sdp, backends.enable_cudnn_sdp
+    for enable, value in zip(setters, enabled):
+        enable(value)
+
+
+# Fused attention has no second derivative, on CPUs either.
+NO_FUSED_ATTENTION: ProcessSetting[tuple[bool, ...]] = ProcessSetting(
+    _fused_attention, _set_fused_attention, value=(False, False, False)
+)
+
+
 class Rows(NamedTuple):
     """What Captum computes influence of.
 

@@ -21,6 +21,7 @@ from cutaway.engine.model.proofs import Proofs
 from cutaway.engine.model.session import (
     NEVER_CANCELLED,
     Cancellation,
+    Kept,
     PassCounter,
     ProcessSetting,
     StateGuard,
@@ -37,22 +38,6 @@ from cutaway.engine.runtime.rng import fingerprint, kept_rng_state, new_seed, ow
 NO_FASTPATH = ProcessSetting(
     torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, value=False
 )
-
-
-def _fused_attention() -> tuple[bool, ...]:
-    backends = torch.backends.cuda
-    return backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.cudnn_sdp_enabled()
-
-
-def _set_fused_attention(enabled: tuple[bool, ...]) -> None:
-    backends = torch.backends.cuda
-    setters = backends.enable_flash_sdp, backends.enable_mem_efficient_sdp, backends.enable_cudnn_sdp
-    for enable, value in zip(setters, enabled):
-        enable(value)
-
-
-# Fused attention has no second derivative, on CPUs either.
-NO_FUSED_ATTENTION = ProcessSetting(_fused_attention, _set_fused_attention, value=(False, False, False))
 
 
 T = TypeVar("T")
@@ -163,6 +148,7 @@ class InspectedModel:
         properties: results of tests of the model, by test and kind of inputs: see `remembered`.
         proofs: which of these found nothing, also in other processes.
         recent_sites: what recent requests capture, resolved by the planner.
+        kept: the data sets and the checkpoints that were packaged with the model.
         cancellation: of the call under way; safe to read from any thread.
         after_slow_forward: called with the outputs of forward passes that took long, and the seconds that they took.
         request_bytes: the memory that a request may take on a CPU; None for no limit.
@@ -188,7 +174,7 @@ class InspectedModel:
         self.dtype = next((tensor.dtype for tensor in state if tensor.is_floating_point()), torch.float32)
         self.weights_sha256 = digest(module.state_dict())
         self.properties: dict[Hashable, Any] = {}
-        self.proofs = Proofs()
+        self.proofs, self.kept = Proofs(), Kept()
         self.recent_sites: dict[Hashable, Any] = {}
         self.request_bytes: int | None = None
         self.turns = Turns()

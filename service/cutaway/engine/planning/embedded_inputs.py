@@ -183,6 +183,8 @@ def _refuse_hessian(model: InspectedModel, asked: requests.Influence, owner: nn.
     most = _MOST_PARAMETERS
     what = f"a Hessian of {size:,} parameters: at most {most:,} are allowed; name a smaller layer, or ask arnoldi"
     if asked.method == requests.InfluenceMethod.ARNOLDI:
+        if asked.iterations < 3:
+            raise error(Reason.INVALID_VALUE, f"{asked.iterations}; at least 3", "influence.iterations")
         most = _MOST_NUMBERS // asked.iterations
         what = f"{asked.iterations} iterations with {size:,} parameters: at most {most:,} are allowed"
         what += f"; name a smaller layer, or ask for {_MOST_NUMBERS // size} iterations" if size else ""
