@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
-from captum import attr
+from captum import attr, concept, influence, robust
 from captum import metrics as captum_metrics
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -105,45 +104,121 @@ def _causes() -> Iterator[str]:
 
 _SHARED = {item.name for item in fields(Attribution)}
 _BASE = "a base class; ours is `ca.Attribution`"
-_OF_JOBS = "the tables and the report of a job: [batch.md](batch.md)"
+_OF_JOBS = "none: a job writes every row to a table, whose library has these: [batch.md](batch.md)"
 _REMOTE = "none: Cutaway serves the model itself"
+_INFLUENCE = "`influence=ca.Influence(..., method={!r})`: [concepts.md](concepts.md)"
+_OF_INFLUENCE = "tests/unit/engine/test_influence.py"
+_ATTACK = "`attacks=[{}]`: [attacks.md](attacks.md)"
+_OF_ATTACKS = "tests/unit/engine/test_attacks.py"
+_OF_CONCEPTS = "tests/unit/engine/test_concepts.py"
+_LLM = "`llm_attribution=ca.LLMAttribution()` of {}: [language-models.md](language-models.md#why-this-text)"
+_OF_LLM = "teacher-forced log-probabilities of raw hooks", "tests/unit/worker/test_llm_attribution.py"
+_BESIDE = {
+    "NoiseTunnel": (
+        "`noise=ca.NoiseTunnel(...)` of any attribution",
+        "the method's reference on the recorded noisy inputs",
+        "tests/unit/engine/test_plain_captum.py",
+    ),
+    "infidelity": (
+        "`metrics=(ca.Infidelity(),)` of an attribution",
+        "its equation, by hand",
+        "tests/unit/engine/test_quality_metrics.py",
+    ),
+    "sensitivity_max": (
+        "`metrics=(ca.SensitivityMax(),)` of an attribution",
+        "its equation, by hand",
+        "tests/unit/engine/test_quality_metrics.py",
+    ),
+    "LLMAttribution": (_LLM.format("a method of perturbations"), *_OF_LLM),
+    "LLMGradientAttribution": (_LLM.format("a method of a layer"), *_OF_LLM),
+    "TCAV": (
+        "`concepts=ca.TCAV(...)`: [concepts.md](concepts.md)",
+        "a fit of our own, and signs and means of raw hooks' derivatives",
+        _OF_CONCEPTS,
+    ),
+    "CAV": ("`vectors=True` of `ca.TCAV`", "the direction of a fit of our own", _OF_CONCEPTS),
+    "TracInCP": (_INFLUENCE.format("tracin"), "products of raw gradients, row by row", _OF_INFLUENCE),
+    "TracInCPFast": (_INFLUENCE.format("tracin_fast"), "products of raw gradients, row by row", _OF_INFLUENCE),
+    "TracInCPFastRandProj": (
+        _INFLUENCE.format("tracin_projected"),
+        "raw gradients, projected by the numbers drawn again",
+        _OF_INFLUENCE,
+    ),
+    "SimilarityInfluence": (_INFLUENCE.format("cosine"), "likeness of what raw hooks saw", _OF_INFLUENCE),
+    "NaiveInfluenceFunction": (
+        _INFLUENCE.format("influence_function"),
+        "raw gradients through a Hessian of raw gradients",
+        _OF_INFLUENCE,
+    ),
+    "ArnoldiInfluenceFunction": (
+        _INFLUENCE.format("arnoldi"),
+        "raw gradients through a Krylov space of our own",
+        _OF_INFLUENCE,
+    ),
+    "FGSM": (_ATTACK.format("ca.FGSM(0.1)"), "signs of raw gradients", _OF_ATTACKS),
+    "PGD": (_ATTACK.format("ca.PGD(0.1)"), "steps along raw gradients, its ball and bounds", _OF_ATTACKS),
+    "MinParamPerturbation": (
+        _ATTACK.format("ca.FGSM(search=ca.MinParamPerturbation(...))"),
+        "the value below, tried again",
+        _OF_ATTACKS,
+    ),
+}
+"""What stands for the algorithms of Captum that are no attribution method, what it is checked against, and its test."""
+
 _NOT_METHODS = {
-    "NoiseTunnel": "`noise=ca.NoiseTunnel(...)` of any attribution",
-    "infidelity": "`metrics=(ca.Infidelity(),)` of an attribution",
-    "sensitivity_max": "`metrics=(ca.SensitivityMax(),)` of an attribution",
-    "LLMAttribution": "`target=ca.SequenceLogProbability(...)`: [language-models.md](language-models.md#why-this-text)",
-    "LLMGradientAttribution": "the same target, with a gradient method at the embedding",
+    "AttackComparator": "several `attacks` of a request, each with its own check: [attacks.md](attacks.md)",
     "LLMAttributionResult": "`AttributionResult.tokens`",
-    "LimeBase": "`ca.Lime`; a request holds no functions",
+    "LimeBase": "none: a request holds no functions; `ca.Lime` is its only kind",
     "DataLoaderAttribution": "a job: [batch.md](batch.md)",
     "TokenReferenceBase": '`baselines={"input_ids": ca.TokenId(0)}`',
     "InterpretableEmbeddingBase": "a layer method at the embedding; no module is replaced",
+    "configure_interpretable_embedding_layer": "a layer method at the embedding; no module is replaced",
+    "remove_interpretable_embedding_layer": "a layer method at the embedding; no module is replaced",
     "ImageMaskInput": "`masks` of the method",
     "TextTokenInput": "the text, and a layer method at the embedding",
     "TextTemplateInput": "the text, and `masks` of the method",
-    "ProductBaselines": "`baselines` of `ca.GradientShap` and of `ca.DeepLiftShap`",
+    "ProductBaselines": "none: it draws anew in each call, and a verdict needs the same baselines; send what was drawn",
     **dict.fromkeys(("Attribution", "GradientAttribution", "PerturbationAttribution", "NeuronAttribution"), _BASE),
     "LayerAttribution": f"{_BASE}; for `interpolate` see [pictures](#pictures)",
     "InterpretableInput": "a base class",
-    **dict.fromkeys(("Summarizer", "SummarizerSingleTensor", "ClassSummarizer", "Count", "MSE", "Max"), _OF_JOBS),
-    **dict.fromkeys(("Mean", "Min", "StdDev", "Sum", "Var"), _OF_JOBS),
+    **dict.fromkeys(("ConceptInterpreter", "DataInfluence", "TracInCPBase", "Perturbation"), "a base class"),
+    "Concept": "`ca.ConceptExamples`",
+    "Classifier": "`classifier` of `ca.TCAV`; a request holds no functions",
+    "DefaultClassifier": '`classifier="sgd"` of `ca.TCAV`',
+    "infidelity_perturb_func_decorator": "none: a request holds no functions",
+    "visualization": "`result.plot()`: [pictures](#pictures)",
+    **dict.fromkeys(("Summarizer", "SummarizerSingleTensor", "ClassSummarizer", "CommonStats", "StatValue"), _OF_JOBS),
+    **dict.fromkeys(("Count", "MSE", "Max", "Mean", "Min", "StdDev", "Sum", "Var"), _OF_JOBS),
     **dict.fromkeys(("RemoteLLMAttribution", "RemoteLLMProvider", "VLLMProvider"), _REMOTE),
 }
-"""What stands for the classes and functions of Captum that are no method of ours."""
+"""What stands for all other public names of Captum, or why nothing does."""
+
+_TESTS = [Path("tests/unit/engine") / f"test_{name}.py" for name in (
+    "plain_captum", "formulas_by_hand", "grad_cam_channels", "neurons", "deeplift", "expected_gradients"
+)]  # fmt: skip
+
+
+def captum_names() -> set[str]:
+    """Every public name of Captum's, and Arnoldi's class, which Captum documents and does not export."""
+    modules = (attr, concept, influence, captum_metrics, robust)
+    return {"ArnoldiInfluenceFunction", *(name for module in modules for name in module.__all__)}
 
 
 def _captum_classes() -> Iterator[str]:
-    yield "| Captum | Cutaway | its own arguments |"
-    yield "|---|---|---|"
-    for name in sorted({*_public(attr), "infidelity", "sensitivity_max"}, key=str.lower):
-        ours = {kind.__name__: kind for kind in TABLE}.get(name)
-        own = [] if ours is None else [f"`{item.name}`" for item in fields(ours) if item.name not in _SHARED]
-        yield f"| `{name}` | {_NOT_METHODS[name] if ours is None else f'`ca.{name}`'} | {', '.join(own)} |"
-
-
-def _public(module: ModuleType) -> list[str]:
-    """The classes of a module that are documented: those with a name of their own."""
-    return [name for name, value in vars(module).items() if inspect.isclass(value) and not name.startswith("_")]
+    yield "| Captum | Cutaway | its own arguments | checked against | test |"
+    yield "|---|---|---|---|---|"
+    methods = {kind.__name__: kind for kind in TABLE}
+    for name in sorted(captum_names(), key=str.lower):
+        ours, own, against, test = _NOT_METHODS.get(name, ""), "", "", ""
+        if name in _BESIDE:
+            ours, against, test = _BESIDE[name]
+        elif kind := methods.get(name):
+            ours, against = f"`ca.{name}`", _cell(TABLE[kind])
+            own = ", ".join(f"`{item.name}`" for item in fields(kind) if item.name not in _SHARED)
+            test = next(
+                str(file) for file in _TESTS if re.search(rf"\b{name}\b", (DOCS.parent / file).read_text("utf-8"))
+            )
+        yield f"| `{name}` | {ours} | {own} | {against} | {test and f'`{test}`'} |"
 
 
 def _captum_arguments() -> Iterator[str]:

@@ -15,7 +15,7 @@ from cutaway.jobs import Job
 from cutaway.jobs.spec import parse_request
 from examples.digits import audit
 from tools import array_kinds
-from tools.documents import PAGES, source, tables, written
+from tools.documents import PAGES, captum_names, source, tables, written
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -37,6 +37,21 @@ def test_every_method_cites_where_it_comes_from(kind: type[Attribution]) -> None
     bare = {"LayerActivation", "LayerGradientXActivation", "NeuronGradient", "LayerFeatureAblation",
             "NeuronFeatureAblation"}  # fmt: skip
     assert source(kind) or kind.__name__ in bare
+
+
+def test_every_public_name_of_captum_has_a_row() -> None:
+    """It is served, with what it is checked against and a test that names it; or the row says what stands for it."""
+    rows = [line.split(" | ") for line in tables()["captum classes"].splitlines()[2:]]
+    assert [name.strip("|` ") for name, *_ in rows] == sorted(captum_names(), key=str.lower)
+    for name, ours, _, against, test in rows:
+        assert ours.strip(), f"{name}: say what stands for it, or why nothing does"
+        assert bool(against.strip()) == bool(test.strip(" |")), name
+        if file := test.strip("`| "):
+            words = [name.strip("|` "), *re.findall(r"(?<=ca\.)\w+|(?<=method=')\w+", ours)]
+            text = (Path(__file__).parents[2] / file).read_text("utf-8")
+            assert any(re.search(rf"\b{word}\b", text) for word in words), f"{file} does not test {name}"
+    served = [name for name, _, _, against, _ in rows if against.strip()]
+    assert len(served) >= 54
 
 
 def test_paths_that_documents_name_exist() -> None:
