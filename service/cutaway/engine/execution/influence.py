@@ -23,9 +23,8 @@ from cutaway.engine.hooks.observe import observing
 from cutaway.engine.methods.influence import LEAST_EIGENVALUE, MOST_ROWS, NO_FUSED_ATTENTION, Rows, method_of
 from cutaway.engine.model.inspected_model import Inputs, failures_of, gradients, graph_nodes
 from cutaway.engine.model.session import timed
-from cutaway.engine.passes.pass_recorder import concatenated
 from cutaway.engine.planning.plan import RequestPlan
-from cutaway.engine.runtime.numerics import to_numpy
+from cutaway.engine.runtime.numerics import krylov, symmetric, to_numpy
 from cutaway.engine.runtime.rng import seeded
 
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
@@ -106,8 +105,7 @@ class _Influenced:
 
     def __init__(self, main: MainPass, asked: Influence, training: Inputs) -> None:
         self._plan, self._asked, self._model = main.plan, asked, main.plan.model
-        with at("influence.training"), failures_of("joining the rows", reason=Reason.INPUT_SHAPE):
-            self._rows = concatenated([training, main.plan.inputs])
+        self._training = training
         self._method, self._row, self._count = InfluenceMethod(asked.method), method_of(asked), _count(training)
         self._target, self._labels = main.targets[0], torch.empty(0, dtype=torch.int64)
         self._layer = self._model.tree.resolve(asked.layer) if asked.layer else ""
@@ -117,6 +115,7 @@ class _Influenced:
         factor = asked.learning_rate if self._row.has_checkpoints else 1.0
         self._rates = [factor * each.learning_rate for each in checkpoints] or [factor]
         self._states = [each.read() for each in checkpoints]
+        self._asymmetry = 0.0
         self._parameters, self._own_backward = list[nn.Parameter](), cast("list[str] | None", None)
         if not self._row.is_similarity:
             self._labels = self._all_labels(main)
@@ -125,13 +124,10 @@ class _Influenced:
 
     def result(self) -> InfluenceResult:
         """Returns the rows that helped and harmed most, with the verdict."""
-        with NO_FUSED_ATTENTION.applied() if self._row.has_hessian else nullcontext():
-            least = self._least() if self._row.has_hessian else 0.0
-            with translated_errors("influence"), self._in_one_piece(), self._on_device(), ExitStack() as loaded:
-                found, judged = self._row.scores(self._as_captum_takes_them(least, loaded), self._asked)
-            scores, own = found.detach().double().cpu(), None if judged is None else judged.detach().double().cpu()
-            is_checked = self._plan.request.check.mode is not CheckMode.OFF
-            check = self._check(scores, own, least) if is_checked else None
+        least = self._least() if self._row.has_hessian else 0.0
+        with translated_errors("influence"), self._on_device(), ExitStack() as loaded:
+            found, judged = self._row.scores(self._as_captum_takes_them(least, loaded), self._asked)
+        scores, own = found.detach().double().cpu(), None if judged is None else judged.detach().double().cpu()
         nearest = -1 if self._method is InfluenceMethod.EUCLIDEAN else 1
         order = (nearest * scores).argsort(dim=1, descending=True, stable=True)
         most = min(self._asked.k, self._count)
@@ -143,7 +139,7 @@ class _Influenced:
             harmful=to_numpy(harmful),
             harmful_scores=to_numpy(scores.gather(1, harmful)),
             self_influence=None if own is None else to_numpy(own),
-            check=check,
+            check=None if self._plan.request.check.mode is CheckMode.OFF else self._check(scores, own, least),
         )
 
     def _all_labels(self, main: MainPass) -> Tensor:
@@ -167,15 +163,20 @@ class _Influenced:
 
     # Passes.
 
-    def _inputs(self, numbers: Tensor) -> Inputs:
-        index = numbers.to(self._model.device).long()
-        return {name: tensor[index] for name, tensor in self._rows.items()}
-
     def _run(self, numbers: Tensor) -> Tensor:
-        """Returns the output that the loss is of, for rows by their numbers."""
-        output = self._model.run(self._inputs(numbers))[self._target.source]
-        if self._row.has_hessian:  # many backward passes follow a forward pass
-            self._model.cancellation.end_backward(output)
+        """Returns the output that the loss is of, for rows by their numbers; they are of one kind.
+
+        Behind a Hessian many backward passes follow, while Captum has put tensors in the place of parameters.
+        """
+        is_training = int(numbers[0]) < self._count
+        rows, first = (self._training, 0) if is_training else (self._plan.inputs, self._count)
+        index = (numbers - first).to(self._model.device).long()
+        inputs = {name: tensor[index] for name, tensor in rows.items()}
+        if not self._row.has_hessian:
+            return self._model.run(inputs)[self._target.source]
+        with NO_FUSED_ATTENTION.applied(), self._model.undivided():
+            output = self._model.run(inputs)[self._target.source]
+        self._model.cancellation.end_backward(output)
         return output
 
     def _losses(self, numbers: Tensor) -> Tensor:
@@ -190,7 +191,7 @@ class _Influenced:
         """
         owner, named = self._owner, list(_parameters(self._plan, self._asked))
         first = torch.tensor([0])
-        with observing(self._model.tree, self._sites) as seen, seen.forward():
+        with at("influence.training"), observing(self._model.tree, self._sites) as seen, seen.forward():
             output = self._run(first)
         if self._row.is_of_last_layer:
             called = seen.calls[self._layer]
@@ -231,12 +232,9 @@ class _Influenced:
             asked_rows=self._plan.rows,
             rates=self._rates,
             load=load,
+            give_way=self._model.give_way,
             least=least,
         )
-
-    def _in_one_piece(self) -> AbstractContextManager[None]:
-        """Lets no others run while Captum has put tensors in the place of the model's parameters."""
-        return self._model.undivided() if self._row.has_hessian else nullcontext()
 
     def _on_device(self) -> torch.device:
         return self._model.device  # a context in which new tensors lie there
@@ -250,6 +248,7 @@ class _Influenced:
         """Yields for each row, alone, the gradient of its loss, or the activation; float64."""
         sites = self._sites if self._row.is_similarity else {}
         for number in numbers:
+            self._model.give_way()
             row = torch.tensor([number])
             with observing(self._model.tree, sites) as seen, seen.forward():
                 output = self._run(row)
@@ -272,6 +271,7 @@ class _Influenced:
         """
         found, parameters = torch.zeros_like(directions), self._parameters
         for numbers in torch.arange(self._count).split(MOST_ROWS):
+            self._model.give_way()
             loss, why = self._losses(numbers).sum(), Reason.NOT_DIFFERENTIABLE
             with at("influence.method"), failures_of("the model's second derivative", reason=why):
                 gradient = self._flat(torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True))
@@ -328,13 +328,14 @@ class _Influenced:
         size, draw = sum(each.numel() for each in self._parameters), torch.Generator().manual_seed(0)
         rounding = _ROUNDINGS * torch.finfo(self._model.dtype).eps
         if self._method is InfluenceMethod.INFLUENCE_FUNCTION:
-            hessian = _symmetric(self._curved(torch.eye(size, dtype=torch.float64)))
-            noise = _symmetric(torch.randn(size, size, generator=draw, dtype=torch.float64)) / size**0.5
+            hessian = self._symmetric(self._curved(torch.eye(size, dtype=torch.float64)))
+            noise = symmetric(torch.randn(size, size, generator=draw, dtype=torch.float64)) / size**0.5
             roots = [self._root(each) for each in (hessian, hessian + rounding * float(hessian.norm(2)) * noise)]
             return tuple(partial(_through, root) for root in roots)
-        basis, restricted = _krylov(
+        basis, found = krylov(
             lambda vector: self._curved(vector[None])[0], self._first(), self._asked.iterations, least
         )
+        restricted = self._symmetric(found)
 
         def rounded(vector: Tensor) -> Tensor:
             image = restricted @ vector
@@ -343,8 +344,15 @@ class _Influenced:
             return found
 
         first = torch.eye(len(restricted), dtype=torch.float64)[0]
-        again, moved = _krylov(rounded, first, len(restricted) + 1, 0.0)
-        return partial(_through, basis, self._root(restricted)), partial(_through, basis, again @ self._root(moved))
+        again, moved = krylov(rounded, first, len(restricted) + 1, 0.0)
+        return partial(_through, basis, self._root(restricted)), partial(
+            _through, basis, again @ self._root(symmetric(moved))
+        )
+
+    def _symmetric(self, hessian: Tensor) -> Tensor:
+        """Returns the symmetric part, and notes how large the other is: a second derivative is wrong where it is."""
+        self._asymmetry = float((hessian - hessian.T).norm() / hessian.norm())
+        return symmetric(hessian)
 
     def _root(self, hessian: Tensor) -> Tensor:
         """Returns the root of the damped inverse, [n, dimension], from the largest eigenvalues above 0."""
@@ -426,6 +434,9 @@ class _Influenced:
             zero = self._method is InfluenceMethod.COSINE and not (mine.all() and theirs.all())
             what = "of length 0, which has no direction" if zero else "NaN or infinite"
             verdict, cause, reason = Verdict.INCONCLUSIVE, Cause.NOT_FINITE, f"a gradient or an activation is {what}"
+        elif self._asymmetry > tolerance:
+            reason = "the Hessian is not symmetric: the second derivative of an operator of the model is wrong"
+            verdict, cause = Verdict.DISAGREES, Cause.WRONG_BACKWARD
         elif not worst <= tolerance:
             verdict, cause, reason = Verdict.DISAGREES, Cause.UNKNOWN, self._row.fault
             if min(worst, 1.0) <= _EXCUSED * moves:
@@ -471,28 +482,3 @@ def _through(*given: Tensor) -> Tensor:
     for matrix in matrices:
         found = found @ matrix
     return found
-
-
-def _symmetric(matrix: Tensor) -> Tensor:
-    found: Tensor = (matrix + matrix.T) / 2
-    return found
-
-
-def _krylov(product: Callable[[Tensor], Tensor], first: Tensor, iterations: int, least: float) -> tuple[Tensor, Tensor]:
-    """Returns an orthonormal basis of the space that ``iterations`` steps of Arnoldi's iteration find, [size, n], and
-    the operator in it, [n, n]. As in Captum, the vector of the last step is no part of it.
-
-    Trefethen and Bau 1997, Numerical Linear Algebra, lecture 33.
-    """
-    basis, images = [first], list[Tensor]()
-    while len(images) < iterations - 1:
-        image = left = product(basis[-1])
-        for _ in range(2):  # once more, since rounding errors leave parts of the basis
-            for vector in basis:
-                left = left - (vector @ left) * vector
-        if left.norm() < least:
-            break
-        images.append(image)
-        basis.append(left / left.norm())
-    kept = torch.stack(basis[: len(images)], dim=1)
-    return kept, _symmetric(kept.T @ torch.stack(images, dim=1))

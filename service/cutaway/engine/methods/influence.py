@@ -63,6 +63,7 @@ class Rows(NamedTuple):
         asked_rows: the number of the request's rows, behind them.
         rates: the learning rate of each checkpoint.
         load: puts the weights of a checkpoint, by its number, into the model.
+        give_way: lets other requests run between two batches.
         least: the norm of a new vector at which Arnoldi's iteration ends.
     """
 
@@ -75,6 +76,7 @@ class Rows(NamedTuple):
     asked_rows: int
     rates: Sequence[float] = (1.0,)
     load: Callable[[int], object] = lambda _: None
+    give_way: Callable[[], object] = lambda: None
     least: float = 0.0
 
     @property
@@ -88,9 +90,9 @@ class Rows(NamedTuple):
         return self.asked, self.labels[self.training :]
 
     @property
-    def data(self) -> torch.utils.data.TensorDataset:
+    def data(self) -> _Data:
         """The training rows with their labels."""
-        return torch.utils.data.TensorDataset(torch.arange(self.training), self.labels[: self.training].cpu())
+        return _Data(self)
 
     @property
     def tracing(self) -> dict[str, Any]:
@@ -101,6 +103,19 @@ class Rows(NamedTuple):
             return self.rates[number]
 
         return {"checkpoints": [*range(len(self.rates))], "checkpoints_load_func": load, "batch_size": MOST_ROWS}
+
+
+class _Data(torch.utils.data.TensorDataset):
+    """The numbers of training rows, with their labels."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(torch.arange(rows.training), rows.labels[: rows.training].cpu())
+        self._give_way = rows.give_way
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        """Returns a row, before which others may run: no pass is under way."""
+        self._give_way()
+        return tuple(tensor[index] for tensor in self.tensors)
 
 
 class _Numbered(nn.Module):
