@@ -6,8 +6,10 @@ They are made from Captum's own signatures. A name that is new there, and has no
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,21 +21,74 @@ from cutaway.contract.requests import Attribution
 from cutaway.contract.requests.fields import CAPTUM_NAMES, field_advice
 from cutaway.engine.methods.captum_call import TABLE
 
+_ROOT = Path(__file__).parent.parent
 _SHARED = {item.name for item in fields(Attribution)}
 _BASE = "a base class; ours is `ca.Attribution`"
-_OF_JOBS = "the tables and the report of a job: [batch.md](batch.md)"
+_OF_JOBS = "none: a job writes every row to a table, whose library has these: [batch.md](batch.md)"
 _REMOTE = "none: Cutaway serves the model itself"
 _EMBEDDING = "a layer method at the embedding; no module is replaced"
-_CONCEPTS = "[concepts.md](concepts.md)"
-_ATTACKS = "[attacks.md](attacks.md)"
 _HELPER = "none: it helps to draw"
+_INFLUENCE = "`influence=ca.Influence(..., method={!r})`: [concepts.md](concepts.md)"
+_OF_INFLUENCE = "tests/unit/engine/test_influence.py"
+_ATTACK = "`attacks=[{}]`: [attacks.md](attacks.md)"
+_OF_ATTACKS = "tests/unit/engine/test_attacks.py"
+_OF_CONCEPTS = "tests/unit/engine/test_concepts.py"
+_LLM = "`llm_attribution=ca.LLMAttribution()` of {}: [language-models.md](language-models.md#why-this-text)"
+_OF_LLM = "teacher-forced log-probabilities of raw hooks", "tests/unit/worker/test_llm_attribution.py"
+_SERVED = {
+    "NoiseTunnel": (
+        "`noise=ca.NoiseTunnel(...)` of any attribution",
+        "the method's reference on the recorded noisy inputs",
+        "tests/unit/engine/test_plain_captum.py",
+    ),
+    "infidelity": (
+        "`metrics=(ca.Infidelity(),)` of an attribution",
+        "its equation, by hand",
+        "tests/unit/engine/test_quality_metrics.py",
+    ),
+    "sensitivity_max": (
+        "`metrics=(ca.SensitivityMax(),)` of an attribution",
+        "its equation, by hand",
+        "tests/unit/engine/test_quality_metrics.py",
+    ),
+    "LLMAttribution": (_LLM.format("a method of perturbations"), *_OF_LLM),
+    "LLMGradientAttribution": (_LLM.format("a method of a layer"), *_OF_LLM),
+    "TCAV": (
+        "`concepts=ca.TCAV(...)`: [concepts.md](concepts.md)",
+        "a fit of our own, and signs and means of raw hooks' derivatives",
+        _OF_CONCEPTS,
+    ),
+    "CAV": ("`vectors=True` of `ca.TCAV`", "the direction of a fit of our own", _OF_CONCEPTS),
+    "TracInCP": (_INFLUENCE.format("tracin"), "products of raw gradients, row by row", _OF_INFLUENCE),
+    "TracInCPFast": (_INFLUENCE.format("tracin_fast"), "products of raw gradients, row by row", _OF_INFLUENCE),
+    "TracInCPFastRandProj": (
+        _INFLUENCE.format("tracin_projected"),
+        "raw gradients, projected by the numbers drawn again",
+        _OF_INFLUENCE,
+    ),
+    "SimilarityInfluence": (_INFLUENCE.format("cosine"), "likeness of what raw hooks saw", _OF_INFLUENCE),
+    "NaiveInfluenceFunction": (
+        _INFLUENCE.format("influence_function"),
+        "raw gradients through a Hessian of raw gradients",
+        _OF_INFLUENCE,
+    ),
+    "ArnoldiInfluenceFunction": (
+        _INFLUENCE.format("arnoldi"),
+        "raw gradients through a Krylov space of our own",
+        _OF_INFLUENCE,
+    ),
+    "FGSM": (_ATTACK.format("ca.FGSM(0.1)"), "signs of raw gradients", _OF_ATTACKS),
+    "PGD": (_ATTACK.format("ca.PGD(0.1)"), "steps along raw gradients, its ball and bounds", _OF_ATTACKS),
+    "MinParamPerturbation": (
+        _ATTACK.format("ca.FGSM(search=ca.MinParamPerturbation(...))"),
+        "the value below, tried again",
+        _OF_ATTACKS,
+    ),
+}
+"""What stands for the algorithms of Captum that are no attribution method, what it is checked against, and its test."""
+
 _NOT_METHODS = {
-    "NoiseTunnel": "`noise=ca.NoiseTunnel(...)` of any attribution",
-    "infidelity": "`metrics=(ca.Infidelity(),)` of an attribution",
     "infidelity_perturb_func_decorator": "none: a request holds no functions",
-    "sensitivity_max": "`metrics=(ca.SensitivityMax(),)` of an attribution",
-    "LLMAttribution": "`target=ca.SequenceLogProbability(...)`: [language-models.md](language-models.md#why-this-text)",
-    "LLMGradientAttribution": "the same target, with a gradient method at the embedding",
     "LLMAttributionResult": "`AttributionResult.tokens`",
     "LimeBase": "`ca.Lime`; a request holds no functions",
     "DataLoaderAttribution": "a job: [batch.md](batch.md)",
@@ -49,7 +104,7 @@ _NOT_METHODS = {
     "ImageMaskInput": "`masks` of the method",
     "TextTokenInput": "the text, and a layer method at the embedding",
     "TextTemplateInput": "the text, and `masks` of the method",
-    "ProductBaselines": "`baselines` of `ca.GradientShap` and of `ca.DeepLiftShap`",
+    "ProductBaselines": "none: it draws anew in each call, and a verdict needs the same baselines; send what was drawn",
     **dict.fromkeys(("Attribution", "GradientAttribution", "PerturbationAttribution", "NeuronAttribution"), _BASE),
     "LayerAttribution": f"{_BASE}; for `interpolate` see [pictures](#pictures)",
     **dict.fromkeys(("InterpretableInput", "ConceptInterpreter", "DataInfluence", "TracInCPBase"), "a base class"),
@@ -57,19 +112,8 @@ _NOT_METHODS = {
     **dict.fromkeys(("Summarizer", "SummarizerSingleTensor", "ClassSummarizer", "Count", "MSE", "Max"), _OF_JOBS),
     **dict.fromkeys(("Mean", "Min", "StdDev", "Sum", "Var", "CommonStats"), _OF_JOBS),
     **dict.fromkeys(("RemoteLLMAttribution", "RemoteLLMProvider", "VLLMProvider"), _REMOTE),
-    "TCAV": f"`concepts=ca.TCAV(...)`: {_CONCEPTS}",
-    "CAV": "`vectors=True` of `ca.TCAV`",
     "Concept": "`concepts` of `ca.TCAV`: examples by name",
     **dict.fromkeys(("Classifier", "DefaultClassifier"), "`classifier` of `ca.TCAV`"),
-    "TracInCP": f'`influence=ca.Influence(..., method="tracin")`: {_CONCEPTS}',
-    "TracInCPFast": f'`influence=ca.Influence(..., method="tracin_fast")`: {_CONCEPTS}',
-    "SimilarityInfluence": f'`influence=ca.Influence(..., method="cosine")` or `"euclidean"`: {_CONCEPTS}',
-    **dict.fromkeys(
-        ("TracInCPFastRandProj", "NaiveInfluenceFunction", "ArnoldiInfluenceFunction"), f"none: {_CONCEPTS}"
-    ),
-    "FGSM": f"`attacks=ca.FGSM(...)`: {_ATTACKS}",
-    "PGD": f"`attacks=ca.PGD(...)`: {_ATTACKS}",
-    "MinParamPerturbation": "`search=ca.MinParamPerturbation(...)` of an attack",
     "AttackComparator": "`attacks=[...]`: several in one request",
     **dict.fromkeys(
         ("visualize_image_attr", "visualize_image_attr_multiple"), "`result.plot()`: [pictures](#pictures)"
@@ -82,7 +126,11 @@ _NOT_METHODS = {
     **dict.fromkeys(("draw_mask_border", "draw_mask_legend", "format_classname"), _HELPER),
     **dict.fromkeys(("format_special_tokens", "format_tooltip", "format_word_importances"), _HELPER),
 }
-"""What stands for the classes and functions of Captum that are no method of ours."""
+"""What stands for all other public names of Captum, or why nothing does."""
+
+_TESTS = [Path("tests/unit/engine") / f"test_{name}.py" for name in (
+    "plain_captum", "formulas_by_hand", "grad_cam_channels", "neurons", "deeplift", "expected_gradients"
+)]  # fmt: skip
 
 MODULES = (attr, concept, influence, metrics, robust, visualization)
 """Captum's public modules."""
@@ -100,13 +148,22 @@ def public(module: ModuleType) -> list[str]:
 
 
 def classes() -> Iterator[str]:
-    """Yields the lines of the table of classes and functions."""
-    yield "| Captum | Cutaway | its own arguments |"
-    yield "|---|---|---|"
-    for name in sorted({name for module in MODULES for name in public(module)}, key=str.lower):
-        ours = {kind.__name__: kind for kind in TABLE}.get(name)
-        own = [] if ours is None else [f"`{item.name}`" for item in fields(ours) if item.name not in _SHARED]
-        yield f"| `{name}` | {_NOT_METHODS[name] if ours is None else f'`ca.{name}`'} | {', '.join(own)} |"
+    """Yields the lines of the table of classes and functions; Captum documents Arnoldi's, and does not export it."""
+    yield "| Captum | Cutaway | its own arguments | checked against | test |"
+    yield "|---|---|---|---|---|"
+    methods = {kind.__name__: kind for kind in TABLE}
+    names = {"ArnoldiInfluenceFunction", *(name for module in MODULES for name in public(module))}
+    for name in sorted(names, key=str.lower):
+        own, against, test = "", "", ""
+        if kind := methods.get(name):
+            ours, against = f"`ca.{name}`", TABLE[kind].formula.replace("|", "\\|")
+            own = ", ".join(f"`{item.name}`" for item in fields(kind) if item.name not in _SHARED)
+            test = next(str(file) for file in _TESTS if re.search(rf"\b{name}\b", (_ROOT / file).read_text("utf-8")))
+        elif name in _SERVED:
+            ours, against, test = _SERVED[name]
+        else:
+            ours = _NOT_METHODS[name]
+        yield f"| `{name}` | {ours} | {own} | {against} | {test and f'`{test}`'} |"
 
 
 _COUNTERPARTS: Mapping[str, Any] = {
@@ -153,7 +210,7 @@ _FEW = 4
 _OF_REQUEST = {"inputs": "the inputs of the request", "attributions": "those of the attribution that holds the metric"}
 _PREPROCESSING = "an adapter decodes inputs: [adapters.md](adapters.md)"
 _TRAINING = "`training`: rows of the training data, with `labels`"
-_ONE_CHECKPOINT = "the weights that are served are the only checkpoint"
+_CHECKPOINTS = "those that are packaged with the model: [concepts.md](concepts.md)"
 _LOSS = "the loss is the cross-entropy of the target's class"
 _IN_MEMORY = "nothing is stored: leave it out"
 _OWN: Mapping[str, str] = {
@@ -178,7 +235,7 @@ _OWN: Mapping[str, str] = {
     "processes": "the server chooses: leave it out",
     **dict.fromkeys(("save_path", "activation_dir", "load_src_from_disk"), _IN_MEMORY),
     **dict.fromkeys(("train_dataset", "influence_src_dataset"), _TRAINING),
-    **dict.fromkeys(("checkpoints", "checkpoints_load_func"), _ONE_CHECKPOINT),
+    **dict.fromkeys(("checkpoints", "checkpoints_load_func"), _CHECKPOINTS),
     **dict.fromkeys(("loss_fn", "test_loss_fn"), _LOSS),
     **dict.fromkeys(("batch_size", "sample_wise_grads_per_batch", "vectorize", "outer_loop_by_checkpoints"),
                     "the server chooses the size of passes itself, and no value depends on it: leave it out"),

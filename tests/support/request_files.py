@@ -144,6 +144,9 @@ REQUESTS: dict[str, InspectRequest] = {
     "{influence: {training: {x: [[1, 2]]}, labels: [3], method: tracin_fast, layer: fc, learning_rate: 0.1, k: 2}}":
         InspectRequest("", influence=ca.Influence(ca.ConceptExamples({"x": np.array([[1, 2]])}), (3,),
             ca.InfluenceMethod.TRACIN_FAST, "fc", learning_rate=0.1, k=2)),
+    "{influence: {training: {data_set: mine}, method: arnoldi, iterations: 9, damping: 0.1, dimension: 4, seed: 3}}":
+        InspectRequest("", influence=ca.Influence(ca.ConceptExamples(data_set="mine"),
+            method=ca.InfluenceMethod.ARNOLDI, iterations=9, damping=0.1, dimension=4, seed=3)),
     "{sweep: {module: o_proj, heads: true}}": InspectRequest("", sweep=ca.Sweep("o_proj", heads=True)),
     "{sweep: {module: fc1, zeros: true, axis: 2}}": InspectRequest("", sweep=ca.Sweep("fc1", zeros=True, axis=2)),
     "{attacks: [fgsm, {attack: pgd, radius: 0.1, norm: l2, search: {parameter: radius, upper: 1, step: 0.1}}]}": (

@@ -44,7 +44,7 @@ INNER_LAYERS = {
         *("execution", "cost", "batching", "rehearsal"),
     ],
     "server": [
-        *("file_watch", "archive", "model_store", "settings", "memory", "worker_protocol", "unpacked"),
+        *("file_watch", "archive", "worker_protocol", "model_store", "settings", "memory"),
         *("load_records", "child_processes", "worker", "processes", "ray"),
         *("listening", "auth", "batching", "observability", "backends", "rpc", "http", "open_inference"),
         *("lifecycle", "application", "embedded", "server"),

@@ -60,6 +60,20 @@ def test_every_method_cites_where_it_comes_from(kind: type[Attribution]) -> None
     assert source(kind) or kind.__name__ in bare
 
 
+def test_every_public_name_of_captum_has_a_row() -> None:
+    """It is served, with what it is checked against and a test that names it; or the row says what stands for it."""
+    rows = [line.split(" | ") for line in tables()["captum classes"].splitlines()[2:]]
+    for name, ours, _, against, test in rows:
+        assert ours.strip(), f"{name}: say what stands for it, or why nothing does"
+        assert bool(against.strip()) == bool(test.strip(" |")), name
+        if file := test.strip("`| "):
+            words = [name.strip("|` "), *re.findall(r"(?<=ca\.)\w+|(?<=method=')\w+", ours)]
+            text = (ROOT / file).read_text("utf-8")
+            assert any(re.search(rf"\b{word}\b", text) for word in words), f"{file} does not test {name}"
+    served = [name for name, _, _, against, _ in rows if against.strip()]
+    assert len(served) >= 54
+
+
 def test_paths_that_documents_name_exist() -> None:
     """A stranger who follows a path in README, CONTRIBUTING or docs/ finds a file there."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]

@@ -28,6 +28,8 @@ def summary(model: ModelDetail) -> Table:
         "raw inputs": [", ".join(model.media_types)] if model.media_types else [],
         "outputs": [_output(spec) for spec in model.outputs],
         "labels": [_labels(model.labels)] if model.labels else [],
+        "data sets": [f"{each.name} {each.rows}{' labelled' * each.labelled}" for each in model.data_sets],
+        "checkpoints": [", ".join(f"{rate:g}" for rate in model.checkpoint_rates)] * bool(model.checkpoint_rates),
         "runs on": [f"{model.provenance.device}, {model.provenance.data_type}"],
     }
     for title, lines in rows.items():

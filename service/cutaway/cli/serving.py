@@ -83,6 +83,17 @@ def package(
         list[str] | None,
         option("NAME=PATH", "A matrix for ca.Project(NAME): a safetensors file, or a folder of SAE Lens; repeatable."),
     ] = None,
+    data_set: Annotated[
+        list[str] | None,
+        option(
+            "NAME=PATH",
+            "Examples for concepts and influence: a safetensors file, texts (.txt) or a folder; repeatable.",
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        list[str] | None,
+        option("RATE=PATH", "A learning rate of the training, and the weights then, for influence; repeatable."),
+    ] = None,
     batch_size: Annotated[int, option("N", "The largest batch of calls.", min=1)] = 8,
     max_batch_delay: Annotated[
         int, option("MS", "How long a call waits for others to form a batch, in milliseconds.", min=1)
@@ -107,9 +118,10 @@ def package(
         console_output.find_packages("model_archiver")
         from cutaway.server.archive import builder
         from cutaway.server.worker.process import load_once
-    matrices = [short_forms.pair(each) for each in matrix or ()]
-    if len({name for name, _ in matrices}) < len(matrices):
-        raise typer.BadParameter("two matrices have one name", param_hint="--matrix")
+    matrices, data_sets = _paths(matrix, "matrices", "--matrix"), _paths(data_set, "data sets", "--data-set")
+    rates = [short_forms.pair(each) for each in checkpoint or ()]
+    if not all(_is_number(rate) for rate, _ in rates):
+        raise typer.BadParameter("begin with the learning rate: 0.1=PATH", param_hint="--checkpoint")
     if transformers:
         weights, found = builder.of_transformers(transformers)
         extra = [*(extra or ()), *found]
@@ -121,7 +133,9 @@ def package(
             weights=weights,
             options=dict(map(short_forms.pair, option or ())),
             extra_files=extra or (),
-            matrices={name: Path(path) for name, path in matrices},
+            matrices=matrices,
+            data_sets=data_sets,
+            checkpoints=[(float(rate), Path(path)) for rate, path in rates],
             batch_size=batch_size,
             max_batch_delay_ms=max_batch_delay,
             workers=workers,
@@ -136,6 +150,21 @@ def package(
         return
     console_output.print_line(f"built {archive} ({filesize.decimal(archive.stat().st_size)})")
     console_output.print_line(f"next: cutaway serve --model-store {output}")
+
+
+def _paths(given: list[str] | None, what: str, option: str) -> dict[str, Path]:
+    pairs = [short_forms.pair(each) for each in given or ()]
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise typer.BadParameter(f"two {what} have one name", param_hint=option)
+    return {name: Path(path) for name, path in pairs}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def serve(

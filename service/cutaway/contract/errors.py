@@ -117,6 +117,7 @@ class Reason(StrEnum):
     TEXT_TOO_LONG = "TEXT_TOO_LONG", _BAD, "The text has more tokens than the model can read."
     # What the request names.
     MODULE_NOT_FOUND = "MODULE_NOT_FOUND", _BAD, "No module of the model has that name or matches that glob."
+    DATA_SET_NOT_FOUND = "DATA_SET_NOT_FOUND", _BAD, "No data set of that name is packaged with the model."
     OP_NOT_FOUND = "OP_NOT_FOUND", _BAD, "No operator of that address ran, or none matches that glob."
     PARAMETER_NOT_FOUND = "PARAMETER_NOT_FOUND", _BAD, "The model has no parameter of that name."
     POINT_NOT_FOUND = "POINT_NOT_FOUND", _BAD, "The module or operator has no tensor at that point."

@@ -44,6 +44,12 @@ class _InfluenceMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Influ
     """Captum's SimilarityInfluence: the cosine of what a module returns."""
     INFLUENCE_METHOD_EUCLIDEAN: _InfluenceMethod.ValueType  # 4
     """The same by Euclidean distance, of which small ones help."""
+    INFLUENCE_METHOD_TRACIN_PROJECTED: _InfluenceMethod.ValueType  # 5
+    """Captum's TracInCPFastRandProj: as `INFLUENCE_METHOD_TRACIN_FAST`, of randomly projected gradients."""
+    INFLUENCE_METHOD_INFLUENCE_FUNCTION: _InfluenceMethod.ValueType  # 6
+    """Captum's NaiveInfluenceFunction: the product through the inverse of the damped Hessian of the summed losses."""
+    INFLUENCE_METHOD_ARNOLDI: _InfluenceMethod.ValueType  # 7
+    """Captum's ArnoldiInfluenceFunction: the same with the eigenvalues that Arnoldi's iteration finds."""
 
 class InfluenceMethod(_InfluenceMethod, metaclass=_InfluenceMethodEnumTypeWrapper):
     """The methods that find training rows."""
@@ -58,6 +64,12 @@ INFLUENCE_METHOD_COSINE: InfluenceMethod.ValueType  # 3
 """Captum's SimilarityInfluence: the cosine of what a module returns."""
 INFLUENCE_METHOD_EUCLIDEAN: InfluenceMethod.ValueType  # 4
 """The same by Euclidean distance, of which small ones help."""
+INFLUENCE_METHOD_TRACIN_PROJECTED: InfluenceMethod.ValueType  # 5
+"""Captum's TracInCPFastRandProj: as `INFLUENCE_METHOD_TRACIN_FAST`, of randomly projected gradients."""
+INFLUENCE_METHOD_INFLUENCE_FUNCTION: InfluenceMethod.ValueType  # 6
+"""Captum's NaiveInfluenceFunction: the product through the inverse of the damped Hessian of the summed losses."""
+INFLUENCE_METHOD_ARNOLDI: InfluenceMethod.ValueType  # 7
+"""Captum's ArnoldiInfluenceFunction: the same with the eigenvalues that Arnoldi's iteration finds."""
 Global___InfluenceMethod: _TypeAlias = InfluenceMethod  # noqa: Y015
 
 class _ConceptClassifier:
@@ -345,21 +357,33 @@ class Influence(_message.Message):
     LAYER_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     K_FIELD_NUMBER: _builtins.int
+    DIMENSION_FIELD_NUMBER: _builtins.int
+    DAMPING_FIELD_NUMBER: _builtins.int
+    ITERATIONS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
     method: Global___InfluenceMethod.ValueType
     """The method. Default: tracin."""
     layer: _builtins.str
     """The module whose outputs are compared, or whose parameters count. Default: all parameters."""
     learning_rate: _builtins.float
-    """The learning rate of the training, above 0. Default: 1."""
+    """The learning rate of the training, above 0; a factor of those of packaged checkpoints. Default: 1."""
     k: _builtins.int
     """How many rows of each kind to return. Default: 5."""
+    dimension: _builtins.int
+    """The most numbers of a projected gradient, or how many of the largest eigenvalues of the Hessian count. Default: 50."""
+    damping: _builtins.float
+    """What is added to the eigenvalues of the Hessian, 0 or more. Default: 0.001."""
+    iterations: _builtins.int
+    """The steps of Arnoldi's iteration, at least 3. Default: 50."""
+    seed: _builtins.int
+    """Decides the projection, and where Arnoldi's iteration begins, below 2**63. Default: 0."""
     @_builtins.property
     def training(self) -> Global___ConceptExamples:
         """Rows of the training data; at least one."""
 
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The class of each of them; required for gradients."""
+        """The class of each of them; required for gradients, unless the data set has labels."""
 
     def __init__(
         self,
@@ -370,15 +394,31 @@ class Influence(_message.Message):
         layer: _builtins.str = ...,
         learning_rate: _builtins.float | None = ...,
         k: _builtins.int | None = ...,
+        dimension: _builtins.int | None = ...,
+        damping: _builtins.float | None = ...,
+        iterations: _builtins.int | None = ...,
+        seed: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_learning_rate", b"_learning_rate", "k", b"k", "learning_rate", b"learning_rate", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_damping", b"_damping", "_dimension", b"_dimension", "_iterations", b"_iterations", "_k", b"_k", "_learning_rate", b"_learning_rate", "damping", b"damping", "dimension", b"dimension", "iterations", b"iterations", "k", b"k", "learning_rate", b"learning_rate", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_learning_rate", b"_learning_rate", "k", b"k", "labels", b"labels", "layer", b"layer", "learning_rate", b"learning_rate", "method", b"method", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damping", b"_damping", "_dimension", b"_dimension", "_iterations", b"_iterations", "_k", b"_k", "_learning_rate", b"_learning_rate", "damping", b"damping", "dimension", b"dimension", "iterations", b"iterations", "k", b"k", "labels", b"labels", "layer", b"layer", "learning_rate", b"learning_rate", "method", b"method", "seed", b"seed", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__damping: _TypeAlias = _typing.Literal["damping"]  # noqa: Y015
+    _WhichOneofArgType__damping: _TypeAlias = _typing.Literal["_damping", b"_damping"]  # noqa: Y015
+    _WhichOneofReturnType__dimension: _TypeAlias = _typing.Literal["dimension"]  # noqa: Y015
+    _WhichOneofArgType__dimension: _TypeAlias = _typing.Literal["_dimension", b"_dimension"]  # noqa: Y015
+    _WhichOneofReturnType__iterations: _TypeAlias = _typing.Literal["iterations"]  # noqa: Y015
+    _WhichOneofArgType__iterations: _TypeAlias = _typing.Literal["_iterations", b"_iterations"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__damping) -> _WhichOneofReturnType__damping | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimension) -> _WhichOneofReturnType__dimension | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__iterations) -> _WhichOneofReturnType__iterations | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
     @_typing.overload
@@ -460,7 +500,7 @@ Global___Tcav: _TypeAlias = Tcav  # noqa: Y015
 
 @_typing.final
 class ConceptExamples(_message.Message):
-    """Examples: tensors, or bytes that the model's adapter decodes; at least four."""
+    """Examples: tensors, bytes that the model's adapter decodes, or the name of a data set; of a concept at least four."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -487,6 +527,9 @@ class ConceptExamples(_message.Message):
 
     TENSORS_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
+    DATA_SET_FIELD_NUMBER: _builtins.int
+    data_set: _builtins.str
+    """The name of a data set that is packaged with the model, in place of both."""
     @_builtins.property
     def tensors(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
         """Tensors by the name of the forward argument that takes them; the empty name is that of the only one."""
@@ -500,10 +543,11 @@ class ConceptExamples(_message.Message):
         *,
         tensors: _abc.Mapping[_builtins.str, _tensor_pb2.Tensor] | None = ...,
         raw: _abc.Iterable[_input_pb2.RawInput] | None = ...,
+        data_set: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["raw", b"raw", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_set", b"data_set", "raw", b"raw", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

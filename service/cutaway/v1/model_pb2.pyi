@@ -138,6 +138,8 @@ class ModelDetail(_message.Message):
     PROVENANCE_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
     EXAMPLE_FIELD_NUMBER: _builtins.int
+    DATA_SETS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_RATES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> Global___Model:
         """The model and its version."""
@@ -176,6 +178,14 @@ class ModelDetail(_message.Message):
     def example(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
         """The model's own example, by the names of its inputs, where it was requested. Empty where the model has none."""
 
+    @_builtins.property
+    def data_sets(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataSet]:
+        """The data sets that are packaged with the model, for `ConceptExamples.data_set`."""
+
+    @_builtins.property
+    def checkpoint_rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The learning rates of the packaged checkpoints of its training, in order."""
+
     def __init__(
         self,
         *,
@@ -188,14 +198,46 @@ class ModelDetail(_message.Message):
         provenance: Global___Provenance | None = ...,
         operators: _abc.Iterable[Global___Operator] | None = ...,
         example: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
+        data_sets: _abc.Iterable[Global___DataSet] | None = ...,
+        checkpoint_rates: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "provenance", b"provenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["example", b"example", "inputs", b"inputs", "labels", b"labels", "media_types", b"media_types", "model", b"model", "modules", b"modules", "operators", b"operators", "outputs", b"outputs", "provenance", b"provenance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_rates", b"checkpoint_rates", "data_sets", b"data_sets", "example", b"example", "inputs", b"inputs", "labels", b"labels", "media_types", b"media_types", "model", b"model", "modules", b"modules", "operators", b"operators", "outputs", b"outputs", "provenance", b"provenance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelDetail: _TypeAlias = ModelDetail  # noqa: Y015
+
+@_typing.final
+class DataSet(_message.Message):
+    """Examples that are packaged with a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    LABELLED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    rows: _builtins.int
+    """The number of its examples."""
+    labelled: _builtins.bool
+    """Whether each has a class."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        labelled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labelled", b"labelled", "name", b"name", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataSet: _TypeAlias = DataSet  # noqa: Y015
 
 @_typing.final
 class Operator(_message.Message):

@@ -222,9 +222,11 @@ def _argument(value: Any) -> Argument:
 
 
 def _examples(value: Any) -> ConceptExamples:
-    """Reads examples of a concept: an array, arrays by input name, or texts."""
+    """Reads examples: an array, arrays by input name, texts, or the name of a data set."""
     if isinstance(value, ConceptExamples):
         return value
+    if isinstance(value, Mapping) and {*value} == {"data_set"} and isinstance(value["data_set"], str):
+        return ConceptExamples(data_set=value["data_set"])
     several = value if isinstance(value, (list, tuple)) else [value]
     raw = [Raw(each.encode(), "text/plain") if isinstance(each, str) else each for each in several]
     if raw and all(isinstance(each, Raw) for each in raw):

@@ -13,7 +13,7 @@ from cutaway.contract.requests.attacks import Attack
 from cutaway.contract.requests.attributions import Attribution
 from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
-from cutaway.contract.requests.fields import Count, Positive, Probability, bounded, distinct, given
+from cutaway.contract.requests.fields import Count, Finite, Positive, Probability, bounded, distinct, given
 from cutaway.contract.requests.targets import PredictedClass, Target
 from cutaway.contract.tensors import Array, ArrayLike
 from cutaway.contract.values import StrEnum, changed
@@ -206,15 +206,17 @@ class ConceptClassifier(StrEnum):
 
 @dataclass(frozen=True)
 class ConceptExamples:
-    """Examples of a concept, or without one: tensors, or examples that the model's adapter decodes.
+    """Examples of a concept, or without one: tensors, examples that the model's adapter decodes, or a data set.
 
     Args:
         tensors: by forward-argument name, ``[examples, ...]`` each; ``""`` is the name of the only one.
         raw: examples for the adapter, such as texts.
+        data_set: the name of a data set that is packaged with the model, in place of both.
     """
 
     tensors: Mapping[str, ArrayLike] = field(default_factory=dict)
     raw: tuple[Raw, ...] = ()
+    data_set: str = ""
 
 
 @dataclass(frozen=True)
@@ -256,29 +258,50 @@ class InfluenceMethod(StrEnum):
     """Captum's SimilarityInfluence: the cosine of what a module returns."""
     EUCLIDEAN = "euclidean"
     """SimilarityInfluence by the Euclidean distance, of which small ones help."""
+    TRACIN_PROJECTED = "tracin_projected"
+    """Captum's TracInCPFastRandProj: as ``tracin_fast``, of randomly projected gradients."""
+    INFLUENCE_FUNCTION = "influence_function"
+    """Captum's NaiveInfluenceFunction: the product of both gradients through the inverse of the damped Hessian of the
+    training rows' summed losses. Koh and Liang 2017, arXiv:1703.04730."""
+    ARNOLDI = "arnoldi"
+    """Captum's ArnoldiInfluenceFunction: the same with the eigenvalues that Arnoldi's iteration finds, without the
+    Hessian itself. Schioppa et al. 2022, arXiv:2112.03052."""
 
 
 @dataclass(frozen=True)
 class Influence:
     """Finds the training rows that made a prediction. The loss is the cross-entropy of the target's class, of logits.
 
-    The weights that are served are the only checkpoint.
+    TracIn sums over the checkpoints that are packaged with the model; without any, the served weights are the only one.
 
     Args:
-        training: rows of the training data: an array, arrays by input name, or texts.
-        labels: the class of each of them; required by ``tracin`` and ``tracin_fast``.
+        training: rows of the training data: an array, arrays by input name, texts, or a packaged data set.
+        labels: the class of each of them; by default those of the data set. All methods but ``cosine`` and
+            ``euclidean`` need them.
         method: how rows are found.
-        layer: the module whose outputs are compared, or whose parameters count; for ``tracin`` empty is all.
-        learning_rate: that of the training; scores are proportional to it.
+        layer: the module whose outputs are compared, or whose parameters count; empty is all parameters.
+        learning_rate: that of the training, or a factor of those of the checkpoints; scores by TracIn are proportional
+            to it.
         k: how many rows of each kind to return.
+        dimension: the most numbers of a projected gradient; of a Hessian, how many of its largest eigenvalues count.
+        damping: added to the eigenvalues of the Hessian; those that are not positive then are left out.
+        iterations: the steps of Arnoldi's iteration, at least 3; it finds one eigenvalue fewer.
+        seed: decides the projection, and where Arnoldi's iteration begins; 0 to 2**63 - 1.
     """
 
     training: ConceptExamples
     labels: tuple[int, ...] = ()
-    method: InfluenceMethod | Literal["tracin", "tracin_fast", "cosine", "euclidean"] = InfluenceMethod.TRACIN
+    method: (
+        InfluenceMethod
+        | Literal["tracin", "tracin_fast", "cosine", "euclidean", "tracin_projected", "influence_function", "arnoldi"]
+    ) = InfluenceMethod.TRACIN
     layer: str = ""
     learning_rate: Positive = field(default=1.0, kw_only=True)
     k: Count = field(default=5, kw_only=True)
+    dimension: Count = field(default=50, kw_only=True)
+    damping: Finite = field(default=1e-3, kw_only=True)
+    iterations: Count = field(default=50, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)

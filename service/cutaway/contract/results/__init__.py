@@ -42,6 +42,7 @@ __all__ = [
     "Check",
     "ClassPrediction",
     "ConceptResult",
+    "DataSet",
     "EditReceipt",
     "Estimate",
     "FinishReason",
@@ -443,6 +444,15 @@ class UnservedArchive:
         return f"{name}{self.why}{kept}"
 
 
+@dataclass(frozen=True)
+class DataSet:
+    """Examples that are packaged with a model; whether each has a class."""
+
+    name: str
+    rows: int
+    labelled: bool = False
+
+
 @dataclass(frozen=True, repr=False)
 class ModelDetail:
     """The description of one model."""
@@ -456,6 +466,8 @@ class ModelDetail:
     provenance: Provenance
     operators: tuple[OperatorInfo, ...] = ()
     example: Mapping[str, Array] = field(default_factory=dict)
+    data_sets: tuple[DataSet, ...] = ()
+    checkpoint_rates: tuple[float, ...] = ()
 
     def __repr__(self) -> str:
         return describe_model(self)

@@ -199,6 +199,10 @@ def describe_model(detail: ModelDetail) -> str:
         _block("labels", labels, 1, int(bool(detail.labels))),
         _block("media types", [", ".join(first(detail.media_types, _LABELS, len(detail.media_types)))], 1,
                int(bool(detail.media_types))),
+        _block("data sets", (f"{each.name}  {plural(each.rows, 'row')}{', labelled' * each.labelled}"
+                             for each in detail.data_sets), 4, len(detail.data_sets)),
+        _block("checkpoints", [", ".join(f"{rate:g}" for rate in detail.checkpoint_rates[:_LABELS])], 1,
+               int(bool(detail.checkpoint_rates))),
         _block("modules", (f"{module.name or '(the model)'}  {module.type}"
                            f"  {' '.join(str(list(shape)) for shape in module.output_shapes[:_NAMED])}"
                            for module in detail.modules), 14, len(detail.modules)),

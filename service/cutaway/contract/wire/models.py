@@ -62,6 +62,7 @@ _DETAIL = record(
         "provenance": FieldRule(codec=PROVENANCE),
         "operators": FieldRule(codec=several(record(plain.OperatorInfo, model_pb2.Operator))),
         "example": FieldRule(codec=NAMED_TENSORS),
+        "data_sets": FieldRule(codec=several(record(plain.DataSet, model_pb2.DataSet))),
     },
 )
 

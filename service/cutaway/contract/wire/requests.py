@@ -106,7 +106,11 @@ _FIELDS = spread(
         "options": FieldRule(codec=_OPTIONS),
         "concepts": FieldRule(codec=_CONCEPTS),
         "influence": FieldRule(
-            codec=record(Influence, inspection_pb2.Influence, {"training": FieldRule(codec=_EXAMPLES)})
+            codec=record(
+                Influence,
+                inspection_pb2.Influence,
+                {"training": FieldRule(codec=_EXAMPLES), "seed": FieldRule(codec=_SEED)},
+            )
         ),
     },
 )

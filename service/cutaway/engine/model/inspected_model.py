@@ -21,6 +21,7 @@ from cutaway.engine.model.proofs import Proofs
 from cutaway.engine.model.session import (
     NEVER_CANCELLED,
     Cancellation,
+    Kept,
     PassCounter,
     ProcessSetting,
     StateGuard,
@@ -149,6 +150,7 @@ class InspectedModel:
         properties: results of tests of the model, by test and kind of inputs: see `remembered`.
         proofs: which of these found nothing, also in other processes.
         recent_sites: what recent requests capture, resolved by the planner.
+        kept: the data sets and the checkpoints that were packaged with the model.
         cancellation: of the call under way; safe to read from any thread.
         after_slow_forward: called with the outputs of forward passes that took long, and the seconds that they took.
         request_bytes: the memory that a request may take on a CPU; None for no limit.
@@ -176,12 +178,10 @@ class InspectedModel:
         self.dtype = next((tensor.dtype for tensor in state if tensor.is_floating_point()), torch.float32)
         self.weights_sha256 = digest(module.state_dict())
         self.properties: dict[Hashable, Any] = {}
-        self.proofs = Proofs()
+        self.proofs, self.kept = Proofs(), Kept()
         self.recent_sites: dict[Hashable, Any] = {}
-        self.request_bytes: int | None = None
-        self.turns = Turns()
-        self._has_more_memory = False
-        self._is_divisible = True
+        self.turns, self.request_bytes = Turns(), cast("int | None", None)
+        self._has_more_memory, self._is_divisible = False, True
         self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in self.tree.modules.values())
         self._pass_context: Callable[[], AbstractContextManager[None]] = nullcontext
         self.cancellation = NEVER_CANCELLED

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -43,6 +44,11 @@ class Cancellation(NamedTuple):
         if self.is_cancelled:
             why = "the caller hung up" if self.hung_up() else "the deadline passed"
             raise error(Reason.DEADLINE_EXCEEDED, f"{why} while the call was at work")
+
+    def end_backward(self, output: Tensor) -> None:
+        """Ends each backward pass that comes to ``output`` when the caller no longer waits."""
+        if output.requires_grad:
+            output.register_hook(lambda _: self.raise_if_cancelled())
 
 
 NEVER_CANCELLED = Cancellation()
@@ -242,6 +248,34 @@ class ProcessSetting(Generic[T]):
                     self._write(self._saved)
 
 
+class Examples(NamedTuple):
+    """A data set that was packaged with a model.
+
+    Attributes:
+        rows: the number of its examples.
+        labels: the class of each; empty where they have none.
+        read: returns them, by input name.
+    """
+
+    rows: int
+    labels: tuple[int, ...]
+    read: Callable[[Cancellation], dict[str, Tensor]]
+
+
+class Checkpoint(NamedTuple):
+    """Weights of a model's training: the learning rate there, and a function that reads the model's state."""
+
+    learning_rate: float
+    read: Callable[[], dict[str, Tensor]]
+
+
+class Kept(NamedTuple):
+    """What was packaged with a model, besides its weights: data sets by name, and checkpoints in order."""
+
+    data_sets: Mapping[str, Examples] = MappingProxyType({})
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+
 _CALLED = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """The tables of hooks that hold functions; the other tables say how these are called, by the same numbers."""
 
@@ -273,6 +307,8 @@ class StateGuard:
         self._arrays = [tensor for tensor, _ in arrays], [values for _, values in arrays]
         self._known_hooks: list[list[set[int]]] = []
         self._others = [pair for pair in pristine if not is_array(pair[0])]
+        self._pristine = {id(tensor): values for tensor, values in pristine}
+        self._own_weights: Mapping[str, Tensor] = {}
         self._plain = PlainState(self._modules)
         self._depth = 0
         self._flags: list[tuple[bool, Tensor | None]] = []
@@ -306,6 +342,7 @@ class StateGuard:
     def set_aside(self) -> Iterator[None]:
         """Leaves the model plain while the block runs, as before the request between two of whose passes this is; puts
         its hooks and flags back afterwards, whatever the model or others have added meanwhile."""
+        weights = self._exchanged(self._own_weights)
         self.reset()
         request, flags = (self._depth, self._added, self._known_hooks, self._flags), self._flags_of_parameters()
         if self._depth:
@@ -318,6 +355,7 @@ class StateGuard:
         try:
             yield
         finally:
+            self._exchanged(weights)
             self._depth, self._added, self._known_hooks, self._flags = request
             self._set_flags(flags)
             for table, hooks, own in tables:
@@ -325,6 +363,30 @@ class StateGuard:
                 table.clear()
                 table.update((number, hook) for number, hook in hooks if number in now or number in own)
                 table.update(now)
+            if weights:
+                self.reset()
+
+    @contextmanager
+    def holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Gives the model other ``weights`` while the block runs, by the names of its state.
+
+        Requests that run between two of its passes find the model's own.
+        """
+        self._own_weights = self._exchanged(weights)
+        try:
+            yield
+        finally:
+            self._exchanged(self._own_weights)
+            self._own_weights = {}
+            self.reset()
+
+    def _exchanged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Puts ``weights`` in the place of the model's, which it returns; buffers get them at the next `reset`."""
+        state, before = self._modules[0].state_dict(keep_vars=True) if weights else {}, dict[str, Tensor]()
+        for name, tensor in weights.items():
+            place = self._pristine.get(id(state[name]), state[name])
+            before[name], place.data = place.data, tensor
+        return before
 
     def is_untouched(self) -> bool:
         """Returns whether no pass has written to what `reset` restores: a graph may refer to it."""

@@ -21,6 +21,7 @@ from cutaway.contract.requests import Argument, Point
 from cutaway.contract.tensors import ArrayLike, as_array
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
+from cutaway.engine.methods.influence import method_of
 from cutaway.engine.model.input_validation import named, validate_inputs
 from cutaway.engine.model.inspected_model import CONTINUATION, Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.session import Cancellation
@@ -147,18 +148,50 @@ def training_rows(model: InspectedModel, request: requests.InspectRequest, input
     if asked is None:
         return None
     _refuse_others(request, "influence")
-    compares = asked.method in ("cosine", "euclidean")
-    if (compares or asked.method == "tracin_fast") and not asked.layer:
+    method = method_of(asked)
+    if method.needs_layer and not asked.layer:
         raise error(Reason.INVALID_VALUE, f"{asked.method} needs a module: name one", "influence.layer")
-    if compares and asked.labels:
+    if method.is_similarity and asked.labels:
         raise error(
             Reason.INVALID_VALUE, f"{asked.method} compares no losses: leave the labels out", "influence.labels"
         )
+    owner = model.module
     if asked.layer:
         with at("influence.layer"):
-            model.tree.resolve(asked.layer)
+            owner = model.tree[model.tree.resolve(asked.layer)]
+    if method.has_hessian:
+        _refuse_hessian(model, asked, owner)
     with at("influence.training"):
         return _as_inputs(model, asked.training, inputs, 1)
+
+
+_MOST_PARAMETERS = 2048
+"""The most parameters of which a Hessian is computed, with a backward pass for each and each training row."""
+
+_MOST_NUMBERS = 1 << 26
+"""The most numbers of the vectors of Arnoldi's iteration, one of all parameters for each step; 8 bytes each."""
+
+
+def _refuse_hessian(model: InspectedModel, asked: requests.Influence, owner: nn.Module) -> None:
+    """Refuses a Hessian that is too large.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``, with the size that is allowed.
+    """
+    size = sum(parameter.numel() for parameter in owner.parameters() if parameter.is_floating_point())
+    if model.dtype not in (torch.float32, torch.float64):
+        what = f"a Hessian needs weights in float32 or float64, and these are {model.dtype}: ask another method"
+        raise error(Reason.METHOD_INAPPLICABLE, what, "influence.method")
+    most = _MOST_PARAMETERS
+    what = f"a Hessian of {size:,} parameters: at most {most:,} are allowed; name a smaller layer, or ask arnoldi"
+    if asked.method == requests.InfluenceMethod.ARNOLDI:
+        if asked.iterations < 3:
+            raise error(Reason.INVALID_VALUE, f"{asked.iterations}; at least 3", "influence.iterations")
+        most = _MOST_NUMBERS // asked.iterations
+        what = f"{asked.iterations} iterations with {size:,} parameters: at most {most:,} are allowed"
+        what += f"; name a smaller layer, or ask for {_MOST_NUMBERS // size} iterations" if size else ""
+    if size > most:
+        raise error(Reason.METHOD_INAPPLICABLE, what, "influence.layer" if asked.layer else "influence.method")
 
 
 def _refuse_others(request: requests.InspectRequest, field: str) -> None:

@@ -291,3 +291,29 @@ def replace_arguments(
 
 def _is_single(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return len(args) == 1 and not kwargs
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """Returns the symmetric part of a matrix."""
+    found: Tensor = (matrix + matrix.T) / 2
+    return found
+
+
+def krylov(product: Callable[[Tensor], Tensor], first: Tensor, iterations: int, least: float) -> tuple[Tensor, Tensor]:
+    """Returns an orthonormal basis of the space that ``iterations`` steps of Arnoldi's iteration find, [size, n], and
+    the operator in it, [n, n]. As in Captum, the vector of the last step is no part of it.
+
+    Trefethen and Bau 1997, Numerical Linear Algebra, lecture 33.
+    """
+    basis, images = [first], list[Tensor]()
+    while len(images) < iterations - 1:
+        image = left = product(basis[-1])
+        for _ in range(2):  # once more, since rounding errors leave parts of the basis
+            for vector in basis:
+                left = left - (vector @ left) * vector
+        if left.norm() < least:
+            break
+        images.append(image)
+        basis.append(left / left.norm())
+    kept = torch.stack(basis[: len(images)], dim=1)
+    return kept, kept.T @ torch.stack(images, dim=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,6 +85,8 @@ def build(
     options: Mapping[str, str],
     extra_files: Sequence[Path] = (),
     matrices: Mapping[str, Path] = MappingProxyType({}),
+    data_sets: Mapping[str, Path] = MappingProxyType({}),
+    checkpoints: Sequence[tuple[float, Path]] = (),
     batch_size: int,
     max_batch_delay_ms: int,
     workers: int,
@@ -104,6 +107,9 @@ def build(
         extra_files: further files and folders for the adapter; they are put beside it, folders with what is in them.
         matrices: by name, safetensors files with ``weight`` [outputs, size], and perhaps ``bias`` and ``threshold``
             [outputs]; or directories as SAE Lens writes them.
+        data_sets: by name, safetensors files with the model's inputs [examples, ...], and perhaps ``labels`` [examples]
+            int64; or texts, one a line; or folders of files that the adapter decodes, perhaps in one for each class.
+        checkpoints: learning rates of the training, each with a safetensors file of the model's state there.
         batch_size: the most calls in a batch that TorchServe makes.
         max_batch_delay_ms: how long TorchServe waits for more calls, at least 1.
         workers: number of copies of the model.
@@ -130,7 +136,9 @@ def build(
     name, files = _adapter(adapter)
     manifest = ArchiveManifest(model, version, name, *_weights_identity(weights), dict(options), random_weights)
     files += [handler_file(), *([weights] if weights else [])]
-    members = _with_matrices(_members(files, extra_files), matrices)
+    members = _with_checkpoints(
+        _with_data_sets(_with_matrices(_members(files, extra_files), matrices), data_sets), checkpoints
+    )
     settings = {
         "workers": workers,
         "batch_size": batch_size,
@@ -244,6 +252,36 @@ def _with_matrices(members: Mapping[str, Path], matrices: Mapping[str, Path]) ->
 
 _OF_SAE_LENS = ("cfg.json", "sae_weights.safetensors")
 """The files of a sparse autoencoder that SAE Lens wrote."""
+
+
+def _with_data_sets(members: Mapping[str, Path], data_sets: Mapping[str, Path]) -> dict[str, Path]:
+    """Returns the files of an archive with those of its data sets; a worker reads what is in them."""
+    if data_sets and any(name.startswith("data_sets/") for name in members):
+        raise _invalid("a folder 'data_sets' is among the extra files already: call it otherwise", "data_set")
+    found = dict(members)
+    for name, path in data_sets.items():
+        if fault := name_fault(name):
+            raise _invalid(fault.replace("model name", "name of a data set"), "data_set")
+        if path.is_dir():
+            files = [file for file in path.rglob("*") if file.is_file() and not file.name.startswith(".")]
+            found |= {f"data_sets/{name}/{file.relative_to(path).as_posix()}": file for file in files}
+        elif path.suffix not in (".safetensors", ".txt") or not path.is_file():
+            raise _invalid(f"{path} is no folder, and no file whose name ends in .safetensors or .txt", "data_set")
+        else:
+            found[f"data_sets/{name}{path.suffix}"] = path
+    return found
+
+
+def _with_checkpoints(members: Mapping[str, Path], checkpoints: Sequence[tuple[float, Path]]) -> dict[str, Path]:
+    """Returns the files of an archive with those of the checkpoints, called by their number and learning rate."""
+    if checkpoints and any(name.startswith("checkpoints/") for name in members):
+        raise _invalid("a folder 'checkpoints' is among the extra files already: call it otherwise", "checkpoint")
+    found = dict(members)
+    for number, (rate, path) in enumerate(checkpoints):
+        if not (0 < rate < math.inf and path.is_file()):
+            raise _invalid(f"{rate:g}={path}: give a learning rate above 0, and a file of safetensors", "checkpoint")
+        found[f"checkpoints/{number}@{rate!r}.safetensors"] = path
+    return found
 
 
 def _check_module_name(file: Path) -> None:

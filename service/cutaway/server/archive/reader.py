@@ -48,6 +48,8 @@ def version_fault(version: str) -> str:
 
 
 MANIFEST = "cutaway.json"
+LABELS = "labels"
+"""The tensor of a data set with the class of each example."""
 TORCHSERVE_MANIFEST = "MAR-INF/MANIFEST.json"
 MODEL_CONFIG = "model-config.yaml"
 SCHEMA = 1  # version of cutaway.json; readers refuse others

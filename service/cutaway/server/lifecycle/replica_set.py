@@ -29,13 +29,13 @@ from cutaway.server.archive import reader
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.batching import NotBegun, within
 from cutaway.server.memory import Shares
+from cutaway.server.model_store import Unpacked
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import Engine, Leader, led
 from cutaway.server.processes.torchserve import TorchServe
 from cutaway.server.processes.worker_processes import Keepers, Kept, WorkerProcesses
 from cutaway.server.ray.plan import PlannedModel, RayPlan
 from cutaway.server.settings import Settings
-from cutaway.server.unpacked import Unpacked
 from cutaway.v1 import worker_pb2
 
 log = structlog.get_logger(__name__)

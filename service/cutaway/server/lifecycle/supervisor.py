@@ -25,10 +25,18 @@ from cutaway.server.batching import within
 from cutaway.server.file_watch import FileWatch
 from cutaway.server.lifecycle.replica_set import ReplicaSet
 from cutaway.server.memory import Shares
-from cutaway.server.model_store import Catalog, ModelStore, archives_in, read_store, scan_store, version_key
+from cutaway.server.model_store import (
+    Catalog,
+    ModelStore,
+    Unpacked,
+    UnpackedArchives,
+    archives_in,
+    read_store,
+    scan_store,
+    version_key,
+)
 from cutaway.server.processes.worker_processes import Keepers
 from cutaway.server.settings import Settings
-from cutaway.server.unpacked import Unpacked, UnpackedArchives
 
 log = structlog.get_logger(__name__)
 

@@ -25,9 +25,9 @@ import psutil
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.server.child_processes import is_stopped
+from cutaway.server.model_store import Unpacked
 from cutaway.server.processes.environment import WorkerEnvironment
 from cutaway.server.processes.process_group import IGNORING, Engine, Leader, ProcessGroup
-from cutaway.server.unpacked import Unpacked
 from cutaway.server.worker_protocol import KeeperOrder, ScratchDirectory
 
 _MODULE = "cutaway.server.worker.keeper"

@@ -21,6 +21,7 @@ from cutaway.contract.results import AttributionResult, InputSpec, InspectResult
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 from cutaway.contract.wire import chunks
+from cutaway.engine.methods.influence import method_of
 from cutaway.engine.model.input_validation import (
     check_features,
     in_declared_types,
@@ -30,7 +31,7 @@ from cutaway.engine.model.input_validation import (
     validate_inputs,
 )
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, arguments_kind
-from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, Examples, is_out_of_memory
 from cutaway.engine.planning.plan import RequestPlan, without
 from cutaway.engine.runtime.numerics import from_numpy
 from cutaway.server.settings import Settings
@@ -406,16 +407,18 @@ class RequestInputs:
         return inputs if request.raw else in_own_type(self._model, inputs, cancellation, request.arguments)
 
     def read(self, request: InspectRequest, cancellation: Cancellation) -> InspectRequest:
-        """Returns ``request`` with the examples of its concepts, and its training rows, decoded.
+        """Returns ``request`` with the examples of its concepts, and its training rows, read and decoded.
 
         Raises:
-            InvalidArgument: the adapter cannot decode one; with the field at fault.
+            InvalidArgument: no data set has the name, or the adapter cannot decode an example; with the field at fault.
         """
 
         def tensors_of(examples: ConceptExamples, field: str) -> ConceptExamples:
-            if not examples.raw:
-                return examples
             with at(field):
+                if examples.data_set:
+                    return ConceptExamples(self._data_set(examples, "data_set").read(cancellation))
+                if not examples.raw:
+                    return examples
                 if examples.tensors:
                     raise error(Reason.INVALID_VALUE, "send tensors or raw examples, not both", "raw")
                 return ConceptExamples(decoded(self._adapter, examples.raw, cancellation))
@@ -425,9 +428,27 @@ class RequestInputs:
             sets = tuple(tensors_of(each, f"concepts.random[{number}]") for number, each in enumerate(tested.random))
             request = changed(request, concepts=changed(tested, concepts=concepts, random=sets))
         if (sought := request.influence) is not None:
-            training = tensors_of(sought.training, "influence.training")
-            request = changed(request, influence=changed(sought, training=training))
+            training, labels = tensors_of(sought.training, "influence.training"), sought.labels
+            if sought.training.data_set and not method_of(sought).is_similarity:
+                labels = labels or self._data_set(sought.training, "influence.training.data_set").labels
+            request = changed(request, influence=changed(sought, training=training, labels=labels))
         return request
+
+    def _data_set(self, examples: ConceptExamples, field: str) -> Examples:
+        """Returns the data set that ``examples`` name.
+
+        Raises:
+            InvalidArgument: ``DATA_SET_NOT_FOUND``, with those that there are; or there are examples besides.
+        """
+        known, name = self._model.kept.data_sets, examples.data_set
+        if examples.tensors or examples.raw:
+            raise error(Reason.INVALID_VALUE, "send examples or name a data set, not both", field)
+        if name not in known:
+            there = (
+                f"there are {', '.join(known)}" if known else "the model has none; cutaway package --data-set adds one"
+            )
+            raise error(Reason.DATA_SET_NOT_FOUND, f"no data set is named {name!r}; {there}", field)
+        return known[name]
 
     def _validated_names(self, request: InspectRequest, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
         with at("arguments"):

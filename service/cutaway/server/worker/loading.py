@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+import mimetypes
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,15 +13,20 @@ from typing import Any, TypeAlias
 import torch
 import torch._decomp.decompositions_for_jvp
 import torch.fx.experimental.symbolic_shapes
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from cutaway.adapters import Adapter, create_adapter, find_adapter, load_model
-from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.adapters import Adapter, create_adapter, decoded, find_adapter, load_model
+from cutaway.contract.errors import CutawayError, Reason, at, error
+from cutaway.contract.requests import Raw
+from cutaway.contract.results import DataSet
 from cutaway.engine.execution.fitting import rows_that_fit
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.session import Cancellation, Checkpoint, Examples, Kept
 from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
-from cutaway.server.archive.reader import ALIGNMENT, ArchiveManifest
+from cutaway.server.archive.reader import ALIGNMENT, LABELS, ArchiveManifest
 from cutaway.server.memory import RequestMemory
 
 # An archive without weights leaves the parameters to its adapter. They are random if they depend on the state of the
@@ -59,7 +65,7 @@ def _build(
     weights = directory / manifest.weights if manifest.weights else None
     adapter = create_adapter(kind, manifest.options, directory, weights)
     with MappedWeights(weights) if weights and device == "cpu" else nullcontext():
-        return adapter, load_model(adapter, device)
+        return adapter, load(adapter, device)
 
 
 def _require_chosen_parameters(model: InspectedModel, build: _Build) -> None:
@@ -80,6 +86,121 @@ def _require_chosen_parameters(model: InspectedModel, build: _Build) -> None:
 
 def _refusal(what: str) -> CutawayError:
     return error(Reason.WEIGHTS_MISSING, f"{what}; {_ADVICE}")
+
+
+def load(adapter: Adapter, device: str) -> InspectedModel:
+    """Returns the model of ``adapter``, with the data sets and the checkpoints that its directory has.
+
+    Raises:
+        InvalidArgument: ``ADAPTER_INVALID``, or ``INVALID_VALUE`` with the name of a data set or of a checkpoint.
+    """
+    model, folder = load_model(adapter, device), adapter.directory
+    if folder is not None:
+        model.kept = Kept(
+            dict(_data_sets(adapter, folder / "data_sets")), (*_checkpoints(model, folder / "checkpoints"),)
+        )
+    return model
+
+
+def outlines(kept: Kept) -> dict[str, Any]:
+    """Returns what the description of a model says of its data sets and checkpoints."""
+    sets = tuple(DataSet(name, each.rows, bool(each.labels)) for name, each in kept.data_sets.items())
+    return {"data_sets": sets, "checkpoint_rates": tuple(each.learning_rate for each in kept.checkpoints)}
+
+
+# Data sets and checkpoints. Loading a model reads only their outlines; requests that use them read the files.
+
+
+def _data_sets(adapter: Adapter, folder: Path) -> Iterator[tuple[str, Examples]]:
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name = path.name if path.is_dir() else path.stem
+        with at(f"data_set.{name}"):
+            examples = _of_tensors(path) if path.suffix == ".safetensors" else _of_raw(adapter, path)
+            if not examples.rows or len(examples.labels) not in (0, examples.rows):
+                what = f"{path.name} has {examples.rows} examples and {len(examples.labels)} labels"
+                raise error(Reason.INVALID_VALUE, f"{what}: it needs at least one, and a label for each or for none")
+        yield name, examples
+
+
+def _of_tensors(path: Path) -> Examples:
+    with _readable(path), safe_open(path, "pt") as file:
+        labels = file.get_tensor(LABELS).tolist() if LABELS in file.keys() else []  # noqa: SIM118  # no mapping
+        names = [name for name in file.keys() if name != LABELS]  # noqa: SIM118
+        counts = {name: (file.get_slice(name).get_shape() or [0])[0] for name in names}
+    if len({*counts.values()}) != 1 or not all(type(label) is int for label in labels):
+        what = f"{path.name} has {counts} examples: give each input as many, and a label of int64 for each"
+        raise error(Reason.INVALID_VALUE, what)
+
+    def read(_: Cancellation) -> Inputs:
+        found = load_file(path)
+        return {name: found[name] for name in names}
+
+    return Examples(next(iter(counts.values())), tuple(labels), read)
+
+
+def _of_raw(adapter: Adapter, path: Path) -> Examples:
+    """Reads a text for each line of a file, or an example for each file of a folder, perhaps in folders by class."""
+    if path.is_file():
+        texts = [line.encode() for line in path.read_text("utf-8").splitlines() if line]
+        return Examples(
+            len(texts), (), lambda wait: decoded(adapter, [Raw(text, "text/plain") for text in texts], wait)
+        )
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    classes = [file.parent.name for file in files if file.parent != path]
+    labels = tuple(_class(adapter, name) for name in classes)
+
+    def read(cancellation: Cancellation) -> Inputs:
+        types = [mimetypes.guess_type(file.name)[0] or "" for file in files]
+        return decoded(adapter, [Raw(file.read_bytes(), kind) for file, kind in zip(files, types)], cancellation)
+
+    return Examples(len(files), labels, read)
+
+
+def _class(adapter: Adapter, name: str) -> int:
+    known = [*adapter.labels]
+    if name not in known and not name.isdecimal():
+        raise error(Reason.INVALID_VALUE, f"the folder {name!r} is no label of the adapter, and no number of a class")
+    return known.index(name) if name in known else int(name)
+
+
+def _checkpoints(model: InspectedModel, folder: Path) -> Iterator[Checkpoint]:
+    """Yields the checkpoints whose files are called NUMBER@LEARNING_RATE, in order."""
+    state = {name: tensor for name, tensor in model.module.state_dict().items() if isinstance(tensor, Tensor)}
+    files = [*folder.iterdir()] if folder.is_dir() else []
+    for path in sorted(files, key=lambda file: int(file.name.partition("@")[0])):
+        rate = path.name.removesuffix(".safetensors").partition("@")[2]
+        with at(f"checkpoint.{rate}"), _readable(path), safe_open(path, "pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            wrong = {*shapes} ^ _names(state, shapes)
+            wrong |= {name for name in {*shapes} - wrong if [*state[name].shape] != shapes[name]}
+            if wrong:
+                what = f"{min(wrong)!r} is not in both the file and the model's state, with one shape"
+                raise error(
+                    Reason.INVALID_VALUE, f"{what}: write safetensors.torch.save_model(model, path) in training"
+                )
+        yield Checkpoint(float(rate), partial(_read, path, state, model.device))
+
+
+def _names(state: Mapping[str, Tensor], given: Container[str]) -> set[str]:
+    """Returns the names that a file of ``state`` has: of tensors that are one, such as tied weights, one name."""
+    by_tensor: dict[tuple[int, ...], str] = {}
+    for name, tensor in state.items():
+        place = (tensor.data_ptr(), *tensor.shape) if tensor.numel() else (id(tensor),)
+        if place not in by_tensor or name in given:
+            by_tensor[place] = name
+    return {*by_tensor.values()}
+
+
+def _read(path: Path, state: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device, state[name].dtype) for name, tensor in load_file(path).items()}
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as failure:
+        raise error(Reason.INVALID_VALUE, f"{path.name} is no file of safetensors: {failure}") from failure
 
 
 _GIB = 1 << 30

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import nn
 
-from cutaway.adapters import Adapter, TensorAdapter, example_of, load_model
+from cutaway.adapters import Adapter, TensorAdapter, example_of
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import InspectRequest
 from cutaway.contract.results import InspectResult, ModelDetail, ModelName, Provenance, Timings
@@ -62,7 +62,7 @@ from cutaway.server.worker.call import (
     within_passes,
 )
 from cutaway.server.worker.gpus import is_lost
-from cutaway.server.worker.loading import load_archived, what_fits
+from cutaway.server.worker.loading import load, load_archived, outlines, what_fits
 from cutaway.server.worker.model_threads import Job, ModelThreads
 from cutaway.server.worker.proofs import IdleProofs, proof_file
 from cutaway.server.worker.streamed_reply import StreamedReply
@@ -173,7 +173,7 @@ class Worker:
         """Returns a worker for a model in memory, as version 1.0, where it is; by default with the environment's
         settings."""
         adapter = model if isinstance(model, Adapter) else TensorAdapter(model)
-        return cls(load_model(adapter, device), adapter, ModelName(name, "1.0"), settings or Settings.load())
+        return cls(load(adapter, device), adapter, ModelName(name, "1.0"), settings or Settings.load())
 
     def _check_row_independence(self) -> None:
         """Tests before the first request whether calls may share a batch."""
@@ -472,6 +472,7 @@ class Worker:
             provenance=self._provenance(provenance(self._model)),
             operators=inside,
             example={name: to_numpy(tensor) for name, tensor in inputs.items()} if example and inputs else {},
+            **outlines(self._model.kept),
         )
 
     def _provenance(self, provenance: Provenance) -> Provenance:

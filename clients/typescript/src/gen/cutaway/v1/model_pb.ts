@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/model.proto.
  */
 export const file_cutaway_v1_model: GenFile = /*@__PURE__*/
-  fileDesc("ChZjdXRhd2F5L3YxL21vZGVsLnByb3RvEgpjdXRhd2F5LnYxIjUKBU1vZGVsEgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCSKRAQoPVW5zZXJ2ZWRBcmNoaXZlEg8KB2FyY2hpdmUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCRInCgVzdGF0ZRgEIAEoDjIYLmN1dGF3YXkudjEuQXJjaGl2ZVN0YXRlEgsKA3doeRgFIAEoCRIXCg9wcmV2aW91c19zZXJ2ZXMYBiABKAgiyAIKC01vZGVsRGV0YWlsEiAKBW1vZGVsGAEgASgLMhEuY3V0YXdheS52MS5Nb2RlbBIlCgZpbnB1dHMYAiADKAsyFS5jdXRhd2F5LnYxLklucHV0U3BlYxInCgdvdXRwdXRzGAMgAygLMhYuY3V0YXdheS52MS5PdXRwdXRTcGVjEg4KBmxhYmVscxgEIAMoCRITCgttZWRpYV90eXBlcxgFIAMoCRIjCgdtb2R1bGVzGAYgAygLMhIuY3V0YXdheS52MS5Nb2R1bGUSKgoKcHJvdmVuYW5jZRgHIAEoCzIWLmN1dGF3YXkudjEuUHJvdmVuYW5jZRInCglvcGVyYXRvcnMYCCADKAsyFC5jdXRhd2F5LnYxLk9wZXJhdG9yEigKB2V4YW1wbGUYCSADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yIlQKCE9wZXJhdG9yEg8KB2FkZHJlc3MYASABKAkSKAoNb3V0cHV0X3NoYXBlcxgCIAMoCzIRLmN1dGF3YXkudjEuU2hhcGUSDQoFY2FsbHMYAyABKA0iegoJSW5wdXRTcGVjEgwKBG5hbWUYASABKAkSJwoJZGF0YV90eXBlGAIgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRINCgVzaGFwZRgDIAMoAxIQCghvcHRpb25hbBgEIAEoCBIVCg1mZWF0dXJlX25hbWVzGAUgAygJIlIKCk91dHB1dFNwZWMSDAoEbmFtZRgBIAEoCRInCglkYXRhX3R5cGUYAiABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEg0KBXNoYXBlGAMgAygDIoIBCgZNb2R1bGUSDAoEbmFtZRgBIAEoCRIMCgR0eXBlGAIgASgJEhIKCnBhcmFtZXRlcnMYAyABKAMSKAoNb3V0cHV0X3NoYXBlcxgEIAMoCzIRLmN1dGF3YXkudjEuU2hhcGUSDQoFY2FsbHMYBSABKA0SDwoHYWxpYXNlcxgGIAMoCSIWCgVTaGFwZRINCgVzaXplcxgBIAMoAyKMAgoKUHJvdmVuYW5jZRINCgVtb2RlbBgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEhYKDndlaWdodHNfc2hhMjU2GAMgASgJEhUKDXRvcmNoX3ZlcnNpb24YBCABKAkSFgoOY2FwdHVtX3ZlcnNpb24YBSABKAkSFwoPY3V0YXdheV92ZXJzaW9uGAYgASgJEg4KBmRldmljZRgHIAEoCRInCglkYXRhX3R5cGUYCCABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEgwKBHNlZWQYCSABKAQSEAoIZm9yd2FyZHMYCiABKA0SEQoJYmFja3dhcmRzGAsgASgNEhIKCmNvbXBhbmlvbnMYDCABKA0qfwoMQXJjaGl2ZVN0YXRlEh0KGUFSQ0hJVkVfU1RBVEVfVU5TUEVDSUZJRUQQABIZChVBUkNISVZFX1NUQVRFX0xPQURJTkcQARIbChdBUkNISVZFX1NUQVRFX05PVF9XSE9MRRACEhgKFEFSQ0hJVkVfU1RBVEVfRkFJTEVEEANiBnByb3RvMw", [file_cutaway_v1_tensor]);
+  fileDesc("ChZjdXRhd2F5L3YxL21vZGVsLnByb3RvEgpjdXRhd2F5LnYxIjUKBU1vZGVsEgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCSKRAQoPVW5zZXJ2ZWRBcmNoaXZlEg8KB2FyY2hpdmUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCRInCgVzdGF0ZRgEIAEoDjIYLmN1dGF3YXkudjEuQXJjaGl2ZVN0YXRlEgsKA3doeRgFIAEoCRIXCg9wcmV2aW91c19zZXJ2ZXMYBiABKAgiigMKC01vZGVsRGV0YWlsEiAKBW1vZGVsGAEgASgLMhEuY3V0YXdheS52MS5Nb2RlbBIlCgZpbnB1dHMYAiADKAsyFS5jdXRhd2F5LnYxLklucHV0U3BlYxInCgdvdXRwdXRzGAMgAygLMhYuY3V0YXdheS52MS5PdXRwdXRTcGVjEg4KBmxhYmVscxgEIAMoCRITCgttZWRpYV90eXBlcxgFIAMoCRIjCgdtb2R1bGVzGAYgAygLMhIuY3V0YXdheS52MS5Nb2R1bGUSKgoKcHJvdmVuYW5jZRgHIAEoCzIWLmN1dGF3YXkudjEuUHJvdmVuYW5jZRInCglvcGVyYXRvcnMYCCADKAsyFC5jdXRhd2F5LnYxLk9wZXJhdG9yEigKB2V4YW1wbGUYCSADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEiYKCWRhdGFfc2V0cxgKIAMoCzITLmN1dGF3YXkudjEuRGF0YVNldBIYChBjaGVja3BvaW50X3JhdGVzGAsgAygBIjcKB0RhdGFTZXQSDAoEbmFtZRgBIAEoCRIMCgRyb3dzGAIgASgEEhAKCGxhYmVsbGVkGAMgASgIIlQKCE9wZXJhdG9yEg8KB2FkZHJlc3MYASABKAkSKAoNb3V0cHV0X3NoYXBlcxgCIAMoCzIRLmN1dGF3YXkudjEuU2hhcGUSDQoFY2FsbHMYAyABKA0iegoJSW5wdXRTcGVjEgwKBG5hbWUYASABKAkSJwoJZGF0YV90eXBlGAIgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRINCgVzaGFwZRgDIAMoAxIQCghvcHRpb25hbBgEIAEoCBIVCg1mZWF0dXJlX25hbWVzGAUgAygJIlIKCk91dHB1dFNwZWMSDAoEbmFtZRgBIAEoCRInCglkYXRhX3R5cGUYAiABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEg0KBXNoYXBlGAMgAygDIoIBCgZNb2R1bGUSDAoEbmFtZRgBIAEoCRIMCgR0eXBlGAIgASgJEhIKCnBhcmFtZXRlcnMYAyABKAMSKAoNb3V0cHV0X3NoYXBlcxgEIAMoCzIRLmN1dGF3YXkudjEuU2hhcGUSDQoFY2FsbHMYBSABKA0SDwoHYWxpYXNlcxgGIAMoCSIWCgVTaGFwZRINCgVzaXplcxgBIAMoAyKMAgoKUHJvdmVuYW5jZRINCgVtb2RlbBgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEhYKDndlaWdodHNfc2hhMjU2GAMgASgJEhUKDXRvcmNoX3ZlcnNpb24YBCABKAkSFgoOY2FwdHVtX3ZlcnNpb24YBSABKAkSFwoPY3V0YXdheV92ZXJzaW9uGAYgASgJEg4KBmRldmljZRgHIAEoCRInCglkYXRhX3R5cGUYCCABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEgwKBHNlZWQYCSABKAQSEAoIZm9yd2FyZHMYCiABKA0SEQoJYmFja3dhcmRzGAsgASgNEhIKCmNvbXBhbmlvbnMYDCABKA0qfwoMQXJjaGl2ZVN0YXRlEh0KGUFSQ0hJVkVfU1RBVEVfVU5TUEVDSUZJRUQQABIZChVBUkNISVZFX1NUQVRFX0xPQURJTkcQARIbChdBUkNISVZFX1NUQVRFX05PVF9XSE9MRRACEhgKFEFSQ0hJVkVfU1RBVEVfRkFJTEVEEANiBnByb3RvMw", [file_cutaway_v1_tensor]);
 
 /**
  * One model in one version.
@@ -174,6 +174,20 @@ export type ModelDetail = Message<"cutaway.v1.ModelDetail"> & {
    * @generated from field: repeated cutaway.v1.NamedTensor example = 9;
    */
   example: NamedTensor[];
+
+  /**
+   * The data sets that are packaged with the model, for `ConceptExamples.data_set`.
+   *
+   * @generated from field: repeated cutaway.v1.DataSet data_sets = 10;
+   */
+  dataSets: DataSet[];
+
+  /**
+   * The learning rates of the packaged checkpoints of its training, in order.
+   *
+   * @generated from field: repeated double checkpoint_rates = 11;
+   */
+  checkpointRates: number[];
 };
 
 /**
@@ -182,6 +196,41 @@ export type ModelDetail = Message<"cutaway.v1.ModelDetail"> & {
  */
 export const ModelDetailSchema: GenMessage<ModelDetail> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_model, 2);
+
+/**
+ * Examples that are packaged with a model.
+ *
+ * @generated from message cutaway.v1.DataSet
+ */
+export type DataSet = Message<"cutaway.v1.DataSet"> & {
+  /**
+   * Its name.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * The number of its examples.
+   *
+   * @generated from field: uint64 rows = 2;
+   */
+  rows: bigint;
+
+  /**
+   * Whether each has a class.
+   *
+   * @generated from field: bool labelled = 3;
+   */
+  labelled: boolean;
+};
+
+/**
+ * Describes the message cutaway.v1.DataSet.
+ * Use `create(DataSetSchema)` to create a new message.
+ */
+export const DataSetSchema: GenMessage<DataSet> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_model, 3);
 
 /**
  * An operator inside a module's forward: a function or method of PyTorch that is no module.
@@ -216,7 +265,7 @@ export type Operator = Message<"cutaway.v1.Operator"> & {
  * Use `create(OperatorSchema)` to create a new message.
  */
 export const OperatorSchema: GenMessage<Operator> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 3);
+  messageDesc(file_cutaway_v1_model, 4);
 
 /**
  * A forward argument.
@@ -266,7 +315,7 @@ export type InputSpec = Message<"cutaway.v1.InputSpec"> & {
  * Use `create(InputSpecSchema)` to create a new message.
  */
 export const InputSpecSchema: GenMessage<InputSpec> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 4);
+  messageDesc(file_cutaway_v1_model, 5);
 
 /**
  * One of forward's results.
@@ -301,7 +350,7 @@ export type OutputSpec = Message<"cutaway.v1.OutputSpec"> & {
  * Use `create(OutputSpecSchema)` to create a new message.
  */
 export const OutputSpecSchema: GenMessage<OutputSpec> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 5);
+  messageDesc(file_cutaway_v1_model, 6);
 
 /**
  * One module of the tree.
@@ -358,7 +407,7 @@ export type Module = Message<"cutaway.v1.Module"> & {
  * Use `create(ModuleSchema)` to create a new message.
  */
 export const ModuleSchema: GenMessage<Module> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 6);
+  messageDesc(file_cutaway_v1_model, 7);
 
 /**
  * The size of each axis.
@@ -379,7 +428,7 @@ export type Shape = Message<"cutaway.v1.Shape"> & {
  * Use `create(ShapeSchema)` to create a new message.
  */
 export const ShapeSchema: GenMessage<Shape> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 7);
+  messageDesc(file_cutaway_v1_model, 8);
 
 /**
  * The origin of a result.
@@ -477,7 +526,7 @@ export type Provenance = Message<"cutaway.v1.Provenance"> & {
  * Use `create(ProvenanceSchema)` to create a new message.
  */
 export const ProvenanceSchema: GenMessage<Provenance> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 8);
+  messageDesc(file_cutaway_v1_model, 9);
 
 /**
  * Why an archive of the model store is not served.
