@@ -225,12 +225,17 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
         for name in ("probabilities", "target_values", "losses_before", "losses", "linf", "l2", "parameters")
     },
     **dict.fromkeys(
-        ["AttackedAttribution.cosine", "AttackedAttribution.rank_correlation"],
+        [
+            "AttackedAttribution.cosine",
+            "AttackedAttribution.rank_correlation",
+            *(f"Agreement.{name}" for name in ("cosine", "rank_correlation", "top_in_common")),
+        ],
         st.lists(numbers, max_size=3).map(lambda row: np.array(row, np.float64)),
     ),
     "ConceptExamples.tensors": st.dictionaries(names, tensors(), max_size=2),
     "ConceptResult.derivatives": tensors(),
     "ConceptResult.vectors": st.none() | tensors(),
+    **dict.fromkeys(["Agreement.first", "Agreement.second"], UNSIGNED_32),
     "Influence.k": COUNT_32,
     "Influence.learning_rate": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     "Influence.method": st.sampled_from(requests.InfluenceMethod),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from itertools import chain
 from types import ModuleType
@@ -168,6 +169,20 @@ def as_array(array: ArrayLike) -> Array:
         bits: Array = tensor.view(sys.modules["torch"].int16).numpy()
         return bits.view(ml_dtypes.bfloat16)
     return np.asarray(tensor)
+
+
+def by_value(value: Any) -> Hashable:
+    """Returns a hashable key that is equal for equal contents. Arrays are compared by data type, shape and bytes."""
+    if is_dataclass(value):
+        return type(value), *(by_value(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, Mapping):
+        return frozenset((name, by_value(element)) for name, element in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(map(by_value, value))
+    if hasattr(value, "dtype"):
+        array = as_array(value)
+        return array.dtype.name, array.shape, array.tobytes()
+    return type(value), value
 
 
 def holds_texts(value: Any) -> bool:

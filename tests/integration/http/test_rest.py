@@ -332,6 +332,7 @@ ASKED: dict[str, tuple[dict[str, Any], str, str]] = {
         "influence",
         "helpful:cosine",
     ),
+    "agreement": ({"attributions": ["lrp", "saliency"], "agreement": True}, "agreements", "agreement_cosine:0:1"),
 }  # fmt: skip
 """By field of a request: words that set it, and where the reply has it: in JSON, and in an NPZ file. "" is an error."""
 

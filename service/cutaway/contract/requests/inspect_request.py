@@ -336,6 +336,7 @@ class InspectRequest:
         attacks: change the inputs so that the loss of the target rises, and return what that changes.
         concepts: test the target with concepts; ``None`` is none.
         influence: find the training rows that made the predictions; ``None`` is none.
+        agreement: compare each pair of attributions of the same places and the same target.
     """
 
     model: str
@@ -364,6 +365,7 @@ class InspectRequest:
     attacks: tuple[Attack, ...] = field(default=(), metadata=_ONE_REPLY)
     concepts: TCAV | None = None
     influence: Influence | None = None
+    agreement: bool = False
 
     def with_input(
         self,

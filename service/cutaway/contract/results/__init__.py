@@ -11,6 +11,7 @@ import numpy as np
 from cutaway.contract.requests import Point
 from cutaway.contract.results.arrays import ATTACKS, ATTRIBUTIONS, CAPTURES, named, numbers, parts
 from cutaway.contract.results.explanations import (
+    Agreement,
     AttackResult,
     AttributionError,
     AttributionResult,
@@ -32,6 +33,7 @@ from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum
 
 __all__ = [
+    "Agreement",
     "ArchiveState",
     "AttackResult",
     "AttributionError",
@@ -280,6 +282,7 @@ class InspectResult:
         attacks: what each attack of the request changed, in their order.
         influence: with ``influence``, the training rows that made the predictions; else None.
         concepts: with ``concepts``, what TCAV found: layer by layer, concept by concept.
+        agreements: with ``agreement``, how far each pair of attributions of the same places and the same target agrees.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
     """
@@ -317,6 +320,7 @@ class InspectResult:
     attacks: tuple[AttackResult, ...] = field(default=(), metadata=ATTACKS)
     concepts: tuple[ConceptResult, ...] = field(default=(), metadata=parts("name"))
     influence: InfluenceResult | None = field(default=None, metadata=parts("method"))
+    agreements: tuple[Agreement, ...] = field(default=(), metadata=parts("name"))
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -342,6 +342,39 @@ class AttributionResult:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """How far two attributions of one result agree, by row; NaN where one of them is zero, or not finite.
+
+    They are compared by the tokens of a text, without padding, and else by the elements of inputs or of a layer.
+
+    Attributes:
+        first: the number of one attribution in the result, from 0.
+        second: the number of the other.
+        cosine: [batch], the cosine between them.
+        rank_correlation: [batch], Spearman's.
+        top_in_common: [batch], the share of the largest tenth of one, by magnitude, that is in that of the other.
+        of_magnitudes: whether magnitudes are compared, because one of the methods has no signs.
+    """
+
+    first: int
+    second: int
+    cosine: Array = field(metadata=numbers("agreement_cosine", np.float64))
+    rank_correlation: Array = field(metadata=numbers("agreement_rank_correlation", np.float64))
+    top_in_common: Array = field(metadata=numbers("agreement_top_in_common", np.float64))
+    of_magnitudes: bool = False
+
+    @property
+    def name(self) -> str:
+        """Both numbers, by which the arrays are named."""
+        return f"{self.first}:{self.second}"
+
+    @property
+    def figures(self) -> tuple[Array, Array, Array]:
+        """Cosine, rank correlation, and the share of the largest tenth."""
+        return self.cosine, self.rank_correlation, self.top_in_common
+
+
+@dataclass(frozen=True)
 class AttackedAttribution:
     """An attribution of the request at the changed inputs of an attack, for the same scalar of each row.
 

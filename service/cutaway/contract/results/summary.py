@@ -153,6 +153,7 @@ def summarise(result: InspectResult) -> str:
         _block("concepts", map(_concept_line, result.concepts), 3, len(result.concepts)),
         _block("influence", _influence_lines(result), 2, len(result.influence.helpful) if result.influence else 0),
         _block("attributions", _attributions(attributed), _ATTRIBUTIONS, min(len(attributed), _ATTRIBUTIONS)),
+        _block("agreement", agreement_lines(result), 3, len(result.agreements)),
         _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,
                len(result.warnings)),
         _block("explained", [] if explained is None else [f"{np.count_nonzero(explained):,} of {len(explained):,}"], 1,
@@ -317,6 +318,18 @@ def _attack_line(attack: AttackResult) -> str:
     if attack.parameters is not None:
         facts.append(f"least {', '.join(f'{value:.3g}' for value in attack.parameters[:_NAMED])}")
     return "  ".join(facts) + _why(check)
+
+
+def agreement_lines(result: InspectResult, row: int | None = None) -> Iterator[str]:
+    """Yields how far each pair of attributions agrees, in the mean over the examples where that is defined, or in one
+    ``row``."""
+    names = result.titles()
+    for each in result.agreements:
+        figures = [array if row is None else array[row : row + 1] for array in each.figures]
+        means = [float(np.mean(known)) if (known := array[~np.isnan(array)]).size else np.nan for array in figures]
+        what = "cosine {:.2f}, rank correlation {:.2f}, {:.0%} of the largest tenth".format(*means)
+        how = ", by magnitude" * each.of_magnitudes
+        yield f"{names[each.first]} and {names[each.second]}: {what}{how}"
 
 
 def _why(check: Check | None) -> str:

@@ -210,6 +210,7 @@ def _codec(form: str) -> Codec:
             "error": FieldRule(codec=_ERROR),
         },
     )
+    agreement = record(plain.Agreement, inspection_pb2.Agreement, _arrays(plain.Agreement, tensor))
     attacked = record(
         AttackedAttribution,
         attack_pb2.AttackedAttribution,
@@ -240,6 +241,7 @@ def _codec(form: str) -> Codec:
             "estimate": FieldRule(codec=_ESTIMATE),
             "concepts": FieldRule(codec=several(concept)),
             "influence": FieldRule(codec=influence),
+            "agreements": FieldRule(codec=several(agreement)),
             "feature_names": FieldRule(codec=Codec(_write_feature_names, _read_feature_names)),
             "example_axes": FieldRule(codec=Codec(_write_example_axes, _read_example_axes)),
         },

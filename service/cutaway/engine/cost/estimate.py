@@ -33,6 +33,7 @@ from cutaway.contract.tensors import Array, cast
 from cutaway.engine.checks.completeness import compared_sums
 from cutaway.engine.cost import pass_count
 from cutaway.engine.cost.pass_count import costs
+from cutaway.engine.execution.agreement import with_agreements
 from cutaway.engine.execution.attacks import attack_checks, loss_of
 from cutaway.engine.execution.collect import (
     arrays,
@@ -83,8 +84,8 @@ def attribution_sites(plan: RequestPlan) -> CaptureSites:
     return sites
 
 
-def estimate_attributions(main: MainPass, recording: Recording) -> tuple[AttributionResult, ...]:
-    """Returns the attributions that a request would get, all of them zeros.
+def estimate_attributions(main: MainPass, recording: Recording) -> list[tuple[AttributionResult, ...]]:
+    """Returns the attributions that a request would get, all of them zeros, in the order of the request.
 
     Args:
         main: the request's main pass, a forward pass only.
@@ -103,7 +104,7 @@ def estimate_attributions(main: MainPass, recording: Recording) -> tuple[Attribu
         for problem in problems(main, index, read_neuron):
             yield in_own_axes(_estimate(problem, main, recording, rows), problem, main.batch)
 
-    return tuple(chain.from_iterable(each_attribution(main, compute)))
+    return [*each_attribution(main, compute)]
 
 
 def _estimate(
@@ -216,10 +217,12 @@ def estimate(plan: RequestPlan) -> InspectResult:
                 input_gradients=_input_gradients(plan),
                 parameter_gradients=_parameter_gradients(plan),
             )
-        attributions = estimate_attributions(main, at_attributions)
+        groups = estimate_attributions(main, at_attributions)
+        attributions = tuple(chain(*groups))
         sweep, attacks, concepts = _sweep(plan), _attacks(main, attributions), concept_results(plan)
         _fill(main, at_gradients)
-    result = whole_result(with_attributions(collect_main_pass(main, {}), attributions, main), main)
+    result = with_attributions(collect_main_pass(main, {}), attributions, main)
+    result = whole_result(with_agreements(result, groups, main), main)
     return replace(
         result,
         predictions=_typed(result.predictions, plan, ""),

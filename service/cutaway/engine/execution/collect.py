@@ -21,7 +21,6 @@ from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import dependence_warnings
 from cutaway.engine.execution import missing
 from cutaway.engine.execution.main_pass import MainPass, predicted_classes
-from cutaway.engine.execution.unread_inputs import unread_warnings
 from cutaway.engine.hooks.capture_spec import CaptureSpec, watching
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
@@ -146,7 +145,7 @@ def collect_main_pass(main: MainPass, unedited: Outputs) -> results.InspectResul
             *missing.comparison_warnings(plan, unedited, main.outputs),
             *unexplained_rows(main),
             *_left_out_inputs(main),
-            *unread_warnings(plan),
+            *missing.unread_warnings(plan),
         ),
         example_axes=_example_axes(main, unedited),
         explained_rows=None if rows is None else np.isin(np.arange(plan.rows), rows),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TypeAlias
 
 import torch
@@ -13,16 +14,10 @@ from torch import Tensor
 
 from cutaway.contract import results
 from cutaway.contract.errors import CutawayError, DeadlineExceeded, FailedPrecondition, Reason, at, error
-from cutaway.contract.requests import (
-    CheckMode,
-    InspectRequest,
-    NeuronAttribution,
-    PathAttribution,
-    Point,
-    field_name,
-)
+from cutaway.contract.requests import CheckMode, InspectRequest, NeuronAttribution, PathAttribution, Point, field_name
 from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.checks.pass_summary import PassSummary, summarized
+from cutaway.engine.execution.agreement import with_agreements
 from cutaway.engine.execution.attacks import with_attacks
 from cutaway.engine.execution.collect import (
     arrays,
@@ -41,9 +36,9 @@ from cutaway.engine.execution.fitting import attribution_too_large, in_passes_th
 from cutaway.engine.execution.generation import Tell, generate
 from cutaway.engine.execution.influence import with_influence
 from cutaway.engine.execution.main_pass import MainPass
+from cutaway.engine.execution.missing import with_unread_inputs
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
 from cutaway.engine.execution.sweep import with_direct, with_sweep
-from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import axes_first, observing
 from cutaway.engine.hooks.recording import RecordedCall
@@ -457,14 +452,15 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
         unedited: what the model returns without edits, where the request compares.
         tell: called with the result so far, which only grows: first without attributions, then after each of them.
     """
-    result, attributions = collect_main_pass(main, unedited or {}), tuple[results.AttributionResult, ...]()
+    result, groups = collect_main_pass(main, unedited or {}), list[tuple[results.AttributionResult, ...]]()
     if tell is not None:
         tell(result)
     for several in run_attributions(main):
-        attributions += several
+        groups.append(several)
         if tell is not None:
-            tell(with_attributions(result, attributions, main))
-    result = with_direct(with_sweep(with_attributions(result, attributions, main), main), main)
+            tell(with_attributions(result, [*chain(*groups)], main))
+    result = with_agreements(with_attributions(result, [*chain(*groups)], main), groups, main)
+    result = with_direct(with_sweep(result, main), main)
     result = with_influence(with_concepts(result, main), main)
     return whole_result(with_attacks(result, main, run_attributions), main)
 
