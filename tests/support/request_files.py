@@ -28,6 +28,8 @@ ATTRIBUTIONS: dict[str, ca.Attribution] = {
         ca.GradientShap(baselines={"x": np.array([[0.0], [1.0]])}, stdev=0.1),
     "{method: kernel_shap, masks: {x: [[0, 0, 1]]}, n_samples: 30}": ca.KernelShap(masks={"x": np.array([[0, 0, 1]])},
         n_samples=30),
+    "{method: lime, masks: {x: {segments: 20}, y: [[3, 4]]}}": ca.Lime(masks={"x": ca.Superpixels(20),
+        "y": np.array([[3, 4]])}),
     "{method: occlusion, windows: {a: [1, 3, 3], b: [2]}, strides: {a: [1, 2, 2]}}": ca.Occlusion(windows={"a": (1, 3,
         3), "b": (2,)}, strides={"a": (1, 2, 2)}),
     "{method: internal_influence, layer: fc, max_delta: 1e-3}": ca.InternalInfluence(layer="fc", max_delta=0.001),

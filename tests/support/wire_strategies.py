@@ -237,6 +237,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "ConceptResult.vectors": st.none() | tensors(),
     **dict.fromkeys(["Agreement.first", "Agreement.second"], UNSIGNED_32),
     "Influence.k": COUNT_32,
+    "Superpixels.segments": COUNT_32,
+    "Superpixels.compactness": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     "Influence.learning_rate": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     "Influence.method": st.sampled_from(requests.InfluenceMethod),
     "InfluenceResult.self_influence": st.none() | tensors(),

@@ -11,9 +11,9 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args
 
 import typer
 import yaml
@@ -21,7 +21,7 @@ from typer.completion import get_completion_inspect_parameters, install_callback
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.request_reader.files import load_arrays, parse_yaml, read_text, read_yaml
-from cutaway.contract.request_reader.reader import CLASSES, data_type, parts_of, place, read, read_request
+from cutaway.contract.request_reader.reader import CLASSES, data_type, place, read, read_request
 from cutaway.contract.requests import (
     INPUT_FIELDS,
     Attack,
@@ -38,6 +38,7 @@ from cutaway.contract.requests import (
     Target,
 )
 from cutaway.contract.requests.fields import plain
+from cutaway.contract.wire.codec import type_hints
 
 # The file of ``cutaway inspect --request``: errors name the lines of its fields.
 
@@ -279,7 +280,21 @@ edits:
 """
 """A request file."""
 
-_PARTS = {name: kind for name, kind in parts_of(InspectRequest) if name not in INPUT_FIELDS}
+
+def _parts_of(kind: Any, around: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of the dataclass ``kind`` that hold other dataclasses, and the fields of those, for the manual.
+
+    Leaves out the base classes in `CLASSES`, and every class in ``around``: a target can hold a target, without end.
+    """
+    for name, hint in type_hints(kind).items():
+        for part in (hint, *get_args(hint)):
+            if is_dataclass(part) and part not in around:
+                yield from [] if part in CLASSES else [(name, part)]
+                for inner in CLASSES.get(part, {"": part}).values():
+                    yield from _parts_of(inner, (*around, part))
+
+
+_PARTS = {name: kind for name, kind in _parts_of(InspectRequest) if name not in INPUT_FIELDS}
 
 
 def _section(heading: str, classes: Mapping[str, Any], base: Any = None) -> Iterator[str]:

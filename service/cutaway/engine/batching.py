@@ -35,6 +35,7 @@ from cutaway.engine.hooks.tokens import MASK
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.model.session import is_out_of_memory, latest
+from cutaway.engine.passes.features import has_superpixels
 from cutaway.engine.passes.pass_recorder import CannotShare, ResolvedAttribution, RowRange, concatenated, consecutive
 from cutaway.engine.planning.plan import RequestPlan
 
@@ -111,6 +112,7 @@ def _is_attributed_by_row(attribution: ResolvedAttribution) -> bool:
         and getattr(request, "max_delta", None) is None
         and _is_by_row(request.target)
         and all(len(mask) == 1 for mask in attribution.features.numbers.values())
+        and not has_superpixels(request)
     )
 
 

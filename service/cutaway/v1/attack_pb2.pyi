@@ -113,7 +113,7 @@ class AttackRequest(_message.Message):
         """The inputs that change, by name. Default: every floating input."""
 
     @_builtins.property
-    def masks(self) -> _attribution_pb2.FeatureMasks:
+    def masks(self) -> _attribution_pb2.ElementMasks:
         """Input name to which elements may change: 1, and 0 for others; of one row or a row an example. Default: all."""
 
     @_builtins.property
@@ -127,7 +127,7 @@ class AttackRequest(_message.Message):
         pgd: Global___Pgd | None = ...,
         targeted: _builtins.bool = ...,
         inputs: _abc.Iterable[_builtins.str] | None = ...,
-        masks: _attribution_pb2.FeatureMasks | None = ...,
+        masks: _attribution_pb2.ElementMasks | None = ...,
         lower_bound: _builtins.float | None = ...,
         upper_bound: _builtins.float | None = ...,
         zero_threshold: _builtins.float | None = ...,

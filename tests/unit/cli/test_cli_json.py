@@ -112,6 +112,7 @@ def test_inspect_is_as_documented(address: str, image: Path, tmp_path: Path, fou
     documented.check(document(*ask, "--capture", "conv", "--dry-run"))
     documented.check(document(*ask, "--capture", "unused"))
     documented.check(document(*ask, "--attribution", "saliency", "--attack", ATTACK))
+    documented.check(document(*ask, "--attribution", "saliency", "--attribution", "input_x_gradient", "--agreement"))
     for number, examples in enumerate(np.random.default_rng(0).random((3, 4, 1, 8, 8), np.float32)):
         np.save(tmp_path / f"{number}.npy", examples)
     (tmp_path / "concepts.yaml").write_text(CONCEPTS)

@@ -8,8 +8,8 @@ names in place of values: ``ca.Capture("conv1", at="GRAD_OUTPUT", reduce={"mean"
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, fields
 from enum import Enum
 from functools import cache, partial
 from operator import index
@@ -32,6 +32,7 @@ from cutaway.contract.requests import (
     FloatingType,
     InspectRequest,
     LrpRule,
+    Masks,
     Metric,
     Point,
     PointName,
@@ -40,6 +41,7 @@ from cutaway.contract.requests import (
     Raw,
     Reduction,
     Row,
+    Superpixels,
     Target,
     TokenId,
 )
@@ -197,6 +199,15 @@ def _baselines(value: Any) -> Baselines:
     return map_values(_baseline, value) if isinstance(value, Mapping) else {"": _baseline(value)}
 
 
+def _mask(value: Any) -> ArrayLike | Superpixels:
+    return _read_part(Superpixels, value) if isinstance(value, (Superpixels, Mapping)) else _array(value)
+
+
+def _masks(value: Any) -> Masks:
+    """Reads features by input name; superpixels without a name are those of every picture."""
+    return {"": _mask(value)} if isinstance(value, Superpixels) else _by_name(_mask, value)
+
+
 def _arrays(value: Any) -> Distributions:
     if not isinstance(value, Mapping):
         raise wrong_type("arrays by input name, such as {image: [[0.5]]}", value)
@@ -269,6 +280,7 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     Baselines: _baselines,
     ConceptExamples: _examples,
     Distributions: _arrays,
+    Masks: _masks,
     PointName | Point: _point,
     PointName | Point | tuple[PointName | Point, ...]: _points,
 }
@@ -419,19 +431,6 @@ def _find_class(base: Any, name: Any) -> Any:
         as_label = f" A class of that name is {{class_label: {name!r:.80}}}." if base is Target else ""
         raise error(Reason.INVALID_VALUE, f"{problem}; {suggestion(str(name), CLASSES[base])}{as_label}")
     return _SPELLINGS[base][plain(name)]
-
-
-def parts_of(kind: Any, around: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields the fields of the dataclass ``kind`` that hold other dataclasses, and the fields of those, for the manual.
-
-    Leaves out the base classes in `CLASSES`, and every class in ``around``: a target can hold a target, without end.
-    """
-    for name, hint in type_hints(kind).items():
-        for part in (hint, *get_args(hint)):
-            if is_dataclass(part) and part not in around:
-                yield from [] if part in CLASSES else [(name, part)]
-                for inner in CLASSES.get(part, {"": part}).values():
-                    yield from parts_of(inner, (*around, part))
 
 
 def _is_tuple(hint: Any) -> bool:

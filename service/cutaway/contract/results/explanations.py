@@ -294,6 +294,7 @@ class AttributionResult:
             takes, such as masks, and those that the method cannot move.
         attribution_ms: the time for Captum and the metrics, in milliseconds; of all requests that ran together.
         check_ms: the time for its reference and the comparison, in milliseconds, besides ``attribution_ms``.
+        features: of superpixels, by input name, int64 [batch, height, width]: the feature of each pixel, from 0.
     """
 
     method: str
@@ -312,6 +313,7 @@ class AttributionResult:
     inputs_left_out: tuple[str, ...] = ()
     attribution_ms: float = 0.0
     check_ms: float = 0.0
+    features: Mapping[str, Array] = field(default_factory=dict, metadata=named("features", "input"))
 
     def __repr__(self) -> str:
         return describe_attribution(self)

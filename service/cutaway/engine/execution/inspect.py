@@ -47,6 +47,7 @@ from cutaway.engine.methods.gradients import finer_steps
 from cutaway.engine.methods.metrics import insensitive, metrics
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, ran_out_of_memory, timed
+from cutaway.engine.passes.features import regions_found
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     CannotShare,
@@ -405,6 +406,7 @@ def attribution_result(
         targets=None if classes is None else to_numpy(classes),
         n_steps=request.n_steps if isinstance(request, PathAttribution) else 0,
         inputs_left_out=left_out(problem),
+        features=arrays(regions_found(request, problem.features, problem.rows)),
     )
 
 

@@ -136,7 +136,7 @@ def features_of(metric: Any, judged: Judged) -> Features:
         names, values = problem.explained, judged.values
     weights: Mapping[str, Tensor] = {}
     if given:
-        with at(requests.field_name(type(metric))), at("masks.by_input"):
+        with at(requests.field_name(type(metric))):
             numbers = feature_numbers(metric, problem.inputs, names)
     elif getattr(problem.request, "masks", None):
         numbers, weights = dict(problem.features.numbers), problem.features.shares()
