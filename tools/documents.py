@@ -118,7 +118,7 @@ _NOT_METHODS = {
     "DataLoaderAttribution": "a job: [batch.md](batch.md)",
     "TokenReferenceBase": '`baselines={"input_ids": ca.TokenId(0)}`',
     "InterpretableEmbeddingBase": "a layer method at the embedding; no module is replaced",
-    "ImageMaskInput": "`masks` of the method",
+    "ImageMaskInput": "`masks` of the method, or `ca.Superpixels`",
     "TextTokenInput": "the text, and a layer method at the embedding",
     "TextTemplateInput": "the text, and `masks` of the method",
     "ProductBaselines": "`baselines` of `ca.GradientShap` and of `ca.DeepLiftShap`",

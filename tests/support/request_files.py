@@ -141,6 +141,11 @@ REQUESTS: dict[str, InspectRequest] = {
         {"square": ca.ConceptExamples({"": np.array([[1, 2]])}), "word": ca.ConceptExamples(raw=texts("a", "b"))},
         (ca.ConceptExamples({"": np.array([[3, 4]])}), ca.ConceptExamples(raw=texts("c"))),
         classifier=ca.ConceptClassifier.SGD, vectors=True)),
+    "{counterfactual: {columns: {age: {lower: 18, upper: 90, step: 1}, job: {values: [0, 2]}}, targeted: true,"
+    " tokens: {replacements: [103], remove: true, keep: [101]}, masks: {x: {segments: 9}}, baselines: {x: 1}}}":
+        InspectRequest("", counterfactual=ca.Counterfactual(
+            columns={"age": ca.Column(18.0, 90.0, 1.0), "job": ca.Column(values=(0.0, 2.0))}, targeted=True,
+            tokens=ca.TokenChanges((103,), True, (101,)), masks={"x": ca.Superpixels(9)}, baselines={"x": 1.0})),
     "{influence: {training: {x: [[1, 2]]}, labels: [3], method: tracin_fast, layer: fc, learning_rate: 0.1, k: 2}}":
         InspectRequest("", influence=ca.Influence(ca.ConceptExamples({"x": np.array([[1, 2]])}), (3,),
             ca.InfluenceMethod.TRACIN_FAST, "fc", learning_rate=0.1, k=2)),

@@ -15,6 +15,9 @@ export const KINDS: Readonly<Partial<Record<string, string>>> = {
   "Metric.curve": "metric_curve",
   "Attack.inputs": "attacked_input",
   "Attack.predictions": "attacked_output",
+  "Counterfactual.inputs": "counterfactual_input",
+  "Counterfactual.changed": "counterfactual_changed",
+  "Counterfactual.predictions": "counterfactual_output",
   "CapturedLeaf.tensor": "capture",
   "CapturedLeaf.positions": "positions",
 };

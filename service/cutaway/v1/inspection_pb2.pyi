@@ -220,6 +220,7 @@ class InspectRequest(_message.Message):
     CONCEPTS_FIELD_NUMBER: _builtins.int
     INFLUENCE_FIELD_NUMBER: _builtins.int
     AGREEMENT_FIELD_NUMBER: _builtins.int
+    COUNTERFACTUAL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required. Default version: the highest that is served."""
     compare: _builtins.bool
@@ -298,6 +299,10 @@ class InspectRequest(_message.Message):
     def influence(self) -> Global___Influence:
         """Find the training rows that made the predictions. Default: none."""
 
+    @_builtins.property
+    def counterfactual(self) -> _attack_pb2.CounterfactualRequest:
+        """Look for small changes that change the class. Default: none."""
+
     def __init__(
         self,
         *,
@@ -322,10 +327,11 @@ class InspectRequest(_message.Message):
         concepts: Global___Tcav | None = ...,
         influence: Global___Influence | None = ...,
         agreement: _builtins.bool = ...,
+        counterfactual: _attack_pb2.CounterfactualRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "concepts", b"concepts", "direct", b"direct", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "concepts", b"concepts", "counterfactual", b"counterfactual", "direct", b"direct", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "arguments", b"arguments", "attacks", b"attacks", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "concepts", b"concepts", "direct", b"direct", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "arguments", b"arguments", "attacks", b"attacks", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "concepts", b"concepts", "counterfactual", b"counterfactual", "direct", b"direct", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["tensors", "raw"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -821,6 +827,7 @@ class InspectResponse(_message.Message):
     CONCEPTS_FIELD_NUMBER: _builtins.int
     INFLUENCE_FIELD_NUMBER: _builtins.int
     AGREEMENTS_FIELD_NUMBER: _builtins.int
+    COUNTERFACTUAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """The predictions."""
@@ -941,6 +948,10 @@ class InspectResponse(_message.Message):
     def agreements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Agreement]:
         """How far attributions agree, with `agreement`: each pair of the same places and the same target."""
 
+    @_builtins.property
+    def counterfactual(self) -> _attack_pb2.Counterfactual:
+        """The small changes that change the class, with `counterfactual`."""
+
     def __init__(
         self,
         *,
@@ -972,10 +983,11 @@ class InspectResponse(_message.Message):
         concepts: _abc.Iterable[Global___ConceptResult] | None = ...,
         influence: Global___InfluenceResult | None = ...,
         agreements: _abc.Iterable[Global___Agreement] | None = ...,
+        counterfactual: _attack_pb2.Counterfactual | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "influence", b"influence", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counterfactual", b"counterfactual", "estimate", b"estimate", "influence", b"influence", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "concepts", b"concepts", "direct", b"direct", "direct_bias", b"direct_bias", "direct_rest", b"direct_rest", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "influence", b"influence", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "concepts", b"concepts", "counterfactual", b"counterfactual", "direct", b"direct", "direct_bias", b"direct_bias", "direct_rest", b"direct_rest", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "influence", b"influence", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

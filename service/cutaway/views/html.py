@@ -19,6 +19,7 @@ from cutaway.contract.results.summary import (
     agreement_lines,
     batch_size,
     class_name,
+    counterfactual_lines,
     first,
     harmless,
     outcome,
@@ -110,8 +111,7 @@ ATTRIBUTIONS = 6
 CHARACTERS = 300_000
 """The most characters of pictures and attributions; what has no room is left out."""
 
-_INPUTS = 3  # of an example
-_TARGETS = 3
+_INPUTS, _TARGETS = 3, 3  # of an example
 _LINES = 12  # of other arrays, and of warnings
 _DRAWN = (
     *CLASSES,
@@ -194,7 +194,7 @@ def _example(
         element("div", element("div", *side, class_="side"), element("div", *tiles, class_="tiles"), class_="columns"),
         *_left_out(len(inputs), _INPUTS, "inputs"),
         *_left_out(len(attributed), len(tiles), "attributions", attributed[len(tiles) :]),
-        *_listed("Agreement", list(agreement_lines(result, row))),
+        *_listed("Agreement and changes", [*agreement_lines(result, row), *counterfactual_lines(result, row)]),
         class_="example",
     )
 

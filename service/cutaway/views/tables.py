@@ -22,7 +22,7 @@ from rich.text import Text
 from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, TokenAttribution, Verdict
 from cutaway.contract.results.arrays import POSITIONS, captures, entries
 from cutaway.contract.results.explanations import outcome_of_row
-from cutaway.contract.results.summary import Titled, outline, without_layer
+from cutaway.contract.results.summary import Titled, counterfactual_lines, outline, without_layer
 from cutaway.contract.tensors import Array, bytes_of
 from cutaway.contract.values import printable
 
@@ -62,6 +62,8 @@ def result_tables(result: InspectResult) -> Iterator[RenderableType]:
         yield agreement_table(result)
     if result.attacks:
         yield attack_table(result)
+    if result.counterfactual is not None:
+        yield Text("\n".join(["Counterfactual", *map(printable, counterfactual_lines(result))]))
     if result.concepts:
         yield concept_table(result)
     if result.warnings:

@@ -27,6 +27,7 @@ from cutaway.contract.results.explanations import (
     RowCheck,
     TokenAttribution,
     Verdict,
+    outcome_of_row,
 )
 from cutaway.contract.results.summary import describe_call, describe_capture, describe_model, summarise, titles
 from cutaway.contract.tensors import Array
@@ -44,6 +45,7 @@ __all__ = [
     "Check",
     "ClassPrediction",
     "ConceptResult",
+    "CounterfactualResult",
     "EditReceipt",
     "Estimate",
     "FinishReason",
@@ -252,6 +254,37 @@ class Estimate:
     passes: int = 0
 
 
+@dataclass(frozen=True)
+class CounterfactualResult:
+    """The small changes that change the class; a row for which nothing was found has its own inputs.
+
+    Attributes:
+        inputs: the changed inputs, by name.
+        changed: of the same shapes, whether each element is another than the request's own.
+        predictions: what the model returns for them, by name; empty where predictions are left out.
+        classes: [batch], the class then.
+        probabilities: [batch], the softmax of the output, of that class.
+        succeeded: [batch] of bool, whether the class is another than that of the target, or with ``targeted`` that one.
+        changes: [batch], how many columns, tokens or groups were changed.
+        passes: [batch], how many passes the search took.
+        checks: whether the model's own passes of all rows have the class, and lose it without each change.
+    """
+
+    inputs: Mapping[str, Array] = field(metadata=named("counterfactual_input", "attacked"))
+    changed: Mapping[str, Array] = field(metadata=named("counterfactual_changed", "attacked"))
+    predictions: Mapping[str, Array] = field(default_factory=dict, metadata=named("counterfactual_output", "output"))
+    classes: Array = field(kw_only=True, metadata=numbers("counterfactual_prediction", np.int64))
+    probabilities: Array = field(kw_only=True, metadata=numbers("counterfactual_probability", np.float64))
+    succeeded: Array = field(kw_only=True, metadata=numbers("counterfactual_succeeded", np.bool_))
+    changes: Array = field(kw_only=True, metadata=numbers("counterfactual_changes", np.int64))
+    passes: Array = field(kw_only=True, metadata=numbers("counterfactual_passes", np.int64))
+    checks: tuple[Check, ...] = ()
+
+    def outcome(self, row: int) -> RowCheck | None:
+        """Returns the worst outcome of the checks of one row; None if nothing was checked."""
+        return outcome_of_row(self.checks, row) if self.checks else None
+
+
 @dataclass(frozen=True, repr=False)
 class InspectResult:
     """The result of one request.
@@ -282,6 +315,7 @@ class InspectResult:
         attacks: what each attack of the request changed, in their order.
         influence: with ``influence``, the training rows that made the predictions; else None.
         concepts: with ``concepts``, what TCAV found: layer by layer, concept by concept.
+        counterfactual: with ``counterfactual``, small changes that change the class; else None.
         agreements: with ``agreement``, how far each pair of attributions of the same places and the same target agrees.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
@@ -321,6 +355,7 @@ class InspectResult:
     concepts: tuple[ConceptResult, ...] = field(default=(), metadata=parts("name"))
     influence: InfluenceResult | None = field(default=None, metadata=parts("method"))
     agreements: tuple[Agreement, ...] = field(default=(), metadata=parts("name"))
+    counterfactual: CounterfactualResult | None = field(default=None, metadata=parts(""))
 
     @property
     def texts(self) -> tuple[str, ...]:

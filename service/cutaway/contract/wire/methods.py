@@ -8,6 +8,8 @@ from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import (
     Attack,
     Attribution,
+    Column,
+    Counterfactual,
     Expectation,
     LLMAttribution,
     LrpRule,
@@ -158,6 +160,16 @@ METHODS: OneOf[Attribution] = OneOf(
     special={Expectation: {"baselines": _DISTRIBUTIONS}},
 )
 
+
+COUNTERFACTUAL = record(
+    Counterfactual,
+    attack_pb2.CounterfactualRequest,
+    {
+        "columns": FieldRule(codec=by_name(record(Column, attack_pb2.Column))),
+        "masks": MASKS,
+        "baselines": _BASELINES,
+    },
+)
 
 ATTACKS: OneOf[Attack] = OneOf(
     Attack,

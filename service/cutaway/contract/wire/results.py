@@ -210,6 +210,11 @@ def _codec(form: str) -> Codec:
             "error": FieldRule(codec=_ERROR),
         },
     )
+    counterfactual = record(
+        plain.CounterfactualResult,
+        attack_pb2.Counterfactual,
+        {**_arrays(plain.CounterfactualResult, tensor), "checks": FieldRule(codec=_CHECKS)},
+    )
     agreement = record(plain.Agreement, inspection_pb2.Agreement, _arrays(plain.Agreement, tensor))
     attacked = record(
         AttackedAttribution,
@@ -242,6 +247,7 @@ def _codec(form: str) -> Codec:
             "concepts": FieldRule(codec=several(concept)),
             "influence": FieldRule(codec=influence),
             "agreements": FieldRule(codec=several(agreement)),
+            "counterfactual": FieldRule(codec=counterfactual),
             "feature_names": FieldRule(codec=Codec(_write_feature_names, _read_feature_names)),
             "example_axes": FieldRule(codec=Codec(_write_example_axes, _read_example_axes)),
         },

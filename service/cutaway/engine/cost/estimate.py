@@ -22,6 +22,7 @@ from cutaway.contract.results import (
     AttackResult,
     AttributionResult,
     Check,
+    CounterfactualResult,
     Estimate,
     InspectResult,
     Timings,
@@ -46,6 +47,7 @@ from cutaway.engine.execution.collect import (
     with_attributions,
 )
 from cutaway.engine.execution.concepts import estimated as concept_results
+from cutaway.engine.execution.counterfactual import loss_to_cross, outline_checks, possible_changes
 from cutaway.engine.execution.influence import estimated as influence_result
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
@@ -220,6 +222,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
         groups = estimate_attributions(main, at_attributions)
         attributions = tuple(chain(*groups))
         sweep, attacks, concepts = _sweep(plan), _attacks(main, attributions), concept_results(plan)
+        counterfactual = _counterfactual(main)
         _fill(main, at_gradients)
     result = with_attributions(collect_main_pass(main, {}), attributions, main)
     result = whole_result(with_agreements(result, groups, main), main)
@@ -231,6 +234,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
         **sweep,
         **_direct(plan),
         attacks=attacks,
+        counterfactual=counterfactual,
         concepts=concepts,
         influence=influence_result(plan),
         estimate=Estimate(0, {}, passes),
@@ -286,6 +290,22 @@ def _attacks(main: MainPass, explained: Sequence[AttributionResult]) -> tuple[At
         shown = {name: zeros for name, zeros in rows.items() if name not in left}
         found.append(AttackResult(type(attack).__name__, inputs, outputs, checks=checks, attributions=beside, **shown))
     return tuple(found)
+
+
+def _counterfactual(main: MainPass) -> CounterfactualResult | None:
+    """Returns the result of a counterfactual, with zeros."""
+    plan = main.plan
+    if plan.request.counterfactual is None:
+        return None
+    possible = possible_changes(plan)
+    with at("counterfactual"):
+        loss_to_cross(main)
+    fields = array_fields(CounterfactualResult).items()
+    rows = {name: np.zeros(plan.rows, field.number) for name, field in fields if field.number}
+    inputs = arrays({name: plan.inputs[name] for name in possible.names})
+    others = {name: np.zeros(array.shape, np.bool_) for name, array in inputs.items()}
+    outputs = {} if plan.request.omit_predictions else arrays(main.outputs)
+    return CounterfactualResult(inputs, others, outputs, checks=outline_checks(plan.request.check.mode), **rows)
 
 
 def _value_sites(sites: CaptureSites) -> CaptureSites:

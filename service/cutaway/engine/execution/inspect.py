@@ -32,6 +32,7 @@ from cutaway.engine.execution.collect import (
     with_known_axes,
 )
 from cutaway.engine.execution.concepts import with_concepts
+from cutaway.engine.execution.counterfactual import with_counterfactual
 from cutaway.engine.execution.fitting import attribution_too_large, in_passes_that_fit, with_smaller_passes
 from cutaway.engine.execution.generation import Tell, generate
 from cutaway.engine.execution.influence import with_influence
@@ -464,7 +465,8 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
     result = with_agreements(with_attributions(result, [*chain(*groups)], main), groups, main)
     result = with_direct(with_sweep(result, main), main)
     result = with_influence(with_concepts(result, main), main)
-    return whole_result(with_attacks(result, main, run_attributions), main)
+    result = with_counterfactual(with_attacks(result, main, run_attributions), main)
+    return whole_result(result, main)
 
 
 # The description of a model: its modules, its outputs, and the operators of its forward pass.

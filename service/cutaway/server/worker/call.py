@@ -320,6 +320,8 @@ def _counts(request: InspectRequest, failed: int, settings: Settings) -> Iterato
     yield "attacks", "attacks", len(request.attacks), settings.max_attributions
     for number, attack in enumerate(request.attacks):
         yield f"attacks[{number}].pgd.n_steps", "steps", getattr(attack, "n_steps", 0), settings.max_steps
+    if request.counterfactual is not None:
+        yield "counterfactual.max_changes", "changes", request.counterfactual.max_changes, settings.max_steps
     if request.generate is not None:
         yield "generate.max_new_tokens", "steps", request.generate.max_new_tokens, settings.max_steps
 
