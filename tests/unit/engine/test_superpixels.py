@@ -17,6 +17,7 @@ from cutaway.contract.results import AttributionResult, InspectResult, Verdict
 from cutaway.contract.tensors import Array
 from cutaway.engine.batching import inspect_batch
 from cutaway.engine.model.inspected_model import InspectedModel
+from cutaway.engine.passes import features
 from cutaway.engine.planning.plan import plan_request
 from tests.support.checked_attributions import ask, noise, wired
 
@@ -177,6 +178,13 @@ def test_what_has_no_regions_is_refused(asked: Attribution, images: Tensor, fiel
     with pytest.raises(CutawayError) as failure:
         ask(model, {"image": images}, asked, target=TARGET)
     assert failure.value.field == f"attributions[0].{field}"
+
+
+def test_more_pixels_than_are_divided_in_some_seconds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "MAX_PIXELS", 2 * SIDE * SIDE - 1)
+    with pytest.raises(CutawayError, match="send fewer rows") as failure:
+        regions()
+    assert failure.value.reason == "LIMIT_EXCEEDED"
 
 
 def test_numbers_that_are_none_and_single_colours_have_regions_too() -> None:

@@ -230,6 +230,9 @@ def regions_found(request: Any, features: Features, rows: int) -> Inputs:
 _PICTURE = 4
 _A_PICTURE = "a picture, [batch, channels, height, width]"
 _ITERATIONS = 10
+
+MAX_PIXELS = 1 << 22
+"""The most pixels of all rows in which superpixels are found: 83 pictures at 224×224, which take some 10 s."""
 _SEEN: MutableMapping[Tensor, dict[requests.Superpixels, Tensor]] = WeakTensorKeyDictionary()
 """What was found in a tensor: several attributions and metrics of a request ask for the same."""
 
@@ -240,6 +243,10 @@ def _superpixels(name: str, asked: requests.Superpixels, pictures: Tensor) -> Te
         raise error(
             Reason.METHOD_INAPPLICABLE, f"its shape is {list(pictures.shape)}, and not that of {_A_PICTURE}", name
         )
+    pixels = len(pictures) * pictures.shape[2] * pictures.shape[3]
+    if pixels > MAX_PIXELS:
+        what = f"the rows have {pixels} pixels, and superpixels are found in at most {MAX_PIXELS}: send fewer rows"
+        raise error(Reason.LIMIT_EXCEEDED, what, name)
     known = _SEEN.setdefault(pictures, {})
     if asked not in known:
         rows = [_slic(picture.detach().cpu().float(), asked) for picture in pictures]
