@@ -170,7 +170,7 @@ def smallest(model: nn.Module, x: Tensor, own: int) -> int:
 
 
 def test_no_change_can_be_put_back_and_brute_force_says_how_few_there_are() -> None:
-    """Of networks with interactions: never fewer than brute force, found wherever it finds some, mostly as few."""
+    """Of these networks: never fewer than brute force, found wherever it finds some, and mostly as few."""
     apart = []
     for seed in range(12):
         torch.manual_seed(seed)
