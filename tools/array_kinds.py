@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cutaway.contract.results import AttackResult, AttributionResult, InspectResult, MetricResult, TokenAttribution
+from cutaway.contract.results import (
+    AttackResult,
+    AttributionResult,
+    CounterfactualResult,
+    InspectResult,
+    MetricResult,
+    TokenAttribution,
+)
 from cutaway.contract.results.arrays import CAPTURE, POSITIONS, array_fields
 
 FILE = Path(__file__).parent.parent / "clients/typescript/src/kinds.ts"
@@ -19,6 +26,7 @@ _MESSAGES = {
     TokenAttribution: "TokenAttribution",
     MetricResult: "Metric",
     AttackResult: "Attack",
+    CounterfactualResult: "Counterfactual",
 }
 _RENAMED = {"unedited": "unedited_predictions"}
 

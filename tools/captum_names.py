@@ -101,7 +101,7 @@ _NOT_METHODS = {
         ),
         _EMBEDDING,
     ),
-    "ImageMaskInput": "`masks` of the method",
+    "ImageMaskInput": "`masks` of the method, or `ca.Superpixels`",
     "TextTokenInput": "the text, and a layer method at the embedding",
     "TextTemplateInput": "the text, and `masks` of the method",
     "ProductBaselines": "none: it draws anew in each call, and a verdict needs the same baselines; send what was drawn",

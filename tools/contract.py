@@ -19,8 +19,8 @@ from grpc_tools import protoc
 
 PROTOS = Path(__file__).parent.parent / "protos"
 FILES = (
-    *("inspection_service", "inspection", "input", "target", "capture", "edit", "attribution", "check", "tensor"),
-    "model",
+    *("inspection_service", "inspection", "input", "target", "capture", "edit", "attribution", "attack", "check"),
+    *("tensor", "model"),
 )
 """The files that callers need, in the order of the page. ``worker.proto`` is between the gateway and its workers."""
 

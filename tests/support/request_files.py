@@ -30,6 +30,8 @@ ATTRIBUTIONS: dict[str, ca.Attribution] = {
         ca.GradientShap(baselines={"x": np.array([[0.0], [1.0]])}, stdev=0.1),
     "{method: kernel_shap, masks: {x: [[0, 0, 1]]}, n_samples: 30}": ca.KernelShap(masks={"x": np.array([[0, 0, 1]])},
         n_samples=30),
+    "{method: lime, masks: {x: {segments: 20}, y: [[3, 4]]}}": ca.Lime(masks={"x": ca.Superpixels(20),
+        "y": np.array([[3, 4]])}),
     "{method: occlusion, windows: {a: [1, 3, 3], b: [2]}, strides: {a: [1, 2, 2]}}": ca.Occlusion(windows={"a": (1, 3,
         3), "b": (2,)}, strides={"a": (1, 2, 2)}),
     "{method: internal_influence, layer: fc, max_delta: 1e-3}": ca.InternalInfluence(layer="fc", max_delta=0.001),
@@ -141,6 +143,11 @@ REQUESTS: dict[str, InspectRequest] = {
         {"square": ca.ConceptExamples({"": np.array([[1, 2]])}), "word": ca.ConceptExamples(raw=texts("a", "b"))},
         (ca.ConceptExamples({"": np.array([[3, 4]])}), ca.ConceptExamples(raw=texts("c"))),
         classifier=ca.ConceptClassifier.SGD, vectors=True)),
+    "{counterfactual: {columns: {age: {lower: 18, upper: 90, step: 1}, job: {values: [0, 2]}}, targeted: true,"
+    " tokens: {replacements: [103], remove: true, keep: [101]}, masks: {x: {segments: 9}}, baselines: {x: 1}}}":
+        InspectRequest("", counterfactual=ca.Counterfactual(
+            columns={"age": ca.Column(18.0, 90.0, 1.0), "job": ca.Column(values=(0.0, 2.0))}, targeted=True,
+            tokens=ca.TokenChanges((103,), True, (101,)), masks={"x": ca.Superpixels(9)}, baselines={"x": 1.0})),
     "{influence: {training: {x: [[1, 2]]}, labels: [3], method: tracin_fast, layer: fc, learning_rate: 0.1, k: 2}}":
         InspectRequest("", influence=ca.Influence(ca.ConceptExamples({"x": np.array([[1, 2]])}), (3,),
             ca.InfluenceMethod.TRACIN_FAST, "fc", learning_rate=0.1, k=2)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import partial
 from math import prod
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -225,7 +226,11 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
         for name in ("probabilities", "target_values", "losses_before", "losses", "linf", "l2", "parameters")
     },
     **dict.fromkeys(
-        ["AttackedAttribution.cosine", "AttackedAttribution.rank_correlation"],
+        [
+            "AttackedAttribution.cosine",
+            "AttackedAttribution.rank_correlation",
+            *(f"Agreement.{name}" for name in ("cosine", "rank_correlation", "top_in_common")),
+        ],
         st.lists(numbers, max_size=3).map(lambda row: np.array(row, np.float64)),
     ),
     "ConceptExamples.tensors": st.dictionaries(names, tensors(), max_size=2),
@@ -237,6 +242,21 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "Influence.damping": st.floats(min_value=0, allow_infinity=False),
     "Influence.iterations": COUNT_32,
     "Influence.seed": st.integers(0, 2**63 - 1),
+    **dict.fromkeys(["Agreement.first", "Agreement.second"], UNSIGNED_32),
+    "Superpixels.segments": COUNT_32,
+    **dict.fromkeys(["Column.lower", "Column.upper"], st.none() | quantities),
+    "Column.step": st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    "Column.values": tuples_of(quantities),
+    "Counterfactual.max_changes": COUNT_32,
+    **{
+        f"CounterfactualResult.{name}": st.lists(each, max_size=3).map(partial(np.array, dtype=number))
+        for name, each, number in (
+            *((name, SIGNED_64, np.int64) for name in ("classes", "changes", "passes")),
+            ("probabilities", numbers, np.float64),
+            ("succeeded", st.booleans(), np.bool_),
+        )
+    },
+    "Superpixels.compactness": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     "Influence.learning_rate": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     "Influence.method": st.sampled_from(requests.InfluenceMethod),
     "InfluenceResult.self_influence": st.none() | tensors(),

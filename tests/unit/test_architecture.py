@@ -36,7 +36,7 @@ LAYERS = [
 
 INNER_LAYERS = {
     "contract": [
-        *("values", "errors", "json_text", "pictures", "tensors", "npy", "requests", "results", "wire"),
+        *("values", "errors", "json_text", "pictures", "tensors", "requests", "results", "wire"),
         *("torchserve_messages", "request_reader", "addresses"),
     ],
     "engine": [

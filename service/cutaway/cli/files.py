@@ -13,12 +13,11 @@ import typer
 from google.protobuf import json_format
 
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.npy import read_npy, read_npz
 from cutaway.contract.pictures import ANY, opened
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult, ModelDetail
 from cutaway.contract.results.arrays import by_name, entries, text_entries, write_npz
-from cutaway.contract.tensors import Array
+from cutaway.contract.tensors import Array, read_npy, read_npz
 from cutaway.contract.wire import requests as wire_requests
 
 _NUMPY = (".npy", ".npz")

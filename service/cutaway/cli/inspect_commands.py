@@ -251,6 +251,7 @@ def inspect(
             parser=short_forms.attack,
         ),
     ] = None,
+    agreement: Annotated[bool, flag("agreement", "Compare each pair of attributions of the same places.")] = False,
     seed: Annotated[int | None, option("NUMBER", "The seed of what draws random numbers.", min=0)] = None,
     reply_dtype: Annotated[
         str | None,
@@ -300,6 +301,7 @@ def inspect(
         generate=generate or base.generate,
         sweep=sweep or base.sweep,
         attacks=(*base.attacks, *(attack or ())),
+        agreement=agreement or base.agreement,
         seed=base.seed if seed is None else seed,
         reply_data_type=reply_dtype or base.reply_data_type,
         compression="zstd" if compress else base.compression,

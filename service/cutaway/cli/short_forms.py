@@ -21,7 +21,7 @@ from typer.completion import get_completion_inspect_parameters, install_callback
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.request_reader.files import load_arrays, parse_yaml, read_text, read_yaml
-from cutaway.contract.request_reader.reader import CLASSES, data_type, place, read, read_request
+from cutaway.contract.request_reader.reader import CLASSES, data_type, read, read_request
 from cutaway.contract.requests import (
     INPUT_FIELDS,
     Attack,
@@ -37,7 +37,7 @@ from cutaway.contract.requests import (
     Sweep,
     Target,
 )
-from cutaway.contract.requests.fields import plain
+from cutaway.contract.requests.fields import place, plain
 from cutaway.contract.wire.codec import type_hints
 
 # The file of ``cutaway inspect --request``: errors name the lines of its fields.

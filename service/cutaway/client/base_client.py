@@ -29,6 +29,7 @@ from cutaway.client.request_builder import (
     CaptureLike,
     CheckLike,
     ConceptsLike,
+    CounterfactualLike,
     DirectLike,
     EditLike,
     ExplainIfLike,
@@ -245,6 +246,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         attacks: Sequence[AttackLike] | AttackLike = (),
         concepts: ConceptsLike | None = None,
         influence: InfluenceLike | None = None,
+        agreement: bool = False,
+        counterfactual: CounterfactualLike | None = None,
         stream: bool | None = None,
         progress: bool | OnProgress = False,
         timeout: float | None = None,
@@ -288,6 +291,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
                 `PGD`.
             concepts: tests the target with concepts: `TCAV`.
             influence: finds the training rows that made the predictions: `Influence`.
+            agreement: True compares each pair of attributions of the same places and the same target.
+            counterfactual: looks for small changes that change the class: `Counterfactual`.
             stream: True receives the reply in pieces, which large ones need; False in one message; None chooses. The
                 result is the same.
             progress: True shows a bar on a terminal or in a notebook, if the attributions take more than a second; a
@@ -327,6 +332,8 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         attacks: Sequence[AttackLike] | AttackLike = (),
         concepts: ConceptsLike | None = None,
         influence: InfluenceLike | None = None,
+        agreement: bool = False,
+        counterfactual: CounterfactualLike | None = None,
         timeout: float | None = None,
     ) -> Streamed:
         """Does what `inspect` does, with the same arguments, and returns the reply as it arrives: tensor by tensor, or

@@ -165,6 +165,7 @@ DirectLike: TypeAlias = requests.Direct | Words
 AttackLike: TypeAlias = requests.Attack | str | Words
 ConceptsLike: TypeAlias = requests.TCAV | Words
 InfluenceLike: TypeAlias = requests.Influence | Words
+CounterfactualLike: TypeAlias = requests.Counterfactual | Words
 
 
 _OF_INSPECT = {
@@ -236,7 +237,7 @@ def signature(request: requests.InspectRequest) -> Hashable:
                 (request.generate, request.sweep, request.direct, request.concepts is None, request.influence is None)
             ),
         ),
-        len(request.attacks),
+        len(request.attacks) + (request.counterfactual is not None),
     )
 
 

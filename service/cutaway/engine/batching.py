@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -18,23 +18,23 @@ from torch import Tensor
 from cutaway.contract import requests
 from cutaway.contract.results import InspectResult
 from cutaway.contract.results.arrays import ArrayField, Entry, with_arrays
-from cutaway.contract.tensors import Array, as_array
+from cutaway.contract.tensors import Array, by_value
 from cutaway.contract.values import changed
 from cutaway.engine.cost.estimate import estimate
 from cutaway.engine.cost.pass_count import kept_elements
-from cutaway.engine.execution.collect import collect_main_pass
+from cutaway.engine.execution.collect import collect_main_pass, telling
 from cutaway.engine.execution.fitting import request_too_large
 from cutaway.engine.execution.generation import Arrival, Arrivals, generate_together
 from cutaway.engine.execution.inspect import finish, run_plan
 from cutaway.engine.execution.main_pass import MainPass, may_share, run_main_pass
-from cutaway.engine.execution.progress import telling
+from cutaway.engine.execution.missing import untested_names
 from cutaway.engine.execution.row_parts import independence_key, plan_rows_independent
-from cutaway.engine.execution.unread_inputs import untested_names
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.tokens import MASK, TEXT
 from cutaway.engine.methods.captum_call import method_of
 from cutaway.engine.model.inspected_model import arguments_kind
 from cutaway.engine.model.session import is_out_of_memory, latest
+from cutaway.engine.passes.features import has_superpixels
 from cutaway.engine.passes.pass_recorder import CannotShare, ResolvedAttribution, RowRange, concatenated, consecutive
 from cutaway.engine.planning.plan import RequestPlan
 
@@ -69,28 +69,18 @@ def _identity(plan: RequestPlan) -> Hashable:
 
 def _question(plan: RequestPlan) -> Hashable:
     """Returns what plans have in common that ask the same, by value: all but inputs, classes and baselines."""
-    attributions = (changed(_without_classes(attribution.request), baselines=None) for attribution in plan.attributions)
+    compares = plan.request.agreement  # and so is asked of which targets are the same
+    attributions = (
+        changed(_without_classes(attribution.request, compares), baselines=None) for attribution in plan.attributions
+    )
     inputs: dict[str, Any] = dict.fromkeys(requests.INPUT_FIELDS)
-    return _by_value(changed(_without_classes(plan.request), **inputs, attributions=tuple(attributions)))
+    return by_value(changed(_without_classes(plan.request, compares), **inputs, attributions=tuple(attributions)))
 
 
-def _without_classes(request: Request) -> Request:
+def _without_classes(request: Request, compares: bool) -> Request:
     target = request.target
-    return changed(request, target=changed(target, indices=())) if isinstance(target, requests.ClassIndex) else request
-
-
-def _by_value(value: Any) -> Hashable:
-    """Returns a hashable key that is equal for equal contents. Arrays are compared by data type, shape and bytes."""
-    if is_dataclass(value):
-        return type(value), *(_by_value(getattr(value, field.name)) for field in fields(value))
-    if isinstance(value, Mapping):
-        return frozenset((name, _by_value(element)) for name, element in value.items())
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_by_value, value))
-    if hasattr(value, "dtype"):
-        array = as_array(value)
-        return array.dtype.name, array.shape, array.tobytes()
-    return type(value), value
+    of_class = isinstance(target, requests.ClassIndex) and not compares
+    return changed(request, target=changed(target, indices=())) if of_class else request
 
 
 def _may_join(plan: RequestPlan) -> bool:
@@ -121,6 +111,7 @@ def _is_attributed_by_row(attribution: ResolvedAttribution) -> bool:
         and getattr(request, "max_delta", None) is None
         and _is_by_row(request.target)
         and all(len(mask) == 1 for mask in attribution.features.numbers.values())
+        and not has_superpixels(request)
     )
 
 

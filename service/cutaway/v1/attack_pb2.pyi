@@ -113,7 +113,7 @@ class AttackRequest(_message.Message):
         """The inputs that change, by name. Default: every floating input."""
 
     @_builtins.property
-    def masks(self) -> _attribution_pb2.FeatureMasks:
+    def masks(self) -> _attribution_pb2.ElementMasks:
         """Input name to which elements may change: 1, and 0 for others; of one row or a row an example. Default: all."""
 
     @_builtins.property
@@ -127,7 +127,7 @@ class AttackRequest(_message.Message):
         pgd: Global___Pgd | None = ...,
         targeted: _builtins.bool = ...,
         inputs: _abc.Iterable[_builtins.str] | None = ...,
-        masks: _attribution_pb2.FeatureMasks | None = ...,
+        masks: _attribution_pb2.ElementMasks | None = ...,
         lower_bound: _builtins.float | None = ...,
         upper_bound: _builtins.float | None = ...,
         zero_threshold: _builtins.float | None = ...,
@@ -263,6 +263,236 @@ class MinParamPerturbation(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MinParamPerturbation: _TypeAlias = MinParamPerturbation  # noqa: Y015
+
+@_typing.final
+class CounterfactualRequest(_message.Message):
+    """A search for a small change of each row that changes the class: greedy, then pruned until no change can be put back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ColumnsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Column: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Column | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
+    BASELINES_FIELD_NUMBER: _builtins.int
+    TARGETED_FIELD_NUMBER: _builtins.int
+    MAX_CHANGES_FIELD_NUMBER: _builtins.int
+    targeted: _builtins.bool
+    """True looks for the class that the target names. Default: for any other than the target's."""
+    max_changes: _builtins.int
+    """The most changes of a row. Default: 10."""
+    @_builtins.property
+    def columns(self) -> _containers.MessageMap[_builtins.str, Global___Column]:
+        """The columns of a table that may change, by the name of the feature, or as `x[3]`."""
+
+    @_builtins.property
+    def tokens(self) -> Global___TokenChanges:
+        """The tokens that may be replaced or removed. Default: none."""
+
+    @_builtins.property
+    def masks(self) -> _attribution_pb2.FeatureMasks:
+        """Groups of elements, each of which may get its baseline as a whole."""
+
+    @_builtins.property
+    def baselines(self) -> _attribution_pb2.Baselines:
+        """The values that groups of elements get. Default: zeros."""
+
+    def __init__(
+        self,
+        *,
+        columns: _abc.Mapping[_builtins.str, Global___Column] | None = ...,
+        tokens: Global___TokenChanges | None = ...,
+        masks: _attribution_pb2.FeatureMasks | None = ...,
+        baselines: _attribution_pb2.Baselines | None = ...,
+        targeted: _builtins.bool = ...,
+        max_changes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_changes", b"_max_changes", "baselines", b"baselines", "masks", b"masks", "max_changes", b"max_changes", "tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_changes", b"_max_changes", "baselines", b"baselines", "columns", b"columns", "masks", b"masks", "max_changes", b"max_changes", "targeted", b"targeted", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_changes: _TypeAlias = _typing.Literal["max_changes"]  # noqa: Y015
+    _WhichOneofArgType__max_changes: _TypeAlias = _typing.Literal["_max_changes", b"_max_changes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_changes) -> _WhichOneofReturnType__max_changes | None: ...
+
+Global___CounterfactualRequest: _TypeAlias = CounterfactualRequest  # noqa: Y015
+
+@_typing.final
+class Column(_message.Message):
+    """The values that a column may take in place of its own: those of a range, or those that are listed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOWER_FIELD_NUMBER: _builtins.int
+    UPPER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    lower: _builtins.float
+    """The least value."""
+    upper: _builtins.float
+    """The largest value."""
+    step: _builtins.float
+    """The distance between two values, from `lower` on. Default: 1 for integers, else a sixteenth of the range."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The only values, such as the numbers of categories, in place of a range."""
+
+    def __init__(
+        self,
+        *,
+        lower: _builtins.float | None = ...,
+        upper: _builtins.float | None = ...,
+        step: _builtins.float | None = ...,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lower", b"_lower", "_step", b"_step", "_upper", b"_upper", "lower", b"lower", "step", b"step", "upper", b"upper"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lower", b"_lower", "_step", b"_step", "_upper", b"_upper", "lower", b"lower", "step", b"step", "upper", b"upper", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lower: _TypeAlias = _typing.Literal["lower"]  # noqa: Y015
+    _WhichOneofArgType__lower: _TypeAlias = _typing.Literal["_lower", b"_lower"]  # noqa: Y015
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    _WhichOneofReturnType__upper: _TypeAlias = _typing.Literal["upper"]  # noqa: Y015
+    _WhichOneofArgType__upper: _TypeAlias = _typing.Literal["_upper", b"_upper"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lower) -> _WhichOneofReturnType__lower | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__upper) -> _WhichOneofReturnType__upper | None: ...
+
+Global___Column: _TypeAlias = Column  # noqa: Y015
+
+@_typing.final
+class TokenChanges(_message.Message):
+    """The changes that tokens may have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLACEMENTS_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    remove: _builtins.bool
+    """True masks a token too: its place in `attention_mask` becomes 0."""
+    input: _builtins.str
+    """The input with the ids. Default: `input_ids`."""
+    @_builtins.property
+    def replacements(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids, one of which takes the place of a token."""
+
+    @_builtins.property
+    def keep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that stay, such as those that begin and end a text."""
+
+    def __init__(
+        self,
+        *,
+        replacements: _abc.Iterable[_builtins.int] | None = ...,
+        remove: _builtins.bool = ...,
+        keep: _abc.Iterable[_builtins.int] | None = ...,
+        input: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "keep", b"keep", "remove", b"remove", "replacements", b"replacements"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenChanges: _TypeAlias = TokenChanges  # noqa: Y015
+
+@_typing.final
+class Counterfactual(_message.Message):
+    """What was found for each row. Rows for which nothing was found have their own inputs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUTS_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    PREDICTIONS_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    PROBABILITIES_FIELD_NUMBER: _builtins.int
+    SUCCEEDED_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
+    CHECKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
+        """The changed inputs, by name."""
+
+    @_builtins.property
+    def changed(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
+        """Whether each of their elements is another than the request's own, by name."""
+
+    @_builtins.property
+    def predictions(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
+        """What the model returns for them, by name; empty where predictions are left out."""
+
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The class of each row then."""
+
+    @_builtins.property
+    def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The softmax of the output, of that class."""
+
+    @_builtins.property
+    def succeeded(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Whether the class is the one to reach, or another than that of the target."""
+
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many columns, tokens or groups of each row were changed."""
+
+    @_builtins.property
+    def passes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many passes the search took."""
+
+    @_builtins.property
+    def checks(self) -> _containers.RepeatedCompositeFieldContainer[_check_pb2.Check]:
+        """The outcomes of the checks; empty with checks off."""
+
+    def __init__(
+        self,
+        *,
+        inputs: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
+        changed: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
+        predictions: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
+        classes: _abc.Iterable[_builtins.int] | None = ...,
+        probabilities: _abc.Iterable[_builtins.float] | None = ...,
+        succeeded: _abc.Iterable[_builtins.bool] | None = ...,
+        changes: _abc.Iterable[_builtins.int] | None = ...,
+        passes: _abc.Iterable[_builtins.int] | None = ...,
+        checks: _abc.Iterable[_check_pb2.Check] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "changes", b"changes", "checks", b"checks", "classes", b"classes", "inputs", b"inputs", "passes", b"passes", "predictions", b"predictions", "probabilities", b"probabilities", "succeeded", b"succeeded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Counterfactual: _TypeAlias = Counterfactual  # noqa: Y015
 
 @_typing.final
 class Attack(_message.Message):

@@ -562,10 +562,82 @@ class FeatureMasks(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SuperpixelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Superpixels: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Superpixels | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     BY_INPUT_FIELD_NUMBER: _builtins.int
+    SUPERPIXELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def by_input(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
         """Input name to a mask of feature ids, of one row or a row an example."""
+
+    @_builtins.property
+    def superpixels(self) -> _containers.MessageMap[_builtins.str, Global___Superpixels]:
+        """Input name to superpixels, which the server finds in each picture. The empty name is that of all pictures."""
+
+    def __init__(
+        self,
+        *,
+        by_input: _abc.Mapping[_builtins.str, _tensor_pb2.Tensor] | None = ...,
+        superpixels: _abc.Mapping[_builtins.str, Global___Superpixels] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_input", b"by_input", "superpixels", b"superpixels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureMasks: _TypeAlias = FeatureMasks  # noqa: Y015
+
+@_typing.final
+class ElementMasks(_message.Message):
+    """Elements that are meant, by input name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ByInputEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _tensor_pb2.Tensor: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _tensor_pb2.Tensor | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BY_INPUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def by_input(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
+        """Input name to a mask, of one row or a row an example: 0 for elements that are not meant."""
 
     def __init__(
         self,
@@ -578,7 +650,42 @@ class FeatureMasks(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FeatureMasks: _TypeAlias = FeatureMasks  # noqa: Y015
+Global___ElementMasks: _TypeAlias = ElementMasks  # noqa: Y015
+
+@_typing.final
+class Superpixels(_message.Message):
+    """Regions of similar colours of a picture [channels, height, width], each in one piece, by SLIC. Achanta et al. 2012,
+    doi:10.1109/TPAMI.2012.120.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    COMPACTNESS_FIELD_NUMBER: _builtins.int
+    segments: _builtins.int
+    """About how many regions a picture has. Default: 50."""
+    compactness: _builtins.float
+    """The weight of nearness beside colour, above 0: large ones make squares. Default: 1."""
+    def __init__(
+        self,
+        *,
+        segments: _builtins.int | None = ...,
+        compactness: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_compactness", b"_compactness", "_segments", b"_segments", "compactness", b"compactness", "segments", b"segments"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compactness", b"_compactness", "_segments", b"_segments", "compactness", b"compactness", "segments", b"segments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__compactness: _TypeAlias = _typing.Literal["compactness"]  # noqa: Y015
+    _WhichOneofArgType__compactness: _TypeAlias = _typing.Literal["_compactness", b"_compactness"]  # noqa: Y015
+    _WhichOneofReturnType__segments: _TypeAlias = _typing.Literal["segments"]  # noqa: Y015
+    _WhichOneofArgType__segments: _TypeAlias = _typing.Literal["_segments", b"_segments"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__compactness) -> _WhichOneofReturnType__compactness | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__segments) -> _WhichOneofReturnType__segments | None: ...
+
+Global___Superpixels: _TypeAlias = Superpixels  # noqa: Y015
 
 @_typing.final
 class Saliency(_message.Message):
@@ -2698,13 +2805,13 @@ class PointingGame(_message.Message):
 
     REGIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def regions(self) -> Global___FeatureMasks:
+    def regions(self) -> Global___ElementMasks:
         """Input name to what is inside: not zero, of one row or a row an example."""
 
     def __init__(
         self,
         *,
-        regions: Global___FeatureMasks | None = ...,
+        regions: Global___ElementMasks | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -2722,13 +2829,13 @@ class RelevanceMass(_message.Message):
 
     REGIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def regions(self) -> Global___FeatureMasks:
+    def regions(self) -> Global___ElementMasks:
         """Input name to what is inside: not zero, of one row or a row an example."""
 
     def __init__(
         self,
         *,
-        regions: Global___FeatureMasks | None = ...,
+        regions: Global___ElementMasks | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -2746,13 +2853,13 @@ class RelevanceRank(_message.Message):
 
     REGIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def regions(self) -> Global___FeatureMasks:
+    def regions(self) -> Global___ElementMasks:
         """Input name to what is inside: not zero, of one row or a row an example."""
 
     def __init__(
         self,
         *,
-        regions: Global___FeatureMasks | None = ...,
+        regions: Global___ElementMasks | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["regions", b"regions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -2784,6 +2891,7 @@ class Attribution(_message.Message):
     INPUTS_LEFT_OUT_FIELD_NUMBER: _builtins.int
     ATTRIBUTION_MS_FIELD_NUMBER: _builtins.int
     CHECK_MS_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """The method, by Captum's class name: `IntegratedGradients`."""
     layer: _builtins.str
@@ -2849,6 +2957,10 @@ class Attribution(_message.Message):
         and those that the method cannot move. They have the request's own values in every pass.
         """
 
+    @_builtins.property
+    def features(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
+        """The regions of superpixels, by input name, [batch, height, width]: the number of the feature of each pixel, from 0."""
+
     def __init__(
         self,
         *,
@@ -2868,10 +2980,11 @@ class Attribution(_message.Message):
         inputs_left_out: _abc.Iterable[_builtins.str] | None = ...,
         attribution_ms: _builtins.float = ...,
         check_ms: _builtins.float = ...,
+        features: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attribution_ms", b"attribution_ms", "check_ms", b"check_ms", "checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "inputs_left_out", b"inputs_left_out", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "standard_errors", b"standard_errors", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attribution_ms", b"attribution_ms", "check_ms", b"check_ms", "checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "features", b"features", "inputs_left_out", b"inputs_left_out", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "standard_errors", b"standard_errors", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -235,6 +235,8 @@ class InspectRequest(_message.Message):
     ATTACKS_FIELD_NUMBER: _builtins.int
     CONCEPTS_FIELD_NUMBER: _builtins.int
     INFLUENCE_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    COUNTERFACTUAL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required. Default version: the highest that is served."""
     compare: _builtins.bool
@@ -243,6 +245,8 @@ class InspectRequest(_message.Message):
     """True returns the error of an attribution in that attribution's place, and the rest of the reply. Default: it is
     the error of the call.
     """
+    agreement: _builtins.bool
+    """True compares each pair of attributions of the same places and the same target. Default: none is compared."""
     @_builtins.property
     def tensors(self) -> _input_pb2.TensorInputs:
         """Tensors by forward-argument name."""
@@ -311,6 +315,10 @@ class InspectRequest(_message.Message):
     def influence(self) -> Global___Influence:
         """Find the training rows that made the predictions. Default: none."""
 
+    @_builtins.property
+    def counterfactual(self) -> _attack_pb2.CounterfactualRequest:
+        """Look for small changes that change the class. Default: none."""
+
     def __init__(
         self,
         *,
@@ -334,10 +342,12 @@ class InspectRequest(_message.Message):
         attacks: _abc.Iterable[_attack_pb2.AttackRequest] | None = ...,
         concepts: Global___Tcav | None = ...,
         influence: Global___Influence | None = ...,
+        agreement: _builtins.bool = ...,
+        counterfactual: _attack_pb2.CounterfactualRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "concepts", b"concepts", "direct", b"direct", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "concepts", b"concepts", "counterfactual", b"counterfactual", "direct", b"direct", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attacks", b"attacks", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "concepts", b"concepts", "direct", b"direct", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "arguments", b"arguments", "attacks", b"attacks", "attribution_errors_in_place", b"attribution_errors_in_place", "attributions", b"attributions", "captures", b"captures", "check", b"check", "compare", b"compare", "concepts", b"concepts", "counterfactual", b"counterfactual", "direct", b"direct", "edits", b"edits", "explain_if", b"explain_if", "generate", b"generate", "influence", b"influence", "input", b"input", "input_gradients", b"input_gradients", "model", b"model", "options", b"options", "raw", b"raw", "sweep", b"sweep", "target", b"target", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["tensors", "raw"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -864,6 +874,8 @@ class InspectResponse(_message.Message):
     ATTACKS_FIELD_NUMBER: _builtins.int
     CONCEPTS_FIELD_NUMBER: _builtins.int
     INFLUENCE_FIELD_NUMBER: _builtins.int
+    AGREEMENTS_FIELD_NUMBER: _builtins.int
+    COUNTERFACTUAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """The predictions."""
@@ -980,6 +992,14 @@ class InspectResponse(_message.Message):
     def influence(self) -> Global___InfluenceResult:
         """The training rows that made the predictions, with `influence`."""
 
+    @_builtins.property
+    def agreements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Agreement]:
+        """How far attributions agree, with `agreement`: each pair of the same places and the same target."""
+
+    @_builtins.property
+    def counterfactual(self) -> _attack_pb2.Counterfactual:
+        """The small changes that change the class, with `counterfactual`."""
+
     def __init__(
         self,
         *,
@@ -1010,14 +1030,66 @@ class InspectResponse(_message.Message):
         attacks: _abc.Iterable[_attack_pb2.Attack] | None = ...,
         concepts: _abc.Iterable[Global___ConceptResult] | None = ...,
         influence: Global___InfluenceResult | None = ...,
+        agreements: _abc.Iterable[Global___Agreement] | None = ...,
+        counterfactual: _attack_pb2.Counterfactual | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "influence", b"influence", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counterfactual", b"counterfactual", "estimate", b"estimate", "influence", b"influence", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "concepts", b"concepts", "direct", b"direct", "direct_bias", b"direct_bias", "direct_rest", b"direct_rest", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "influence", b"influence", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "concepts", b"concepts", "counterfactual", b"counterfactual", "direct", b"direct", "direct_bias", b"direct_bias", "direct_rest", b"direct_rest", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "influence", b"influence", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InspectResponse: _TypeAlias = InspectResponse  # noqa: Y015
+
+@_typing.final
+class Agreement(_message.Message):
+    """How far two attributions agree, by row; NaN where one of them is zero, or not finite. They are compared by the tokens
+    of a text, without padding, and else by the elements of inputs or of a layer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    SECOND_FIELD_NUMBER: _builtins.int
+    COSINE_FIELD_NUMBER: _builtins.int
+    RANK_CORRELATION_FIELD_NUMBER: _builtins.int
+    TOP_IN_COMMON_FIELD_NUMBER: _builtins.int
+    OF_MAGNITUDES_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """The number of the first one in the reply, from 0."""
+    second: _builtins.int
+    """The number of the second one."""
+    of_magnitudes: _builtins.bool
+    """Whether magnitudes are compared, because one of the methods has no signs."""
+    @_builtins.property
+    def cosine(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The cosine between them."""
+
+    @_builtins.property
+    def rank_correlation(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Spearman's rank correlation."""
+
+    @_builtins.property
+    def top_in_common(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The share of the largest tenth of the one, by magnitude, that is in that of the other, from 0 to 1."""
+
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        second: _builtins.int = ...,
+        cosine: _abc.Iterable[_builtins.float] | None = ...,
+        rank_correlation: _abc.Iterable[_builtins.float] | None = ...,
+        top_in_common: _abc.Iterable[_builtins.float] | None = ...,
+        of_magnitudes: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosine", b"cosine", "first", b"first", "of_magnitudes", b"of_magnitudes", "rank_correlation", b"rank_correlation", "second", b"second", "top_in_common", b"top_in_common"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Agreement: _TypeAlias = Agreement  # noqa: Y015
 
 @_typing.final
 class InfluenceResult(_message.Message):

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import xarray
 
 
-_CONSTANT = ("attribution", "title", "method", "layer", "input", "output")
+_CONSTANT = ("attribution", "title", "other", "method", "layer", "input", "output")
 
 
 def frame(result: InspectResult, what: str, labels: Sequence[str]) -> pandas.DataFrame:
-    """Returns the table ``what``, ``attributions`` or ``predictions``; see `Inspection.to_pandas`."""
+    """Returns the table ``what``; see `Inspection.to_pandas`."""
     if what not in _TABLES:
         raise error(Reason.INVALID_VALUE, f"{what!r} is none of {', '.join(_TABLES)}", "what")
     with importing("to_pandas()"):
@@ -38,7 +38,7 @@ def frame(result: InspectResult, what: str, labels: Sequence[str]) -> pandas.Dat
     further = sorted(name for name in table.columns if name.startswith("position_"))
     for name in further:
         table[name] = table[name].astype("Int64")  # has a value for arrays of that many axes only
-    place = columns.index("position") + 1
+    place = columns.index("position") + 1 if "position" in columns else 0
     table = table[[*columns[:place], *further, *columns[place:]]]
     return table.astype({name: "category" for name in (*_CONSTANT, "verdict", "cause") if name in columns})
 
@@ -57,6 +57,20 @@ def _attributions(result: InspectResult, _labels: Sequence[str]) -> Iterator[dic
         for name, values, features in _values(attribution, result.feature_names):
             if values.ndim and len(values) == rows:
                 yield _tidy(values, {**constant, "input": name}, by_row, features)
+
+
+def _agreements(result: InspectResult, _labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields the columns of a table with a row for each example and pair of attributions."""
+    names = result.titles()
+    for each in result.agreements:
+        rows = len(each.cosine)
+        yield {
+            "example": np.arange(rows),
+            "title": [names[each.first]] * rows,
+            "other": [names[each.second]] * rows,
+            **dict(zip(("cosine", "rank_correlation", "top_in_common"), each.figures)),
+            "of_magnitudes": [each.of_magnitudes] * rows,
+        }
 
 
 def _values(
@@ -131,6 +145,10 @@ _TABLES: dict[str, Any] = {
     "predictions": (
         _predictions,
         ["example", "output", "position", "feature", "value", "predicted", "label", "probability"],
+    ),
+    "agreement": (
+        _agreements,
+        ["example", "title", "other", "cosine", "rank_correlation", "top_in_common", "of_magnitudes"],
     ),
 }  # fmt: skip
 """The tables by name: the function that yields their parts, and their columns."""

@@ -16,8 +16,10 @@ from cutaway.contract.results.arrays import CLASSES, by_name, entries, examples_
 from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.results.summary import (
     Titled,
+    agreement_lines,
     batch_size,
     class_name,
+    counterfactual_lines,
     first,
     harmless,
     outcome,
@@ -109,8 +111,7 @@ ATTRIBUTIONS = 6
 CHARACTERS = 300_000
 """The most characters of pictures and attributions; what has no room is left out."""
 
-_INPUTS = 3  # of an example
-_TARGETS = 3
+_INPUTS, _TARGETS = 3, 3  # of an example
 _LINES = 12  # of other arrays, and of warnings
 _DRAWN = (
     *CLASSES,
@@ -194,6 +195,7 @@ def _example(
         element("div", element("div", *side, class_="side"), element("div", *tiles, class_="tiles"), class_="columns"),
         *_left_out(len(inputs), _INPUTS, "inputs"),
         *_left_out(len(attributed), len(tiles), "attributions", attributed[len(tiles) :]),
+        *_listed("Agreement and changes", [*agreement_lines(result, row), *counterfactual_lines(result, row)]),
         class_="example",
     )
 
@@ -231,7 +233,7 @@ def _verdict(name: str, attribution: AttributionResult) -> Markup:
 
 def _shapes(result: InspectResult) -> Iterator[str]:
     for name, entry in by_name(entries(result)).items():
-        if entry.kind not in _DRAWN:
+        if entry.kind not in _DRAWN and not entry.kind.startswith("agreement_"):
             yield f"{harmless(name)}: {outline(entry.array)}"
 
 
@@ -258,9 +260,8 @@ _LABEL = 40
 
 def _badge(verdict: str) -> Markup:
     """Returns a verdict on a ground of its colour."""
-    return element(
-        "span", verdict.replace("_", " "), class_=f"badge {verdict.lower().replace('_', '-').replace(' ', '-')}"
-    )
+    kind = verdict.lower().replace("_", "-").replace(" ", "-")
+    return element("span", verdict.replace("_", " "), class_=f"badge {kind}")
 
 
 def _signed_bars(names: Sequence[str], values: Array, signless: bool) -> Markup:
@@ -393,9 +394,8 @@ def _prediction_panels(result: InspectResult, row: int, labels: Sequence[str]) -
         for number, (name, array) in enumerate(list(outputs.items())[:_OUTPUTS]):
             values = _row(array, row)
             predicted = classes[row] if not number and row < len(classes) else None
-            title = f"{prefix}{harmless(name)}"
-            if predicted is not None:
-                title += f": {class_name(predicted)}, {predicted.probability:.1%}"
+            known_as = f": {class_name(predicted)}, {predicted.probability:.1%}" if predicted is not None else ""
+            title = f"{prefix}{harmless(name)}{known_as}"
             if values.ndim == 1 and values.size:
                 known = class_labels(result, labels) if predicted is not None else {}
                 texts = [known.get(index) or str(index) for index in range(values.size)]

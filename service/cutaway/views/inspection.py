@@ -134,12 +134,12 @@ class Inspection(InspectResult):
             figure.savefig(path, dpi=plots.DOTS_PER_INCH)
         return figure
 
-    def to_pandas(self, what: Literal["attributions", "predictions"] = "attributions") -> pandas.DataFrame:
+    def to_pandas(self, what: Literal["attributions", "predictions", "agreement"] = "attributions") -> pandas.DataFrame:
         """Returns a table with a row per number.
 
         Args:
-            what: ``attributions``, whose rows are elements of an input or layer, or tokens; or ``predictions``, whose
-                rows are elements of an output.
+            what: ``attributions``, whose rows are elements of an input or layer, or tokens; ``predictions``, whose
+                rows are elements of an output; or ``agreement``, whose rows are pairs of attributions.
 
         Raises:
             FailedPrecondition: ``PACKAGE_MISSING``, if pandas is not installed.

@@ -22,7 +22,7 @@ from rich.text import Text
 from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, TokenAttribution, Verdict
 from cutaway.contract.results.arrays import POSITIONS, captures, entries
 from cutaway.contract.results.explanations import outcome_of_row
-from cutaway.contract.results.summary import Titled, outline, without_layer
+from cutaway.contract.results.summary import Titled, counterfactual_lines, outline, without_layer
 from cutaway.contract.tensors import Array, bytes_of
 from cutaway.contract.values import printable
 
@@ -58,8 +58,12 @@ def result_tables(result: InspectResult) -> Iterator[RenderableType]:
         yield receipt_table(result)
     if result.attributions:
         yield attribution_table(result)
+    if result.agreements:
+        yield agreement_table(result)
     if result.attacks:
         yield attack_table(result)
+    if result.counterfactual is not None:
+        yield Text("\n".join(["Counterfactual", *map(printable, counterfactual_lines(result))]))
     if result.concepts:
         yield concept_table(result)
     if result.warnings:
@@ -303,6 +307,17 @@ def attack_table(result: InspectResult) -> Table:
             columns_of_row = (attack.classes, attack.losses, attack.linf, attack.parameters)
             cells = [Text("-") if values is None else _number_text(values[row]) for values in columns_of_row]
             table.add_row(Text(attack.method), verdict, str(row), cells[0], reached, *cells[1:])
+    return table
+
+
+def agreement_table(result: InspectResult) -> Table:
+    """Returns a table of how far attributions agree, with the figures of the first examples."""
+    columns = ("method", "and", "cosine", "rank correlation", "largest tenth", "by magnitude")
+    table, names = empty_table("Agreement", *columns, folds=("method", "and")), result.titles()
+    for each in result.agreements[:MAX_ROWS]:
+        cells = map(_first_values, each.figures)
+        table.add_row(Text(names[each.first]), Text(names[each.second]), *cells, "yes" if each.of_magnitudes else "")
+    _count_hidden_rows(table, len(result.agreements))
     return table
 
 

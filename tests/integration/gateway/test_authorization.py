@@ -125,6 +125,8 @@ QUESTIONS: dict[str, Asked] = {
     "input gradients": Asked({"input_gradients": True}, INSPECT),
     "attribution": Asked({"attributions": [ca.Saliency()]}, INSPECT),
     "layer attribution": Asked({"attributions": [ca.LayerActivation(layer="open1")]}, INSPECT),
+    "counterfactual": Asked({"counterfactual": {"columns": {"x[0]": {"values": [3]}}}, "target": 1}, INSPECT),
+    "agreement": Asked({"attributions": ["saliency", "input_x_gradient"], "agreement": True}, INSPECT),
     "explain if": Asked({"attributions": [ca.Saliency()], "explain_if": ca.ExplainIf(classes=(0,))}, INSPECT),
     "capture, dry run": Asked({"captures": ["open1"], "dry_run": True}, INSPECT),
     "edit": Asked({"edits": [ZERO]}, EDIT),

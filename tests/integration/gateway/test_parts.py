@@ -18,7 +18,7 @@ from cutaway.contract.errors import Reason
 from cutaway.contract.results.arrays import by_name, tensors
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.message_walk import tensors_in
-from cutaway.engine.execution import progress
+from cutaway.engine.execution import collect
 from cutaway.server.embedded import Served, serve
 from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, inspection_service_pb2_grpc
@@ -139,8 +139,8 @@ def test_a_caller_who_leaves_ends_the_passes(client: ca.Client, doors: Callable[
 
 @pytest.fixture
 def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "FIRST_S", 0.0)
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(collect, "FIRST_S", 0.0)
+    monkeypatch.setattr(collect, "EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("told_at_once")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.adapters.causal_lm import CausalLMAdapter
-from cutaway.engine.execution import progress
+from cutaway.engine.execution import collect
 from cutaway.gateway import serve
 from cutaway.server.embedded import Served
 from cutaway.server.settings import Settings
@@ -235,8 +235,8 @@ def test_a_caller_who_hangs_up_ends_the_passes(served: Served, shut: Callable[[i
 
 def test_progress_is_an_event(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between parts; its name keeps it apart from them."""
-    monkeypatch.setattr(progress, "FIRST_S", 0.0)
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(collect, "FIRST_S", 0.0)
+    monkeypatch.setattr(collect, "EVERY_S", 0.0)
     events = whole(served, "doored:predict", {"instances": X, "attributions": ["integrated_gradients"]})
     told = [data for name, data in events if name == "progress"]
     assert told

@@ -332,6 +332,12 @@ ASKED: dict[str, tuple[dict[str, Any], str, str]] = {
         "influence",
         "helpful:cosine",
     ),
+    "counterfactual": (
+        {"counterfactual": {"columns": {"input[0]": {"lower": -9, "upper": 9}}}, "target": 1},
+        "counterfactual",
+        "counterfactual_input:input",
+    ),
+    "agreement": ({"attributions": ["lrp", "saliency"], "agreement": True}, "agreements", "agreement_cosine:0:1"),
 }  # fmt: skip
 """By field of a request: words that set it, and where the reply has it: in JSON, and in an NPZ file. "" is an error."""
 

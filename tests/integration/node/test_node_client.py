@@ -61,6 +61,8 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
         },
     ),
     "metrics": ("net", IMAGE, {"attributions": [ca.Saliency(metrics=(ca.Infidelity(n_samples=4),))]}),
+    "counterfactual": ("net", IMAGE, {"counterfactual": {"masks": ca.Superpixels(9)}}),
+    "agreement": ("net", IMAGE, {"attributions": ["saliency", "input_x_gradient"], "agreement": True}),
     "an error in its place": (
         "net",
         IMAGE,

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser
 
 import cutaway as ca
-from cutaway.engine.execution import progress
+from cutaway.engine.execution import collect
 from cutaway.gateway import serve
 from cutaway.server.embedded import Served
 from cutaway.server.settings import Settings
@@ -32,8 +32,8 @@ def doored() -> Iterator[Served]:
 @pytest.fixture
 def inspector(browser: Browser, doored: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inspector]:
     """The page, with a question whose explanations wait behind the prediction."""
-    monkeypatch.setattr(progress, "FIRST_S", 0.0)
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(collect, "FIRST_S", 0.0)
+    monkeypatch.setattr(collect, "EVERY_S", 0.0)
     with asking(browser, doored.http_address or "", "doored", attributions=METHODS) as page:
         page.page.fill(".one-input textarea", str(X.tolist()))
         DOOR.let_through(1)

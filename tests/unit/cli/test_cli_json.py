@@ -112,10 +112,13 @@ def test_inspect_is_as_documented(address: str, image: Path, tmp_path: Path, fou
     documented.check(document(*ask, "--capture", "conv", "--dry-run"))
     documented.check(document(*ask, "--capture", "unused"))
     documented.check(document(*ask, "--attribution", "saliency", "--attack", ATTACK))
+    documented.check(document(*ask, "--attribution", "saliency", "--attribution", "input_x_gradient", "--agreement"))
     for number, examples in enumerate(np.random.default_rng(0).random((3, 4, 1, 8, 8), np.float32)):
         np.save(tmp_path / f"{number}.npy", examples)
     (tmp_path / "concepts.yaml").write_text(CONCEPTS)
     documented.check(document(*ask, "--request", tmp_path / "concepts.yaml"))
+    (tmp_path / "changes.yaml").write_text("counterfactual: {masks: {image: {segments: 9}}}")
+    documented.check(document(*ask, "--request", tmp_path / "changes.yaml"))
     known, seen = ({path.partition(".")[0] for path in paths} for paths in (documented.types, documented.seen))
     assert known - seen <= OF_GENERATIONS
     expected = found(edits=[ca.Scale("head", factor=2.0)])

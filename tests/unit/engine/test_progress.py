@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cutaway.contract.results import Progress
-from cutaway.engine.execution import progress
+from cutaway.engine.execution import collect
 
 
 class Clock:
@@ -24,11 +24,11 @@ class Clock:
 def told(monkeypatch: pytest.MonkeyPatch, passes: list[int], seconds: list[list[float]]) -> list[Progress]:
     """The progress of attributions with the expected ``passes``, of which each takes the ``seconds`` of its passes."""
     clock, found = Clock(), list[Progress]()
-    monkeypatch.setattr(progress, "time", clock)
-    monkeypatch.setattr(progress, "FIRST_S", 0.0)
+    monkeypatch.setattr(collect, "time", clock)
+    monkeypatch.setattr(collect, "FIRST_S", 0.0)
     listener = SimpleNamespace(passes=passes, progress=found.append)
     plan: Any = SimpleNamespace(numbers=range(len(passes)), failed={}, rows=2, listener=listener)
-    meter = progress._Meter([plan])
+    meter = collect._Meter([plan])
     for attribution in seconds:
         meter.next_attribution()
         for each in attribution:

@@ -66,6 +66,8 @@ def _unordered(question: InspectRequest) -> Any:
         inputs["concepts"] = dataclasses.replace(tested, concepts=concepts, random=sets)
     if (sought := question.influence) is not None:
         inputs["influence"] = dataclasses.replace(sought, training=_sorted_examples(sought.training))
+    if (wanted := question.counterfactual) is not None:
+        inputs["counterfactual"] = dataclasses.replace(wanted, **_sorted_fields(wanted))
     return canonical(dataclasses.replace(question, **inputs, attributions=tuple(asked)))
 
 

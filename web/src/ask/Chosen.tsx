@@ -85,7 +85,16 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
 }
 
 /** Parts of a question that have a place of their own on this page. */
-const PLACED = ["model", "inputs", "target", "captures", "attributions", "inputGradients", "attributionErrorsInPlace"];
+const PLACED = [
+  "model",
+  "agreement",
+  "inputs",
+  "target",
+  "captures",
+  "attributions",
+  "inputGradients",
+  "attributionErrorsInPlace",
+];
 
 /** What else is in the question: edits, a condition, checks, arguments, ...; each can be taken out. */
 function Others(): preact.JSX.Element | null {

@@ -1,13 +1,20 @@
 /** How far explanations of the same thing agree with each other. */
 
-import { Heads, Panel } from "../ui/parts.js";
-import { type Agreement, agreementOf } from "../measures/agreement.js";
+import { cosine } from "../measures/agreement.js";
 import { type Exchange, exampleOf } from "../state/exchange.js";
-import type { ExplanationProps } from "./Values.js";
+import { Heads, Panel } from "../ui/parts.js";
 import { short } from "../ui/text.js";
+import type { ExplanationProps } from "./Values.js";
 
-/** Two explanations; magnitudes are compared where one of them, `unsigned`, has no signs. */
-type Pair = Agreement & Readonly<{ one: ExplanationProps; other: ExplanationProps; unsigned?: ExplanationProps }>;
+/** Two explanations, and how far they agree; of two answers there is the cosine alone. */
+type Pair = Readonly<{
+  one: ExplanationProps;
+  other: ExplanationProps;
+  cosine: number;
+  ranks?: number | undefined;
+  top?: number | undefined;
+  ofMagnitudes?: boolean;
+}>;
 
 /** What a cosine says, from which on. */
 const WORDS = [
@@ -18,35 +25,39 @@ const WORDS = [
   [-1.1, "opposed"],
 ] as const;
 
-type Props = Readonly<{ made: readonly ExplanationProps[]; others: readonly ExplanationProps[] }>;
+type Props = Readonly<{ asked: Exchange; row: number; others: readonly ExplanationProps[] }>;
 
 /**
- * Shows each pair of explanations with the same names and shapes, and names those without any: pairs of one answer, or
- * of it and another one, `others`, by the same method.
+ * Shows how far the explanations of an answer agree, as it says itself; or with those of another one, `others`, by the
+ * same method. Names those that nothing is compared with.
  */
-export function AgreementTable({ made, others }: Props): preact.JSX.Element | null {
-  const pairs = made.flatMap((one, at) =>
-    (others.length ? others.filter((each) => nameOf(each) === nameOf(one)) : made.slice(at + 1)).flatMap(
-      (other) => pairOf(one, other) ?? [],
-    ),
-  );
-  const alone = made.filter((each) => !pairs.some(({ one, other }) => one === each || other === each));
-  if (made.length + others.length < 2) return null;
+export function AgreementTable({ asked, row, others }: Props): preact.JSX.Element | null {
+  const made = madeIn(asked, row);
+  const pairs = others.length
+    ? made.flatMap((one) =>
+        others.filter((each) => nameOf(each) === nameOf(one)).flatMap((each) => pairOf(one, each) ?? []),
+      )
+    : pairsIn(asked, row);
+  const isPaired = ({ attribution }: ExplanationProps): boolean =>
+    pairs.some(({ one, other }) => one.attribution === attribution || other.attribution === attribution);
+  const alone = made.filter((each) => !isPaired(each));
+  if (!asked.whole || made.length + others.length < 2 || !(others.length || asked.question.agreement)) return null;
+  const figures = others.length ? [] : ["Rank correlation", "Largest tenth in common"];
   return (
     <Panel id="agreement" title={others.length ? "Do the two answers agree?" : "Do the methods agree?"}>
       <div class="wide">
         <table class="agreement">
-          <Heads of={["Methods", "Cosine", "Rank correlation", "Largest tenth in common", "In words"]} />
+          <Heads of={["Methods", "Cosine", ...figures, "In words"]} />
           <tbody>
-            {pairs.map(({ one, other, cosine, ranks, top, unsigned }, index) => (
+            {pairs.map(({ one, other, cosine, ranks, top, ofMagnitudes }, index) => (
               <tr key={index}>
                 <th scope="row">
                   {[...new Set([nameOf(one), nameOf(other)])].join(" and ")}
-                  {unsigned && <p class="muted small">magnitudes: {nameOf(unsigned)} has no signs here</p>}
+                  {ofMagnitudes && <p class="muted small">magnitudes: one of them has no signs</p>}
                 </th>
                 <td class="number">{short(cosine)}</td>
-                <td class="number">{short(ranks)}</td>
-                <td class="number">{short(100 * top, 2)} %</td>
+                {ranks !== undefined && <td class="number">{short(ranks)}</td>}
+                {top !== undefined && <td class="number">{short(100 * top, 2)} %</td>}
                 <td>
                   {WORDS.find(([least]) => cosine >= least)?.[1] ?? "cannot be compared: one is zero or not finite"}
                 </td>
@@ -57,11 +68,25 @@ export function AgreementTable({ made, others }: Props): preact.JSX.Element | nu
       </div>
       {alone.length > 0 && (
         <p class="muted small">
-          Not compared, because no other explanation is of the same places: <bdi>{alone.map(nameOf).join(", ")}</bdi>.
+          Not compared, because no other explanation is of the same places and target:{" "}
+          <bdi>{alone.map(nameOf).join(", ")}</bdi>.
         </p>
       )}
     </Panel>
   );
+}
+
+/** Returns the pairs that an answer itself compares. */
+function pairsIn(asked: Exchange, row: number): Pair[] {
+  const { attributions, message } = asked.reply;
+  return message.agreements.flatMap(({ first, second, cosine, rankCorrelation, topInCommon, ofMagnitudes }) => {
+    const [one, other] = [attributions[first], attributions[second]];
+    if (!one || !other) return [];
+    const figures = { cosine: cosine[row] ?? Number.NaN, ranks: rankCorrelation[row], top: topInCommon[row] };
+    return [
+      { one: { asked, row, attribution: one }, other: { asked, row, attribution: other }, ...figures, ofMagnitudes },
+    ];
+  });
 }
 
 /** Returns the explanations that were made for one example. */
@@ -77,13 +102,10 @@ export function nameOf({ asked, attribution: own }: ExplanationProps): string {
   return `${own.method}${own.layer && ` of ${own.layer}`}${number}`;
 }
 
-/** Compares two; where only one of them has signs, their magnitudes. */
+/** Compares an explanation of one answer with that of another. */
 function pairOf(one: ExplanationProps, other: ExplanationProps): Pair | undefined {
   const [left, right] = [one, other].map(joined) as [Float64Array, Float64Array];
-  if (shapesOf(one) !== shapesOf(other) || left.length < 2) return undefined;
-  const [isLeft, isRight] = [left, right].map((values) => values.some((value) => value < 0));
-  if (isLeft === isRight) return { one, other, ...agreementOf(left, right) };
-  return { one, other, unsigned: isLeft ? other : one, ...agreementOf(left.map(Math.abs), right.map(Math.abs)) };
+  return shapesOf(one) === shapesOf(other) && left.length > 1 ? { one, other, cosine: cosine(left, right) } : undefined;
 }
 
 function joined({ asked, row, attribution }: ExplanationProps): Float64Array {

@@ -81,7 +81,7 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
             : "The next one appears here when it is done."}
         </p>
       )}
-      <AgreementTable made={madeIn(asked, row)} others={others} />
+      <AgreementTable {...{ asked, row, others }} />
     </>
   );
 }

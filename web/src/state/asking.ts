@@ -113,7 +113,9 @@ async function detailOf(name: string, signal: AbortSignal): Promise<ModelDetail>
 
 /** Changes parts of the question, without asking; those that are undefined are no longer in it. */
 export function alter(parts: { readonly [Part in keyof Draft]?: Draft[Part] | undefined }): void {
-  const all = Object.entries({ ...draft.value, ...parts });
+  const changed = { ...draft.value, ...parts };
+  const agreement = (changed.attributions?.length ?? 0) > 1 || undefined;
+  const all = Object.entries({ ...changed, agreement });
   draft.value = Object.fromEntries(all.filter(([, part]) => part !== undefined)) as unknown as Draft;
   failure.value = undefined; // it was about the question before
 }

@@ -12,9 +12,8 @@ import yaml
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.json_text import MAX_DEPTH
-from cutaway.contract.npy import read_npy
 from cutaway.contract.request_reader.reader import map_values
-from cutaway.contract.tensors import Array
+from cutaway.contract.tensors import Array, read_npy
 from cutaway.contract.wire.codec import convert_each
 
 

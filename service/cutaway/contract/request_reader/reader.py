@@ -33,6 +33,7 @@ from cutaway.contract.requests import (
     FloatingType,
     InspectRequest,
     LrpRule,
+    Masks,
     Metric,
     Point,
     PointName,
@@ -41,10 +42,11 @@ from cutaway.contract.requests import (
     Raw,
     Reduction,
     Row,
+    Superpixels,
     Target,
     TokenId,
 )
-from cutaway.contract.requests.fields import field_advice, plain, suggestion
+from cutaway.contract.requests.fields import field_advice, place, plain, suggestion
 from cutaway.contract.tensors import COMPRESSIONS, FLOATING, ArrayLike, holds_texts
 from cutaway.contract.values import brief, changed, near_names
 from cutaway.contract.wire.codec import OneOf, convert_each, type_hints
@@ -126,15 +128,6 @@ def data_type(value: Any, known: Iterable[str] = FLOATING) -> str:
     return choice({name: name for name in known}, getattr(value, "__name__", str(value)).rpartition(".")[2])
 
 
-def place(text: str) -> dict[str, Any]:
-    """Returns the fields for ``WHERE[@POINT,...]``; only the address of an operator has a colon."""
-    where, at_points, points = text.partition("@")
-    fields: dict[str, Any] = {"op" if ":" in where else "module": where}
-    if at_points:
-        fields["at"] = points.split(",") if "," in points else points
-    return fields
-
-
 def _boolean(value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise wrong_type("true or false", value)
@@ -198,6 +191,15 @@ def _baseline(value: Any) -> float | ArrayLike | TokenId:
 def _baselines(value: Any) -> Baselines:
     """Reads baselines by input name; one without a name is that of every input."""
     return map_values(_baseline, value) if isinstance(value, Mapping) else {"": _baseline(value)}
+
+
+def _mask(value: Any) -> ArrayLike | Superpixels:
+    return _read_part(Superpixels, value) if isinstance(value, (Superpixels, Mapping)) else _array(value)
+
+
+def _masks(value: Any) -> Masks:
+    """Reads features by input name; superpixels without a name are those of every picture."""
+    return {"": _mask(value)} if isinstance(value, Superpixels) else _by_name(_mask, value)
 
 
 def _arrays(value: Any) -> Distributions:
@@ -274,6 +276,7 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     Baselines: _baselines,
     ConceptExamples: _examples,
     Distributions: _arrays,
+    Masks: _masks,
     PointName | Point: _point,
     PointName | Point | tuple[PointName | Point, ...]: _points,
 }

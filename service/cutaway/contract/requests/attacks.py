@@ -1,4 +1,4 @@
-"""Attacks: small changes of inputs along the gradient of a loss, and how far they change a prediction."""
+"""Attacks and counterfactuals: small changes of inputs, and how far they change a prediction."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from cutaway.contract.requests.attributions import Baselines
 from cutaway.contract.requests.fields import Count, Finite, Number, Positive, given
+from cutaway.contract.requests.quality import Masks
 from cutaway.contract.tensors import ArrayLike
 from cutaway.contract.values import StrEnum
 
-__all__ = ["FGSM", "PGD", "AttackNorm", "MinParamPerturbation", "SearchMode"]
+__all__ = [
+    "FGSM",
+    "PGD",
+    "AttackNorm",
+    "Column",
+    "Counterfactual",
+    "MinParamPerturbation",
+    "SearchMode",
+    "TokenChanges",
+]
 
 
 class SearchMode(StrEnum):
@@ -112,3 +123,66 @@ class PGD(Attack):
     n_steps: Count = 10
     norm: AttackNorm | Literal["Linf", "L2"] = AttackNorm.LINF
     random_start: bool = False
+
+
+# Counterfactuals.
+
+
+@dataclass(frozen=True)
+class Column:
+    """The values that a column of a table may take in place of its own: those of a range, or those that are listed.
+
+    Args:
+        lower: the least value.
+        upper: the largest.
+        step: the distance between two values, from ``lower`` on; ``None`` is 1 for integers, else a sixteenth of the
+            range.
+        values: the only values, such as the numbers of categories, in place of a range.
+    """
+
+    lower: Number | None = None
+    upper: Number | None = None
+    step: Positive | None = None
+    values: tuple[Number, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True)
+class TokenChanges:
+    """The changes that tokens may have; padding has none.
+
+    Args:
+        replacements: ids, one of which takes the place of a token.
+        remove: mask a token too: its place in ``attention_mask`` becomes 0.
+        keep: ids that stay, such as those that begin and end a text.
+        input: the input with the ids.
+    """
+
+    replacements: tuple[int, ...] = ()
+    remove: bool = False
+    keep: tuple[int, ...] = ()
+    input: str = "input_ids"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counterfactual:
+    """A search for a small change of each row that changes the class, or with ``targeted`` reaches it.
+
+    It is greedy: at each step it tries each change that is left, and keeps the one that moves the class most. Then it
+    puts changes back as long as the class stays the new one, and takes the nearest value of a range that is enough. At
+    the end no change can be put back. Fewer changes of another kind may do the same.
+
+    Args:
+        columns: columns of a table that may change, by the name of the feature, or as ``x[3]``.
+        tokens: tokens that may be replaced or removed.
+        masks: groups of elements, such as `Superpixels`, each of which may get its baseline as a whole.
+        baselines: by input name, the values that groups get: a number or a tensor; default zeros.
+        targeted: look for the class that the target names.
+        max_changes: the most changes of a row.
+    """
+
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    tokens: TokenChanges | None = None
+    masks: Masks = field(default_factory=dict)
+    baselines: Baselines = field(default_factory=dict)
+    targeted: bool = False
+    max_changes: Count = 10

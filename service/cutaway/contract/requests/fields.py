@@ -154,6 +154,15 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
 
 
+def place(text: str) -> dict[str, Any]:
+    """Returns the fields for ``WHERE[@POINT,...]``; only the address of an operator has a colon."""
+    where, at_points, points = text.partition("@")
+    fields: dict[str, Any] = {"op" if ":" in where else "module": where}
+    if at_points:
+        fields["at"] = points.split(",") if "," in points else points
+    return fields
+
+
 def field_advice(name: str, known: Iterable[str]) -> str:
     """Returns what to do instead of a field ``name`` that is not ``known``, as the end of an error message."""
     known = list(known)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 from cutaway.contract.errors import Reason, error
-from cutaway.contract.requests.attacks import Attack
+from cutaway.contract.requests.attacks import Attack, Counterfactual
 from cutaway.contract.requests.attributions import Attribution
 from cutaway.contract.requests.captures import Capture, FloatingType
 from cutaway.contract.requests.edits import Edit
@@ -359,6 +359,8 @@ class InspectRequest:
         attacks: change the inputs so that the loss of the target rises, and return what that changes.
         concepts: test the target with concepts; ``None`` is none.
         influence: find the training rows that made the predictions; ``None`` is none.
+        agreement: compare each pair of attributions of the same places and the same target.
+        counterfactual: look for small changes that change the class; ``None`` is none.
     """
 
     model: str
@@ -387,6 +389,8 @@ class InspectRequest:
     attacks: tuple[Attack, ...] = field(default=(), metadata=_ONE_REPLY)
     concepts: TCAV | None = None
     influence: Influence | None = None
+    agreement: bool = False
+    counterfactual: Counterfactual | None = field(default=None, metadata=_ONE_REPLY)
 
     def with_input(
         self,

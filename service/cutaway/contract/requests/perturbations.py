@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cutaway.contract.requests.attributions import Attribution, Baselines, LayerAttribution, NeuronAttribution
-from cutaway.contract.tensors import ArrayLike
+from cutaway.contract.requests.quality import Masks
 
 __all__ = [
     "FeatureAblation",
@@ -33,10 +33,11 @@ class Grouped(Perturbation):
 
     Args:
         masks: by input name, the number of the feature that each element belongs to, integers of one row or a row an
-            example; equal numbers in several inputs are one feature. Default: each element is a feature.
+            example; equal numbers in several inputs are one feature. Or `Superpixels`, of one input or of all pictures.
+            Default: each element is a feature.
     """
 
-    masks: Mapping[str, ArrayLike] = field(default_factory=dict)
+    masks: Masks = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,17 +10,21 @@ import numpy as np
 
 from cutaway.contract.requests import Point
 from cutaway.contract.results.arrays import ATTACKS, ATTRIBUTIONS, CAPTURES, named, numbers, parts
-from cutaway.contract.results.explanations import (
+from cutaway.contract.results.changes import (
     AttackResult,
+    CounterfactualResult,
+    EditReceipt,
+    FinishReason,
+    GeneratedStep,
+)
+from cutaway.contract.results.explanations import (
+    Agreement,
     AttributionError,
     AttributionResult,
     Better,
     Cause,
     Check,
     ConceptResult,
-    EditReceipt,
-    FinishReason,
-    GeneratedStep,
     InfluenceResult,
     MetricResult,
     RowCheck,
@@ -32,6 +36,7 @@ from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum
 
 __all__ = [
+    "Agreement",
     "ArchiveState",
     "AttackResult",
     "AttributionError",
@@ -42,6 +47,7 @@ __all__ = [
     "Check",
     "ClassPrediction",
     "ConceptResult",
+    "CounterfactualResult",
     "DataSet",
     "EditReceipt",
     "Estimate",
@@ -282,6 +288,8 @@ class InspectResult:
         attacks: what each attack of the request changed, in their order.
         influence: with ``influence``, the training rows that made the predictions; else None.
         concepts: with ``concepts``, what TCAV found: layer by layer, concept by concept.
+        counterfactual: with ``counterfactual``, small changes that change the class; else None.
+        agreements: with ``agreement``, how far each pair of attributions of the same places and the same target agrees.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
     """
@@ -319,6 +327,8 @@ class InspectResult:
     attacks: tuple[AttackResult, ...] = field(default=(), metadata=ATTACKS)
     concepts: tuple[ConceptResult, ...] = field(default=(), metadata=parts("name"))
     influence: InfluenceResult | None = field(default=None, metadata=parts("method"))
+    agreements: tuple[Agreement, ...] = field(default=(), metadata=parts("name"))
+    counterfactual: CounterfactualResult | None = field(default=None, metadata=parts(""))
 
     @property
     def texts(self) -> tuple[str, ...]:

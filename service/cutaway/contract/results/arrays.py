@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         InspectResult,
         ModuleCapture,
     )
-    from cutaway.contract.results.explanations import AttackedAttribution
+    from cutaway.contract.results.changes import AttackedAttribution
 
 _METADATA = "arrays"
 T = TypeVar("T")

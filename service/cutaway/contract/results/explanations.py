@@ -9,7 +9,7 @@ import numpy as np
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import CheckMode
-from cutaway.contract.results.arrays import ATTACKED, array, named, numbers, parts
+from cutaway.contract.results.arrays import array, named, numbers, parts
 from cutaway.contract.results.summary import describe_attribution
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum, printable
@@ -325,6 +325,7 @@ class AttributionResult:
             takes, such as masks, and those that the method cannot move.
         attribution_ms: the time for Captum and the metrics, in milliseconds; of all requests that ran together.
         check_ms: the time for its reference and the comparison, in milliseconds, besides ``attribution_ms``.
+        features: of superpixels, by input name, int64 [batch, height, width]: the feature of each pixel, from 0.
     """
 
     method: str
@@ -343,6 +344,7 @@ class AttributionResult:
     inputs_left_out: tuple[str, ...] = ()
     attribution_ms: float = 0.0
     check_ms: float = 0.0
+    features: Mapping[str, Array] = field(default_factory=dict, metadata=named("features", "input"))
 
     def __repr__(self) -> str:
         return describe_attribution(self)
@@ -373,113 +375,33 @@ class AttributionResult:
 
 
 @dataclass(frozen=True)
-class AttackedAttribution:
-    """An attribution of the request at the changed inputs of an attack, for the same scalar of each row.
+class Agreement:
+    """How far two attributions of one result agree, by row; NaN where one of them is zero, or not finite.
+
+    They are compared by the tokens of a text, without padding, and else by the elements of inputs or of a layer.
 
     Attributes:
-        attribution: the attribution.
-        cosine: [batch], with the attribution at the request's own inputs; NaN where it is not defined.
-        rank_correlation: [batch], Spearman's, with the same; NaN where it is not defined.
+        first: the number of one attribution in the result, from 0.
+        second: the number of the other.
+        cosine: [batch], the cosine between them.
+        rank_correlation: [batch], Spearman's.
+        top_in_common: [batch], the share of the largest tenth of one, by magnitude, that is in that of the other.
+        of_magnitudes: whether magnitudes are compared, because one of the methods has no signs.
     """
 
-    attribution: AttributionResult = field(metadata=parts(""))
-    cosine: Array = field(metadata=numbers("attribution_cosine", np.float64))
-    rank_correlation: Array = field(metadata=numbers("attribution_rank_correlation", np.float64))
-
-
-@dataclass(frozen=True)
-class AttackResult:
-    """The outcome of an attack.
-
-    Attributes:
-        method: Captum's class name.
-        inputs: the changed inputs, by name.
-        predictions: what the model returns for them, by name; empty where predictions are left out.
-        classes: [batch], the class of each row then; None for a model without classes.
-        probabilities: [batch], the softmax of the output, of that class.
-        target_values: [batch], the target then; of the same class as before.
-        losses_before: [batch], the loss at the request's own inputs.
-        losses: [batch], the loss at the changed inputs.
-        succeeded: [batch] of bool, whether another class is predicted, or with ``targeted`` that class; None where the
-            target is no class.
-        linf: [batch], the largest change of an element.
-        l2: [batch], the Euclidean norm of the changes, over all inputs.
-        parameters: [batch], with a search, the least value that reaches the aim; NaN where none does, and the inputs
-            are the request's own.
-        checks: comparisons with raw gradients.
-        attributions: the attributions of the request at the changed inputs.
-    """
-
-    method: str
-    inputs: Mapping[str, Array] = field(metadata=named("attacked_input", "attacked"))
-    predictions: Mapping[str, Array] = field(default_factory=dict, metadata=named("attacked_output", "output"))
-    classes: Array | None = field(default=None, metadata=numbers("attacked_prediction", np.int64))
-    probabilities: Array | None = field(default=None, metadata=numbers("attacked_probability", np.float64))
-    target_values: Array | None = field(default=None, metadata=numbers("attacked_target_values", np.float64))
-    losses_before: Array | None = field(default=None, metadata=numbers("attack_loss_before", np.float64))
-    losses: Array | None = field(default=None, metadata=numbers("attack_loss", np.float64))
-    succeeded: Array | None = field(default=None, metadata=numbers("attack_succeeded", np.bool_))
-    linf: Array | None = field(default=None, metadata=numbers("attack_linf", np.float64))
-    l2: Array | None = field(default=None, metadata=numbers("attack_l2", np.float64))
-    parameters: Array | None = field(default=None, metadata=numbers("attack_parameter", np.float64))
-    checks: tuple[Check, ...] = ()
-    attributions: tuple[AttackedAttribution, ...] = field(default=(), metadata=ATTACKED)
+    first: int
+    second: int
+    cosine: Array = field(metadata=numbers("agreement_cosine", np.float64))
+    rank_correlation: Array = field(metadata=numbers("agreement_rank_correlation", np.float64))
+    top_in_common: Array = field(metadata=numbers("agreement_top_in_common", np.float64))
+    of_magnitudes: bool = False
 
     @property
-    def worst_check(self) -> Check | None:
-        """The check with the worst verdict, or None if nothing was checked."""
-        return min(self.checks, key=lambda check: WORST_FIRST.index(check.verdict), default=None)
+    def name(self) -> str:
+        """Both numbers, by which the arrays are named."""
+        return f"{self.first}:{self.second}"
 
-
-# Texts that were written, and the receipts of edits.
-
-
-class FinishReason(StrEnum):
-    """Why a row of a generation ended."""
-
-    LENGTH = "length"
-    """It has the most tokens that were allowed."""
-    END = "end"
-    """The model wrote a token that ends a text."""
-    STOP = "stop"
-    """It has a text or a token of the request at which it stops."""
-
-
-@dataclass(frozen=True)
-class GeneratedStep:
-    """The tokens of one step of a generation, by row.
-
-    Attributes:
-        tokens: the token; -1 for a row that ended before.
-        texts: the text that it adds to its row; ``""`` where a character is not complete.
-        log_probabilities: the logarithm of its probability, by the softmax of the model's logits; 0 for a row that
-            ended before.
-        alternatives: the likeliest tokens, as many of each row as were requested, row by row, the likeliest first; -1
-            of a row that ended before.
-        alternative_log_probabilities: the logarithms of their probabilities.
-    """
-
-    tokens: tuple[int, ...]
-    texts: tuple[str, ...]
-    log_probabilities: tuple[float, ...]
-    alternatives: tuple[int, ...] = ()
-    alternative_log_probabilities: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class EditReceipt:
-    """Tells what an edit did.
-
-    Attributes:
-        tensors: the number of tensors that it was applied to.
-        changed: whether it changed a value.
-        norm: the 2-norm of what it changed, over all tensors.
-        steps: the steps of a generation in which it was applied.
-        left_out: the places that an edit of a token, by a glob, leaves out: their tensors have no axis of tokens.
-    """
-
-    tensors: int = 0
-    changed: bool = False
-    norm: float = 0.0
-    steps: tuple[int, ...] = ()
-    left_out: tuple[str, ...] = ()
+    @property
+    def figures(self) -> tuple[Array, Array, Array]:
+        """Cosine, rank correlation, and the share of the largest tenth."""
+        return self.cosine, self.rank_correlation, self.top_in_common

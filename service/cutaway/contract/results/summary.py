@@ -135,7 +135,7 @@ _NAMED = 3  # tensors of one call, and inputs of one attribution
 
 def summarise(result: InspectResult) -> str:
     """Returns at most 30 lines: 1 of heading, and below it as many for each part as is said there."""
-    gradients, parameters = result.input_gradients, result.parameter_gradients
+    gradients, parameters, found = result.input_gradients, result.parameter_gradients, result.counterfactual
     captured = [f"{_call(place)} {_leaf(place.point, place.path, array)}" for place, array in captures(result)]
     explained = result.explained_rows
     attributed = worst_first(result, _ATTRIBUTIONS)
@@ -150,9 +150,11 @@ def summarise(result: InspectResult) -> str:
         _block("sweep", _arrays(result.sweep), 2, len(result.sweep)),
         _block("direct", _arrays(result.direct), 2, len(result.direct)),
         _block("attacks", map(_attack_line, result.attacks), 4, len(result.attacks)),
+        _block("changes", counterfactual_lines(result), 4, len(found.changes) if found else 0),
         _block("concepts", map(_concept_line, result.concepts), 3, len(result.concepts)),
         _block("influence", _influence_lines(result), 2, len(result.influence.helpful) if result.influence else 0),
         _block("attributions", _attributions(attributed), _ATTRIBUTIONS, min(len(attributed), _ATTRIBUTIONS)),
+        _block("agreement", agreement_lines(result), 3, len(result.agreements)),
         _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,
                len(result.warnings)),
         _block("explained", [] if explained is None else [f"{np.count_nonzero(explained):,} of {len(explained):,}"], 1,
@@ -323,6 +325,47 @@ def _attack_line(attack: AttackResult) -> str:
     if attack.parameters is not None:
         facts.append(f"least {', '.join(f'{value:.3g}' for value in attack.parameters[:_NAMED])}")
     return "  ".join(facts) + _why(check)
+
+
+_CHANGES = 6  # of a row, that are named
+
+
+def counterfactual_lines(result: InspectResult, only: int | None = None) -> Iterator[str]:
+    """Yields for each row, or only one, whether another class was found, which one, and what changed."""
+    if (found := result.counterfactual) is None:
+        return
+    for row, (reached, label) in enumerate(zip(found.succeeded, found.classes)):
+        if only not in (None, row):
+            continue
+        outcome = found.outcome(row)
+        own = "NOT CHECKED" if outcome is None else outcome.verdict.value
+        what = f"class {label} with {plural(int(found.changes[row]), 'change')}" if reached else "none found"
+        told = [words for name in found.inputs for words in _changed_elements(result, name, row)]
+        yield f"{own}  [{row}] {what}  {', '.join(told)}".rstrip()
+
+
+def _changed_elements(result: InspectResult, name: str, row: int) -> Iterator[str]:
+    found: Any = result.counterfactual
+    places, values = np.flatnonzero(found.changed[name][row]), found.inputs[name][row].reshape(-1)
+    if len(places) > _CHANGES or found.inputs[name].ndim > 2:
+        yield from [f"{len(places):,} of {values.size:,} elements of {harmless(name)}"] * bool(len(places))
+        return
+    names = result.feature_names.get(name, ())
+    for place in places:
+        shown = harmless(names[place]) if place < len(names) else f"{harmless(name)}[{place}]"
+        yield f"{shown} = {values[place]:.6g}"
+
+
+def agreement_lines(result: InspectResult, row: int | None = None) -> Iterator[str]:
+    """Yields how far each pair of attributions agrees, in the mean over the examples where that is defined, or in one
+    ``row``."""
+    names = result.titles()
+    for each in result.agreements:
+        figures = [array if row is None else array[row : row + 1] for array in each.figures]
+        means = [float(np.mean(known)) if (known := array[~np.isnan(array)]).size else np.nan for array in figures]
+        what = "cosine {:.2f}, rank correlation {:.2f}, {:.0%} of the largest tenth".format(*means)
+        how = ", by magnitude" * each.of_magnitudes
+        yield f"{names[each.first]} and {names[each.second]}: {what}{how}"
 
 
 def _why(check: Check | None) -> str:

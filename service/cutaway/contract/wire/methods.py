@@ -8,6 +8,8 @@ from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import (
     Attack,
     Attribution,
+    Column,
+    Counterfactual,
     Expectation,
     LLMAttribution,
     LrpRule,
@@ -16,6 +18,7 @@ from cutaway.contract.requests import (
     PathAttribution,
     Quality,
     RelevanceIdentity,
+    Superpixels,
     TokenId,
 )
 from cutaway.contract.wire.codec import TENSOR, Codec, FieldRule, OneOf, by_name, only, record, several, spread
@@ -83,12 +86,42 @@ def _read_unit(message: pb.Baseline) -> float:
 
 
 _BASELINES = FieldRule(codec=only(pb.Baselines.DESCRIPTOR, by_name(Codec(_write_baseline, _read_baseline))))
+_SUPERPIXELS = record(Superpixels, pb.Superpixels)
+
+
+def _write_masks(masks: Any, message: pb.FeatureMasks) -> None:
+    for name, mask in masks.items():
+        field, codec = ("superpixels", _SUPERPIXELS) if isinstance(mask, Superpixels) else ("by_input", TENSOR)
+        with at(field), at(name):
+            part = getattr(message, field)[name]
+            part.SetInParent()  # also if it stays empty
+            codec.write(mask, part)
+
+
+def _read_masks(message: pb.FeatureMasks) -> dict[str, Any]:
+    for name in message.superpixels:
+        if name in message.by_input:
+            raise error(Reason.INVALID_VALUE, "send a mask or superpixels, not both", f"superpixels.{name}")
+    with at("by_input"):
+        masks = by_name(TENSOR).read(message.by_input)
+    with at("superpixels"):
+        return {**masks, **by_name(_SUPERPIXELS).read(message.superpixels)}
+
+
+MASKS = FieldRule(codec=Codec(_write_masks, _read_masks))
+"""The rule of groups of elements that are features."""
+
 METRICS: OneOf[Metric] = OneOf(
     Metric,
     pb.MetricRequest,
     "metric",
     "say which metric, such as infidelity",
-    rules={"n_samples": FieldRule(codec=COUNT), "n_steps": FieldRule(codec=COUNT), "baselines": _BASELINES},
+    rules={
+        "n_samples": FieldRule(codec=COUNT),
+        "n_steps": FieldRule(codec=COUNT),
+        "baselines": _BASELINES,
+        "masks": MASKS,
+    },
 )
 
 _DISTRIBUTIONS = FieldRule(
@@ -120,6 +153,7 @@ METHODS: OneOf[Attribution] = OneOf(
         "neuron": FieldRule(codec=NEURON),
         "path": FieldRule(codec=_PATH),
         "baselines": _BASELINES,
+        "masks": MASKS,
         "baseline": FieldRule(codec=Codec(_write_unit, _read_unit)),
         "n_samples": FieldRule(codec=COUNT),
         "rules": FieldRule(codec=by_name(RULES.codec)),
@@ -127,6 +161,16 @@ METHODS: OneOf[Attribution] = OneOf(
     special={Expectation: {"baselines": _DISTRIBUTIONS}},
 )
 
+
+COUNTERFACTUAL = record(
+    Counterfactual,
+    attack_pb2.CounterfactualRequest,
+    {
+        "columns": FieldRule(codec=by_name(record(Column, attack_pb2.Column))),
+        "masks": MASKS,
+        "baselines": _BASELINES,
+    },
+)
 
 ATTACKS: OneOf[Attack] = OneOf(
     Attack,

@@ -21,7 +21,7 @@ from cutaway.contract.wire.message_walk import (
     unpacked_bytes,
     without_fields,
 )
-from cutaway.contract.wire.methods import ATTACKS, METHODS
+from cutaway.contract.wire.methods import ATTACKS, COUNTERFACTUAL, METHODS
 from cutaway.contract.wire.oneofs import CAPTURES, EDITS, TARGETS
 from cutaway.contract.wire.scalars import COMPRESSION, DATA_TYPES, FLOATING_TYPE, INT64, Scalar
 from cutaway.v1 import input_pb2, inspection_pb2, tensor_pb2
@@ -104,6 +104,7 @@ _FIELDS = spread(
         "attributions": FieldRule(codec=several(METHODS.codec)),
         "attacks": FieldRule(codec=several(ATTACKS.codec)),
         "options": FieldRule(codec=_OPTIONS),
+        "counterfactual": FieldRule(codec=COUNTERFACTUAL),
         "concepts": FieldRule(codec=_CONCEPTS),
         "influence": FieldRule(
             codec=record(

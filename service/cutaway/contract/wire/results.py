@@ -15,7 +15,7 @@ from cutaway.contract.requests import POINTS as ALL_POINTS
 from cutaway.contract.requests import Point
 from cutaway.contract.results import Verdict
 from cutaway.contract.results.arrays import ArrayField, array_fields
-from cutaway.contract.results.explanations import AttackedAttribution
+from cutaway.contract.results.changes import AttackedAttribution
 from cutaway.contract.tensors import DTYPES, Array, dtype_name
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.codec import Codec, FieldRule, Rules, Spread, record, several, spread
@@ -210,6 +210,12 @@ def _codec(form: str) -> Codec:
             "error": FieldRule(codec=_ERROR),
         },
     )
+    counterfactual = record(
+        plain.CounterfactualResult,
+        attack_pb2.Counterfactual,
+        {**_arrays(plain.CounterfactualResult, tensor), "checks": FieldRule(codec=_CHECKS)},
+    )
+    agreement = record(plain.Agreement, inspection_pb2.Agreement, _arrays(plain.Agreement, tensor))
     attacked = record(
         AttackedAttribution,
         attack_pb2.AttackedAttribution,
@@ -240,6 +246,8 @@ def _codec(form: str) -> Codec:
             "estimate": FieldRule(codec=_ESTIMATE),
             "concepts": FieldRule(codec=several(concept)),
             "influence": FieldRule(codec=influence),
+            "agreements": FieldRule(codec=several(agreement)),
+            "counterfactual": FieldRule(codec=counterfactual),
             "feature_names": FieldRule(codec=Codec(_write_feature_names, _read_feature_names)),
             "example_axes": FieldRule(codec=Codec(_write_example_axes, _read_example_axes)),
         },

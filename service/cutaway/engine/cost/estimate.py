@@ -22,17 +22,19 @@ from cutaway.contract.results import (
     AttackResult,
     AttributionResult,
     Check,
+    CounterfactualResult,
     Estimate,
     InspectResult,
     Timings,
     Verdict,
 )
 from cutaway.contract.results.arrays import array_fields
-from cutaway.contract.results.explanations import AttackedAttribution
+from cutaway.contract.results.changes import AttackedAttribution
 from cutaway.contract.tensors import Array, cast
 from cutaway.engine.checks.completeness import compared_sums
 from cutaway.engine.cost import pass_count
 from cutaway.engine.cost.pass_count import costs
+from cutaway.engine.execution.agreement import with_agreements
 from cutaway.engine.execution.attacks import attack_checks, loss_of
 from cutaway.engine.execution.collect import (
     arrays,
@@ -45,6 +47,7 @@ from cutaway.engine.execution.collect import (
     with_attributions,
 )
 from cutaway.engine.execution.concepts import estimated as concept_results
+from cutaway.engine.execution.counterfactual import loss_to_cross, outline_checks, possible_changes
 from cutaway.engine.execution.influence import estimated as influence_result
 from cutaway.engine.execution.inspect import attribution_result, each_attribution, problems
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward, run_forward
@@ -83,8 +86,8 @@ def attribution_sites(plan: RequestPlan) -> CaptureSites:
     return sites
 
 
-def estimate_attributions(main: MainPass, recording: Recording) -> tuple[AttributionResult, ...]:
-    """Returns the attributions that a request would get, all of them zeros.
+def estimate_attributions(main: MainPass, recording: Recording) -> list[tuple[AttributionResult, ...]]:
+    """Returns the attributions that a request would get, all of them zeros, in the order of the request.
 
     Args:
         main: the request's main pass, a forward pass only.
@@ -103,7 +106,7 @@ def estimate_attributions(main: MainPass, recording: Recording) -> tuple[Attribu
         for problem in problems(main, index, read_neuron):
             yield in_own_axes(_estimate(problem, main, recording, rows), problem, main.batch)
 
-    return tuple(chain.from_iterable(each_attribution(main, compute)))
+    return [*each_attribution(main, compute)]
 
 
 def _estimate(
@@ -216,10 +219,13 @@ def estimate(plan: RequestPlan) -> InspectResult:
                 input_gradients=_input_gradients(plan),
                 parameter_gradients=_parameter_gradients(plan),
             )
-        attributions = estimate_attributions(main, at_attributions)
+        groups = estimate_attributions(main, at_attributions)
+        attributions = tuple(chain(*groups))
         sweep, attacks, concepts = _sweep(plan), _attacks(main, attributions), concept_results(plan)
+        counterfactual = _counterfactual(main)
         _fill(main, at_gradients)
-    result = whole_result(with_attributions(collect_main_pass(main, {}), attributions, main), main)
+    result = with_attributions(collect_main_pass(main, {}), attributions, main)
+    result = whole_result(with_agreements(result, groups, main), main)
     return replace(
         result,
         predictions=_typed(result.predictions, plan, ""),
@@ -228,6 +234,7 @@ def estimate(plan: RequestPlan) -> InspectResult:
         **sweep,
         **_direct(plan),
         attacks=attacks,
+        counterfactual=counterfactual,
         concepts=concepts,
         influence=influence_result(plan),
         estimate=Estimate(0, {}, passes),
@@ -283,6 +290,22 @@ def _attacks(main: MainPass, explained: Sequence[AttributionResult]) -> tuple[At
         shown = {name: zeros for name, zeros in rows.items() if name not in left}
         found.append(AttackResult(type(attack).__name__, inputs, outputs, checks=checks, attributions=beside, **shown))
     return tuple(found)
+
+
+def _counterfactual(main: MainPass) -> CounterfactualResult | None:
+    """Returns the result of a counterfactual, with zeros."""
+    plan = main.plan
+    if plan.request.counterfactual is None:
+        return None
+    possible = possible_changes(plan)
+    with at("counterfactual"):
+        loss_to_cross(main)
+    fields = array_fields(CounterfactualResult).items()
+    rows = {name: np.zeros(plan.rows, field.number) for name, field in fields if field.number}
+    inputs = arrays({name: plan.inputs[name] for name in possible.names})
+    others = {name: np.zeros(array.shape, np.bool_) for name, array in inputs.items()}
+    outputs = {} if plan.request.omit_predictions else arrays(main.outputs)
+    return CounterfactualResult(inputs, others, outputs, checks=outline_checks(plan.request.check.mode), **rows)
 
 
 def _value_sites(sites: CaptureSites) -> CaptureSites:

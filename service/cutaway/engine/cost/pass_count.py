@@ -18,6 +18,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.tensors import as_array
 from cutaway.engine.execution.concepts import concept_passes
+from cutaway.engine.execution.counterfactual import counterfactual_passes
 from cutaway.engine.execution.influence import influence_passes
 from cutaway.engine.execution.sweep import DIRECT_PASSES, sweep_passes
 from cutaway.engine.hooks.capture_spec import CapturedValues, CaptureSpec, ShapeSpec
@@ -111,6 +112,8 @@ def costs(plan: RequestPlan) -> Iterator[tuple[str, int]]:
         yield "concepts", concept_passes(plan)
     if plan.request.influence is not None:
         yield "influence", influence_passes(plan)
+    if plan.request.counterfactual is not None:
+        yield "counterfactual", counterfactual_passes(plan)
     for number, attack in enumerate(plan.request.attacks):
         yield f"attacks[{number}]", _attack_passes(plan, attack, explanations)
 

@@ -18,7 +18,8 @@ from cutaway.contract.requests import AttackNorm, CheckMode
 from cutaway.contract.requests.attacks import Attack
 from cutaway.contract.results import Cause, Check, RowCheck, Verdict
 from cutaway.contract.results.arrays import examples_first
-from cutaway.contract.results.explanations import WORST_FIRST, AttackedAttribution, AttackResult
+from cutaway.contract.results.changes import AttackedAttribution, AttackResult
+from cutaway.contract.results.explanations import WORST_FIRST
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 from cutaway.engine.checks.model_properties import dependent_rows, random_forward, wrong_backward
@@ -42,6 +43,13 @@ Explain: TypeAlias = Callable[[MainPass, MainPass], Iterator[tuple[results.Attri
 # The loss whose gradient an attack follows.
 
 
+def classifies(main: MainPass) -> bool:
+    """Returns whether the target of the request is one class among several."""
+    (resolved,), source = main.targets, cast(Tensor, main.source)
+    positions = resolved.positions if source.ndim > 1 and source.shape[-1] > 1 else None
+    return positions is not None and (positions.shape[1] == 1 or main.plan.request.target.position is not None)
+
+
 def loss_of(attack: Attack, main: MainPass) -> Loss:
     """Returns the loss of ``attack`` of the request's target.
 
@@ -49,19 +57,18 @@ def loss_of(attack: Attack, main: MainPass) -> Loss:
         InvalidArgument: the target is no class or no probability, and the attack needs one.
     """
     (resolved,), target, source = main.targets, main.plan.request.target, cast(Tensor, main.source)
-    positions = resolved.positions if source.ndim > 1 and source.shape[-1] > 1 else None
-    classifies = positions is not None and (positions.shape[1] == 1 or target.position is not None)
-    if attack.search is not None and not classifies:
+    is_class = classifies(main)
+    if attack.search is not None and not is_class:
         what = "the search ends where the class changes, and the target is no class among several: leave it out"
         raise error(Reason.METHOD_INAPPLICABLE, what, "search")
     if not attack.of_probabilities:
         losses = (requests.CrossEntropy, requests.MeanSquaredError)
-        kind = "cross_entropy" if classifies else "itself" if isinstance(target, losses) else "negative"
-        return Loss.made(resolved, kind, classifies)
+        kind = "cross_entropy" if is_class else "itself" if isinstance(target, losses) else "negative"
+        return Loss.made(resolved, kind, is_class)
     if resolved.positions is None or not bool(((source >= 0) & (source <= 1)).all()):
         what = "the output has no probabilities, from 0 to 1: leave it out, and the loss is the cross-entropy"
         raise error(Reason.METHOD_INAPPLICABLE, what, "of_probabilities")
-    return Loss.made(resolved, "negative_log", classifies)
+    return Loss.made(resolved, "negative_log", is_class)
 
 
 def _slope(loss: Loss, output: Tensor) -> Tensor:
@@ -266,8 +273,8 @@ def _checks(
     if followed is None:
         return ()
     with problem.model.proofs.billed_to(main.timings), timed(main.timings, "check_ms"):
-        found = [*_doubts(problem)]
-    rows = [_doubted(followed.outcome(row), row, found) for row in range(problem.rows)]
+        found = [*doubts(problem, random_forward, dependent_rows, wrong_backward)]
+    rows = [doubted(followed.outcome(row), row, found) for row in range(problem.rows)]
     within = [followed.within(row) for row in range(problem.rows)]
     return attack_checks(attack, main.plan.request.check.mode, 2 * followed.eps, rows, within, further)
 
@@ -286,19 +293,20 @@ def attack_checks(
     if mode is CheckMode.OFF:
         return ()
     outcomes = rows or [[RowCheck(1.0, Verdict.AGREES)]] * len(compared)
-    return tuple(_check(what, mode, tolerance, own) for what, own in zip(compared, outcomes))
+    return tuple(check_of_rows(what, mode, tolerance, own) for what, own in zip(compared, outcomes))
 
 
-def _doubts(problem: AttributionProblem) -> Iterator[Finding]:
-    """Yields what is wrong with the model, so that no raw gradient is that of a row."""
+def doubts(problem: AttributionProblem, *tests: Callable[[AttributionProblem], Finding | None]) -> Iterator[Finding]:
+    """Yields what ``tests`` find wrong with the model, so that no gradient, or no output, is that of a row."""
     loss: Any = problem.target
     own = replace(problem, target=loss.of)
-    for test in (random_forward, dependent_rows, wrong_backward):
+    for test in tests:
         if (finding := test(own)) is not None:
             yield finding
 
 
-def _doubted(outcome: RowCheck, row: int, found: Sequence[Finding]) -> RowCheck:
+def doubted(outcome: RowCheck, row: int, found: Sequence[Finding]) -> RowCheck:
+    """Returns the outcome of a row, in doubt if something of ``found`` concerns it."""
     finding = next((finding for finding in found if finding.concerns(row)), None)
     if finding is None or (outcome.verdict is Verdict.DISAGREES and outcome.cause is not Cause.UNKNOWN):
         return outcome
@@ -306,7 +314,8 @@ def _doubted(outcome: RowCheck, row: int, found: Sequence[Finding]) -> RowCheck:
     return replace(outcome, verdict=verdict, reason=finding.reason, cause=finding.cause)
 
 
-def _check(compared: str, mode: CheckMode, tolerance: float, rows: Sequence[RowCheck]) -> Check:
+def check_of_rows(compared: str, mode: CheckMode, tolerance: float, rows: Sequence[RowCheck]) -> Check:
+    """Returns a check with the worst outcome of ``rows``, and each of them if they differ."""
     worst = min(rows, key=lambda row: WORST_FIRST.index(row.verdict))
     largest = max(row.max_relative_error for row in rows)
     alike = all((row.verdict, row.cause) == (worst.verdict, worst.cause) for row in rows)
@@ -326,7 +335,7 @@ def _searched(attack: Attack, problem: AttributionProblem, main: MainPass) -> At
         raise error(Reason.METHOD_INAPPLICABLE, what, "search")
     rows = [_searched_row(attack, problem.of_rows([row]), main) for row in range(problem.rows)]
     checks = (
-        _check(of_all[0].compared, of_all[0].mode, of_all[0].tolerance, [check.of_row(0) for check in of_all])
+        check_of_rows(of_all[0].compared, of_all[0].mode, of_all[0].tolerance, [check.of_row(0) for check in of_all])
         for of_all in zip(*(row.checks for row in rows))
     )
     return changed(joined_parts([(1, row) for row in rows]), checks=tuple(checks))
@@ -399,12 +408,12 @@ def _with_outcome(
     ):
         found: AttackResult = in_passes_that_fit(problem, main, run)
     tensors = {name: from_numpy(array).to(problem.inputs[name]) for name, array in found.inputs.items()}
-    moved = _moved(main, {**plan.inputs, **tensors})
+    moved = moved_to(main, {**plan.inputs, **tensors})
     after = cast(Tensor, moved.source)
     explained = tuple(each for several in explain(main, moved) for each in several)
     changes = [(tensors[name].double() - problem.inputs[name].double()).reshape(plan.rows, -1) for name in tensors]
     change = torch.cat(changes, dim=1)
-    classes, probabilities = _classes(attack, loss, moved)
+    classes, probabilities = classes_of(loss, moved, of_probabilities=attack.of_probabilities)
     return changed(
         found,
         predictions={} if plan.request.omit_predictions else arrays(moved.outputs),
@@ -420,7 +429,7 @@ def _with_outcome(
     )
 
 
-def _moved(main: MainPass, inputs: Inputs) -> MainPass:
+def moved_to(main: MainPass, inputs: Inputs) -> MainPass:
     """Returns the main pass at other inputs, with the targets of ``main``."""
     plan = replace(
         main.plan, inputs=inputs, sites={}, parameters={}, gradients_of=(), attributions=(), numbers=(), missing=None
@@ -431,12 +440,12 @@ def _moved(main: MainPass, inputs: Inputs) -> MainPass:
     return moved._replace(plan=whole, targets=main.targets, timings=main.timings)
 
 
-def _classes(attack: Attack, loss: Loss, moved: MainPass) -> tuple[Array | None, Array | None]:
+def classes_of(loss: Loss, moved: MainPass, *, of_probabilities: bool = False) -> tuple[Array | None, Array | None]:
     """Returns the classes of a model that has some, and their probabilities."""
     if loss.classifies:
         scores = loss.scores(cast(Tensor, moved.source)).double()
         found = scores.argmax(dim=1, keepdim=True)
-        shares = scores if attack.of_probabilities else scores.softmax(dim=1)
+        shares = scores if of_probabilities else scores.softmax(dim=1)
         return to_numpy(found[:, 0]), to_numpy(shares.gather(1, found)[:, 0])
     if not (predicted := moved.predictions):
         return None, None

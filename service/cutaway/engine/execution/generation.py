@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import pad
@@ -23,7 +23,7 @@ from cutaway.contract.requests import CheckMode
 from cutaway.contract.results import FinishReason, GeneratedStep
 from cutaway.contract.values import changed
 from cutaway.engine.checks.replay import Generated, Written, chosen_of, replayed, replayed_together, seeds_of, way_of
-from cutaway.engine.execution.collect import captured_call, collect_main_pass, whole_result, with_attributions
+from cutaway.engine.execution.collect import Tell, captured_call, collect_main_pass, whole_result, with_attributions
 from cutaway.engine.execution.main_pass import MainPass, batch_of, check_forward
 from cutaway.engine.execution.missing import are_left_out, captured_calls
 from cutaway.engine.hooks.hook_site import Batch, Shapes, Share
@@ -32,8 +32,6 @@ from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, Outputs, Texts
 from cutaway.engine.model.session import EVERY_S, FIRST_S, latest, timed
 from cutaway.engine.planning.plan import RequestPlan
-
-Tell: TypeAlias = Callable[[results.InspectResult], object]
 
 
 def generate(plan: RequestPlan, tell: Tell | None) -> results.InspectResult:

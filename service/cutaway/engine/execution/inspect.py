@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TypeAlias
 
 import torch
@@ -13,18 +14,13 @@ from torch import Tensor
 
 from cutaway.contract import results
 from cutaway.contract.errors import CutawayError, DeadlineExceeded, FailedPrecondition, Reason, at, error
-from cutaway.contract.requests import (
-    CheckMode,
-    InspectRequest,
-    NeuronAttribution,
-    PathAttribution,
-    Point,
-    field_name,
-)
+from cutaway.contract.requests import CheckMode, InspectRequest, NeuronAttribution, PathAttribution, Point, field_name
 from cutaway.engine.checks.check import failed_check, run_checks
 from cutaway.engine.checks.pass_summary import PassSummary, summarized
+from cutaway.engine.execution.agreement import with_agreements
 from cutaway.engine.execution.attacks import with_attacks
 from cutaway.engine.execution.collect import (
+    Tell,
     arrays,
     axes_in_front,
     collect_main_pass,
@@ -37,13 +33,14 @@ from cutaway.engine.execution.collect import (
     with_known_axes,
 )
 from cutaway.engine.execution.concepts import with_concepts
+from cutaway.engine.execution.counterfactual import with_counterfactual
 from cutaway.engine.execution.fitting import attribution_too_large, in_passes_that_fit, with_smaller_passes
-from cutaway.engine.execution.generation import Tell, generate
+from cutaway.engine.execution.generation import generate
 from cutaway.engine.execution.influence import with_influence
 from cutaway.engine.execution.main_pass import MainPass
+from cutaway.engine.execution.missing import with_unread_inputs
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
 from cutaway.engine.execution.sweep import with_direct, with_sweep
-from cutaway.engine.execution.unread_inputs import with_unread_inputs
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import axes_first, observing
 from cutaway.engine.hooks.recording import RecordedCall
@@ -52,6 +49,7 @@ from cutaway.engine.methods.gradients import finer_steps
 from cutaway.engine.methods.metrics import insensitive, metrics
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, ran_out_of_memory, timed
+from cutaway.engine.passes.features import regions_found
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     CannotShare,
@@ -410,6 +408,7 @@ def attribution_result(
         targets=None if classes is None else to_numpy(classes),
         n_steps=request.n_steps if isinstance(request, PathAttribution) else 0,
         inputs_left_out=left_out(problem),
+        features=arrays(regions_found(request, problem.features, problem.rows)),
     )
 
 
@@ -457,16 +456,18 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
         unedited: what the model returns without edits, where the request compares.
         tell: called with the result so far, which only grows: first without attributions, then after each of them.
     """
-    result, attributions = collect_main_pass(main, unedited or {}), tuple[results.AttributionResult, ...]()
+    result, groups = collect_main_pass(main, unedited or {}), list[tuple[results.AttributionResult, ...]]()
     if tell is not None:
         tell(result)
     for several in run_attributions(main):
-        attributions += several
+        groups.append(several)
         if tell is not None:
-            tell(with_attributions(result, attributions, main))
-    result = with_direct(with_sweep(with_attributions(result, attributions, main), main), main)
+            tell(with_attributions(result, [*chain(*groups)], main))
+    result = with_agreements(with_attributions(result, [*chain(*groups)], main), groups, main)
+    result = with_direct(with_sweep(result, main), main)
     result = with_influence(with_concepts(result, main), main)
-    return whole_result(with_attacks(result, main, run_attributions), main)
+    result = with_counterfactual(with_attacks(result, main, run_attributions), main)
+    return whole_result(result, main)
 
 
 # The description of a model: its modules, its outputs, and the operators of its forward pass.

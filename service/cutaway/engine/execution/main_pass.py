@@ -54,6 +54,7 @@ def may_share(request: InspectRequest) -> bool:
         or request.attacks
         or request.concepts
         or request.influence
+        or request.counterfactual
         or request.edits
         or isinstance(request.target, Neuron)
         or is_several(request.target)

@@ -136,7 +136,7 @@ def features_of(metric: Any, judged: Judged) -> Features:
         names, values = problem.explained, judged.values
     weights: Mapping[str, Tensor] = {}
     if given:
-        with at(requests.field_name(type(metric))), at("masks.by_input"):
+        with at(requests.field_name(type(metric))):
             numbers = feature_numbers(metric, problem.inputs, names)
     elif getattr(problem.request, "masks", None):
         numbers, weights = dict(problem.features.numbers), problem.features.shares()
@@ -353,10 +353,11 @@ def pearson(one: Tensor, other: Tensor) -> Tensor:
 
 def spearman(one: Tensor, other: Tensor) -> Tensor:
     """Returns the rank correlation of each row of [batch, numbers]; equal numbers have their mean rank."""
-    return pearson(_ranks(one), _ranks(other))
+    return pearson(ranks(one), ranks(other))
 
 
-def _ranks(values: Tensor) -> Tensor:
+def ranks(values: Tensor) -> Tensor:
+    """Returns the rank of each number in its row of [batch, numbers]; equal ones have the mean of theirs."""
     ordered = values.cpu().contiguous().sort(dim=1).values
     below, not_above = (torch.searchsorted(ordered, values.cpu().contiguous(), side=side) for side in ("left", "right"))
     return (below + not_above).double() / 2

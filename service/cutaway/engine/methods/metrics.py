@@ -158,8 +158,7 @@ def refuse_metric(
                 model.tree.resolve(metric.module)
         if isinstance(metric, requests.Removal) and not is_of_layer:
             baselines(metric.baselines, inputs, explained, model.special_tokens)
-            with at("masks.by_input"):
-                feature_numbers(metric, inputs, explained) if metric.masks else None
+            feature_numbers(metric, inputs, explained) if metric.masks else None
     for name in explained if kind in _MOVING else ():
         spec.refuse_integers("the metric perturbs", name, inputs[name])
 

@@ -18,7 +18,7 @@ from cutaway.contract.tensors import as_array
 from cutaway.engine.methods import spec
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
 from cutaway.engine.model.session import is_out_of_memory
-from cutaway.engine.passes.features import MAX_EVALUATIONS
+from cutaway.engine.passes.features import MAX_EVALUATIONS, has_superpixels
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.references import perturbations as references
@@ -237,7 +237,8 @@ def _is_complete(request: requests.KernelShap) -> bool:
     From two samples on, the fit is almost exact for all features and for none. A mask with rows of its own may leave a
     row without an element of some feature.
     """
-    return request.n_samples > 1 and all(len(as_array(mask)) == 1 for mask in request.masks.values())
+    is_shared = not has_superpixels(request) and all(len(as_array(mask)) == 1 for mask in request.masks.values())
+    return request.n_samples > 1 and is_shared
 
 
 _surrogate_row = partial(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from captum import attr
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
@@ -168,8 +169,7 @@ def features(request: requests.Perturbation, inputs: Inputs, explained: Sequence
     if isinstance(request, requests.Occlusion):
         perturbed = Features(windows=_windows(request, inputs, explained))
     else:
-        with at("masks.by_input"):
-            perturbed = Features(feature_numbers(request, inputs, explained))
+        perturbed = Features(feature_numbers(request, inputs, explained))
     _refuse_many(request, perturbed.count)
     return perturbed
 
@@ -177,11 +177,8 @@ def features(request: requests.Perturbation, inputs: Inputs, explained: Sequence
 def feature_numbers(request: Any, inputs: Inputs, explained: Sequence[str]) -> dict[str, Tensor]:
     """Returns the feature of each element, numbered from 0 over all inputs. Without a mask, each element of an input is
     a feature."""
-    refuse_unexplained(request.masks, "mask", explained)
-    masks = {name: as_array(mask) for name, mask in request.masks.items()}
-    for name, mask in masks.items():
-        if isinstance(request, requests.FeaturePermutation) and mask.shape[:1] != (1,):
-            raise error(Reason.INPUT_SHAPE, "rows exchange features: send a mask of one row, for all of them", name)
+    with at("masks"):
+        masks = _masks(request.masks, inputs, explained, is_shared=isinstance(request, requests.FeaturePermutation))
     numbers: dict[str, Tensor] = {}
     by_id: dict[int, int] = {}
     count = 0
@@ -191,7 +188,7 @@ def feature_numbers(request: Any, inputs: Inputs, explained: Sequence[str]) -> d
             numbers[name] = torch.arange(count, count + row.numel(), device=row.device).reshape(row.shape)
             count += row.numel()
             continue
-        ids, places = _ids(_mask(name, masks[name], inputs[name]))
+        ids, places = _ids(masks[name])
         for number in ids.tolist():
             if number not in by_id:
                 by_id[number] = count
@@ -199,6 +196,124 @@ def feature_numbers(request: Any, inputs: Inputs, explained: Sequence[str]) -> d
         renumbered = torch.tensor([by_id[number] for number in ids.tolist()], dtype=torch.int64)
         numbers[name] = renumbered[places].to(row.device)
     return numbers
+
+
+def _masks(masks: requests.Masks, inputs: Inputs, explained: Sequence[str], *, is_shared: bool) -> dict[str, Tensor]:
+    """Returns masks by input name; those of superpixels have numbers that no mask before them has.
+
+    ``is_shared``: whether each mask must be the same for all rows.
+    """
+    if "" in masks:
+        pictures = [name for name in explained if inputs[name].ndim == _PICTURE]
+        with at("superpixels"):
+            if not pictures:
+                raise error(Reason.METHOD_INAPPLICABLE, f"no input is {_A_PICTURE}")
+        masks = {**dict.fromkeys(pictures, masks[""]), **{name: mask for name, mask in masks.items() if name}}
+    found: dict[str, Tensor] = {}
+    for name, mask in masks.items():
+        is_found = isinstance(mask, requests.Superpixels)
+        with at("superpixels" if is_found else "by_input"):
+            refuse_unexplained({name: mask}, "mask", explained)
+            if is_shared and (is_found or as_array(mask).shape[:1] != (1,)):
+                raise error(Reason.INPUT_SHAPE, "rows exchange features: send a mask of one row, for all of them", name)
+            if is_found:
+                first = 1 + max((int(other.max()) for other in found.values() if other.numel()), default=-1)
+                found[name] = first + _superpixels(name, mask, inputs[name])
+            else:
+                found[name] = _mask(name, as_array(mask), inputs[name])
+    return found
+
+
+def has_superpixels(request: Any) -> bool:
+    """Returns whether the features of an attribution are superpixels, so that each row has its own."""
+    return any(isinstance(mask, requests.Superpixels) for mask in getattr(request, "masks", {}).values())
+
+
+def regions_found(request: Any, features: Features, rows: int) -> Inputs:
+    """Returns the regions of superpixels by input name, [batch, height, width]; none for other features."""
+    if not has_superpixels(request):
+        return {}
+    masks = {name: request.masks.get(name, request.masks.get("")) for name in features.numbers}
+    found = {name: features.numbers[name] for name, mask in masks.items() if isinstance(mask, requests.Superpixels)}
+    return {name: mask[:, 0].expand(rows, *mask.shape[2:]) for name, mask in found.items() if mask.ndim == _PICTURE}
+
+
+# Superpixels.
+
+_PICTURE = 4
+_A_PICTURE = "a picture, [batch, channels, height, width]"
+_ITERATIONS = 10
+
+MAX_PIXELS = 1 << 22
+"""The most pixels of all rows in which superpixels are found: 83 pictures at 224×224, which take some 10 s."""
+_SEEN: MutableMapping[Tensor, dict[requests.Superpixels, Tensor]] = WeakTensorKeyDictionary()
+"""What was found in a tensor: several attributions and metrics of a request ask for the same."""
+
+
+def _superpixels(name: str, asked: requests.Superpixels, pictures: Tensor) -> Tensor:
+    """Returns the region of each element, of the shape of ``pictures``; those of each row are counted from 0."""
+    if pictures.ndim != _PICTURE or not pictures[0].numel():
+        raise error(
+            Reason.METHOD_INAPPLICABLE, f"its shape is {list(pictures.shape)}, and not that of {_A_PICTURE}", name
+        )
+    pixels = len(pictures) * pictures.shape[2] * pictures.shape[3]
+    if pixels > MAX_PIXELS:
+        what = f"the rows have {pixels} pixels, and superpixels are found in at most {MAX_PIXELS}: send fewer rows"
+        raise error(Reason.LIMIT_EXCEEDED, what, name)
+    known = _SEEN.setdefault(pictures, {})
+    if asked not in known:
+        rows = [_slic(picture.detach().cpu().float(), asked) for picture in pictures]
+        known[asked] = torch.stack(rows).unsqueeze(1)
+    return known[asked].expand(pictures.shape)
+
+
+def _slic(picture: Tensor, asked: requests.Superpixels) -> Tensor:
+    """Returns the regions of one picture [channels, height, width], [height, width]; see `requests.Superpixels`."""
+    channels, height, width = picture.shape
+    side = (height * width / asked.segments) ** 0.5
+    rows, columns = (min(size, max(1, round(size / side))) for size in (height, width))
+    y, x = (places.flatten() for places in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
+    cell_y, cell_x = y * rows // height, x * columns // width
+    colours = picture.nan_to_num(0.0, 0.0, 0.0).flatten(1)
+    colours = (colours - colours.mean()) / colours.std(correction=0).clamp(min=torch.finfo(torch.float32).tiny)
+    places = torch.stack([y, x]) * (asked.compactness / side)
+    points = torch.cat([colours / channels**0.5, places]).T.contiguous()
+    regions, centres = cell_y * columns + cell_x, points.new_zeros(rows * columns, channels + 2)
+    for _ in range(_ITERATIONS):
+        sizes = torch.bincount(regions, minlength=len(centres)).unsqueeze(1)
+        sums = torch.zeros_like(centres).index_add_(0, regions, points)
+        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
+        nearest = points.new_full((len(points),), torch.inf)
+        for near_y, near_x in product((0, -1, 1), repeat=2):
+            others = (cell_y + near_y).clamp(0, rows - 1) * columns + (cell_x + near_x).clamp(0, columns - 1)
+            distances = (points - centres[others]).square().sum(dim=1)
+            regions = torch.where(distances < nearest, others, regions)
+            nearest = torch.minimum(distances, nearest)
+    return _in_one_piece(regions.reshape(height, width).numpy())
+
+
+def _in_one_piece(regions: Array) -> Tensor:
+    """Returns ``regions`` [height, width] with only the largest piece of each, counted from 0; the other pixels join a
+    region beside them."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    numbers, labels = np.arange(regions.size).reshape(regions.shape), regions.ravel()
+    beside = [(numbers[:, 1:], numbers[:, :-1]), (numbers[1:], numbers[:-1])]
+    pairs = np.concatenate([np.stack([one.ravel(), other.ravel()]) for one, other in beside], axis=1)
+    pairs = pairs[:, labels[pairs[0]] == labels[pairs[1]]]
+    graph = coo_matrix((np.ones(pairs.shape[1]), pairs), (regions.size, regions.size))
+    count, pieces = connected_components(graph, directed=False)
+    label, largest = np.zeros(count, np.int64), np.zeros(regions.max() + 1, np.int64)
+    label[pieces] = labels
+    by_size = np.argsort(np.bincount(pieces), kind="stable")
+    largest[label[by_size]] = by_size
+    found = np.where(largest[labels] == pieces, labels, -1).reshape(regions.shape)
+    while (found < 0).any():
+        wide = np.pad(found, 1, constant_values=-1)
+        for neighbours in (wide[:-2, 1:-1], wide[2:, 1:-1], wide[1:-1, :-2], wide[1:-1, 2:]):
+            found = np.where(found < 0, neighbours, found)
+    return torch.from_numpy(np.unique(found, return_inverse=True)[1].reshape(regions.shape).astype(np.int64))
 
 
 def _mask(name: str, mask: Array, like: Tensor) -> Tensor:

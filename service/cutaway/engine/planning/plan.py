@@ -228,6 +228,7 @@ _OF_ONE_PASS: Mapping[str, object] = {
     "attacks": (),
     "concepts": None,
     "influence": None,
+    "counterfactual": None,
     "target": requests.PredictedClass(),
     "arguments": {},
 }
@@ -325,15 +326,13 @@ class RequestPlan:
     @property
     def needs_target(self) -> bool:
         """Whether the target is resolved: also where it was set and is not used, since a wrong one is an error."""
-        uses = (method_of(one).has_target and one.target is None for one in self.request.attributions)
+        request = self.request
+        uses = (method_of(one).has_target and one.target is None for one in request.attributions)
         return (
             self.differentiates
-            or self.request.sweep is not None
-            or self.request.direct is not None
-            or bool(self.request.attacks)
-            or self.request.concepts is not None
-            or self.request.influence is not None
-            or self.request.target != requests.PredictedClass()
+            or bool(request.sweep or request.direct or request.attacks or request.counterfactual)
+            or bool(request.concepts or request.influence)
+            or request.target != requests.PredictedClass()
             or any(uses)
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cutaway.contract.errors import CutawayError, Reason, error
-from cutaway.contract.npy import check_npy
+from cutaway.contract.tensors import check_npy
 from cutaway.jobs.sources.files import DataFiles, FileSource, read_errors
 from cutaway.jobs.sources.source import Column, Unreadable, check_columns, from_arrow
 

@@ -132,6 +132,8 @@ REQUIRED_SCOPES: Mapping[str, Scope] = {
     "attacks": Scope.INSPECT,
     "concepts": Scope.INSPECT,
     "influence": Scope.INSPECT,
+    "agreement": Scope.PREDICT,  # has no effect without attributions
+    "counterfactual": Scope.INSPECT,
 }
 """The scopes that the fields of `cutaway.v1.InspectRequest` need. A neuron as the target needs `Scope.INSPECT` too."""
 

@@ -232,7 +232,7 @@ _FIELDS_IF_PRESENT = (
     "targets", "target_values", "captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes",
     "explained_rows", "feature_names", "example_axes", "texts", "generated", "finish_reasons", "unedited_texts",
     "replay", "receipts", "sweep", "sweep_estimates", "sweep_agreement", "direct", "direct_rest", "direct_bias",
-    "attacks", "concepts", "influence",
+    "attacks", "concepts", "influence", "agreements", "counterfactual",
 )  # fmt: skip
 _FIELDS_ALWAYS = ("warnings", "provenance", "timings")
 

@@ -26,11 +26,10 @@ from starlette.routing import BaseRoute, Route
 
 from cutaway.client.request_builder import request_inputs
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.npy import MAX_ARRAYS, read_npy, read_npz
 from cutaway.contract.request_reader.reader import read_request
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import ModelName
-from cutaway.contract.tensors import DTYPES, Array, converted
+from cutaway.contract.tensors import DTYPES, MAX_ARRAYS, Array, converted, read_npy, read_npz
 from cutaway.contract.wire import models as wire_models
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.contract.wire.message_walk import parse

@@ -330,6 +330,8 @@ def _counts(request: InspectRequest, failed: int, settings: Settings) -> Iterato
     yield "attacks", "attacks", len(request.attacks), settings.max_attributions
     for number, attack in enumerate(request.attacks):
         yield f"attacks[{number}].pgd.n_steps", "steps", getattr(attack, "n_steps", 0), settings.max_steps
+    if request.counterfactual is not None:
+        yield "counterfactual.max_changes", "changes", request.counterfactual.max_changes, settings.max_steps
     if request.generate is not None:
         yield "generate.max_new_tokens", "steps", request.generate.max_new_tokens, settings.max_steps
 
@@ -478,9 +480,8 @@ def _with_texts(adapter: Adapter, tokens: TokenAttribution) -> TokenAttribution:
 
 
 def feature_names(inputs: Sequence[InputSpec], result: InspectResult) -> dict[str, tuple[str, ...]]:
-    """Returns the names of the features of those ``inputs`` that gradients or attributions in ``result`` are about."""
-    named = {spec.name: spec.feature_names for spec in inputs if spec.feature_names}
-    if not named:
-        return {}
-    shown = {*result.input_gradients, *(name for attribution in result.attributions for name in attribution.values)}
-    return {name: names for name, names in named.items() if name in shown}
+    """Returns the names of the features of those ``inputs`` that gradients, attributions or changes in ``result`` are
+    about."""
+    shown = {*result.input_gradients, *(result.counterfactual.inputs if result.counterfactual else ())}
+    shown |= {name for attribution in result.attributions for name in attribution.values}
+    return {spec.name: spec.feature_names for spec in inputs if spec.feature_names and spec.name in shown}

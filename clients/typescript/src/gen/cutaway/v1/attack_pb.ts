@@ -4,7 +4,7 @@
 
 import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
-import type { Attribution, FeatureMasks } from "./attribution_pb.js";
+import type { Attribution, Baselines, ElementMasks, FeatureMasks } from "./attribution_pb.js";
 import { file_cutaway_v1_attribution } from "./attribution_pb.js";
 import type { Check } from "./check_pb.js";
 import { file_cutaway_v1_check } from "./check_pb.js";
@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/attack.proto.
  */
 export const file_cutaway_v1_attack: GenFile = /*@__PURE__*/
-  fileDesc("ChdjdXRhd2F5L3YxL2F0dGFjay5wcm90bxIKY3V0YXdheS52MSL2AgoNQXR0YWNrUmVxdWVzdBIgCgRmZ3NtGAEgASgLMhAuY3V0YXdheS52MS5GZ3NtSAASHgoDcGdkGAIgASgLMg8uY3V0YXdheS52MS5QZ2RIABIQCgh0YXJnZXRlZBgKIAEoCBIOCgZpbnB1dHMYCyADKAkSJwoFbWFza3MYDCABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcxIYCgtsb3dlcl9ib3VuZBgNIAEoAUgBiAEBEhgKC3VwcGVyX2JvdW5kGA4gASgBSAKIAQESGwoOemVyb190aHJlc2hvbGQYDyABKAFIA4gBARIYChBvZl9wcm9iYWJpbGl0aWVzGBAgASgIEjAKBnNlYXJjaBgRIAEoCzIgLmN1dGF3YXkudjEuTWluUGFyYW1QZXJ0dXJiYXRpb25CCAoGYXR0YWNrQg4KDF9sb3dlcl9ib3VuZEIOCgxfdXBwZXJfYm91bmRCEQoPX3plcm9fdGhyZXNob2xkIigKBEZnc20SFAoHZXBzaWxvbhgBIAEoAUgAiAEBQgoKCF9lcHNpbG9uIpgBCgNQZ2QSEwoGcmFkaXVzGAEgASgBSACIAQESFgoJc3RlcF9zaXplGAIgASgBSAGIAQESDwoHbl9zdGVwcxgDIAEoDRIkCgRub3JtGAQgASgOMhYuY3V0YXdheS52MS5BdHRhY2tOb3JtEhQKDHJhbmRvbV9zdGFydBgFIAEoCEIJCgdfcmFkaXVzQgwKCl9zdGVwX3NpemUiewoUTWluUGFyYW1QZXJ0dXJiYXRpb24SEQoJcGFyYW1ldGVyGAEgASgJEg0KBXVwcGVyGAIgASgBEgwKBHN0ZXAYAyABKAESDQoFbG93ZXIYBCABKAESJAoEbW9kZRgFIAEoDjIWLmN1dGF3YXkudjEuU2VhcmNoTW9kZSLwAgoGQXR0YWNrEg4KBm1ldGhvZBgBIAEoCRInCgZpbnB1dHMYAiADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEiwKC3ByZWRpY3Rpb25zGAMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIPCgdjbGFzc2VzGAQgAygDEhUKDXByb2JhYmlsaXRpZXMYBSADKAESFQoNdGFyZ2V0X3ZhbHVlcxgGIAMoARIVCg1sb3NzZXNfYmVmb3JlGAcgAygBEg4KBmxvc3NlcxgIIAMoARIRCglzdWNjZWVkZWQYCSADKAgSDAoEbGluZhgKIAMoARIKCgJsMhgLIAMoARISCgpwYXJhbWV0ZXJzGAwgAygBEiEKBmNoZWNrcxgNIAMoCzIRLmN1dGF3YXkudjEuQ2hlY2sSNQoMYXR0cmlidXRpb25zGA4gAygLMh8uY3V0YXdheS52MS5BdHRhY2tlZEF0dHJpYnV0aW9uIm0KE0F0dGFja2VkQXR0cmlidXRpb24SLAoLYXR0cmlidXRpb24YASABKAsyFy5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uEg4KBmNvc2luZRgCIAMoARIYChByYW5rX2NvcnJlbGF0aW9uGAMgAygBKlMKCkF0dGFja05vcm0SGwoXQVRUQUNLX05PUk1fVU5TUEVDSUZJRUQQABIUChBBVFRBQ0tfTk9STV9MSU5GEAESEgoOQVRUQUNLX05PUk1fTDIQAipZCgpTZWFyY2hNb2RlEhsKF1NFQVJDSF9NT0RFX1VOU1BFQ0lGSUVEEAASFgoSU0VBUkNIX01PREVfTElORUFSEAESFgoSU0VBUkNIX01PREVfQklOQVJZEAJiBnByb3RvMw", [file_cutaway_v1_attribution, file_cutaway_v1_check, file_cutaway_v1_tensor]);
+  fileDesc("ChdjdXRhd2F5L3YxL2F0dGFjay5wcm90bxIKY3V0YXdheS52MSL2AgoNQXR0YWNrUmVxdWVzdBIgCgRmZ3NtGAEgASgLMhAuY3V0YXdheS52MS5GZ3NtSAASHgoDcGdkGAIgASgLMg8uY3V0YXdheS52MS5QZ2RIABIQCgh0YXJnZXRlZBgKIAEoCBIOCgZpbnB1dHMYCyADKAkSJwoFbWFza3MYDCABKAsyGC5jdXRhd2F5LnYxLkVsZW1lbnRNYXNrcxIYCgtsb3dlcl9ib3VuZBgNIAEoAUgBiAEBEhgKC3VwcGVyX2JvdW5kGA4gASgBSAKIAQESGwoOemVyb190aHJlc2hvbGQYDyABKAFIA4gBARIYChBvZl9wcm9iYWJpbGl0aWVzGBAgASgIEjAKBnNlYXJjaBgRIAEoCzIgLmN1dGF3YXkudjEuTWluUGFyYW1QZXJ0dXJiYXRpb25CCAoGYXR0YWNrQg4KDF9sb3dlcl9ib3VuZEIOCgxfdXBwZXJfYm91bmRCEQoPX3plcm9fdGhyZXNob2xkIigKBEZnc20SFAoHZXBzaWxvbhgBIAEoAUgAiAEBQgoKCF9lcHNpbG9uIpgBCgNQZ2QSEwoGcmFkaXVzGAEgASgBSACIAQESFgoJc3RlcF9zaXplGAIgASgBSAGIAQESDwoHbl9zdGVwcxgDIAEoDRIkCgRub3JtGAQgASgOMhYuY3V0YXdheS52MS5BdHRhY2tOb3JtEhQKDHJhbmRvbV9zdGFydBgFIAEoCEIJCgdfcmFkaXVzQgwKCl9zdGVwX3NpemUiewoUTWluUGFyYW1QZXJ0dXJiYXRpb24SEQoJcGFyYW1ldGVyGAEgASgJEg0KBXVwcGVyGAIgASgBEgwKBHN0ZXAYAyABKAESDQoFbG93ZXIYBCABKAESJAoEbW9kZRgFIAEoDjIWLmN1dGF3YXkudjEuU2VhcmNoTW9kZSLVAgoVQ291bnRlcmZhY3R1YWxSZXF1ZXN0Ej8KB2NvbHVtbnMYASADKAsyLi5jdXRhd2F5LnYxLkNvdW50ZXJmYWN0dWFsUmVxdWVzdC5Db2x1bW5zRW50cnkSKAoGdG9rZW5zGAIgASgLMhguY3V0YXdheS52MS5Ub2tlbkNoYW5nZXMSJwoFbWFza3MYAyABKAsyGC5jdXRhd2F5LnYxLkZlYXR1cmVNYXNrcxIoCgliYXNlbGluZXMYBCABKAsyFS5jdXRhd2F5LnYxLkJhc2VsaW5lcxIQCgh0YXJnZXRlZBgFIAEoCBIYCgttYXhfY2hhbmdlcxgGIAEoDUgAiAEBGkIKDENvbHVtbnNFbnRyeRILCgNrZXkYASABKAkSIQoFdmFsdWUYAiABKAsyEi5jdXRhd2F5LnYxLkNvbHVtbjoCOAFCDgoMX21heF9jaGFuZ2VzInAKBkNvbHVtbhISCgVsb3dlchgBIAEoAUgAiAEBEhIKBXVwcGVyGAIgASgBSAGIAQESEQoEc3RlcBgDIAEoAUgCiAEBEg4KBnZhbHVlcxgEIAMoAUIICgZfbG93ZXJCCAoGX3VwcGVyQgcKBV9zdGVwIlEKDFRva2VuQ2hhbmdlcxIUCgxyZXBsYWNlbWVudHMYASADKAMSDgoGcmVtb3ZlGAIgASgIEgwKBGtlZXAYAyADKAMSDQoFaW5wdXQYBCABKAkikAIKDkNvdW50ZXJmYWN0dWFsEicKBmlucHV0cxgBIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISKAoHY2hhbmdlZBgCIAMoCzIXLmN1dGF3YXkudjEuTmFtZWRUZW5zb3ISLAoLcHJlZGljdGlvbnMYAyADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEg8KB2NsYXNzZXMYBCADKAMSFQoNcHJvYmFiaWxpdGllcxgFIAMoARIRCglzdWNjZWVkZWQYBiADKAgSDwoHY2hhbmdlcxgHIAMoAxIOCgZwYXNzZXMYCCADKAMSIQoGY2hlY2tzGAkgAygLMhEuY3V0YXdheS52MS5DaGVjayLwAgoGQXR0YWNrEg4KBm1ldGhvZBgBIAEoCRInCgZpbnB1dHMYAiADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEiwKC3ByZWRpY3Rpb25zGAMgAygLMhcuY3V0YXdheS52MS5OYW1lZFRlbnNvchIPCgdjbGFzc2VzGAQgAygDEhUKDXByb2JhYmlsaXRpZXMYBSADKAESFQoNdGFyZ2V0X3ZhbHVlcxgGIAMoARIVCg1sb3NzZXNfYmVmb3JlGAcgAygBEg4KBmxvc3NlcxgIIAMoARIRCglzdWNjZWVkZWQYCSADKAgSDAoEbGluZhgKIAMoARIKCgJsMhgLIAMoARISCgpwYXJhbWV0ZXJzGAwgAygBEiEKBmNoZWNrcxgNIAMoCzIRLmN1dGF3YXkudjEuQ2hlY2sSNQoMYXR0cmlidXRpb25zGA4gAygLMh8uY3V0YXdheS52MS5BdHRhY2tlZEF0dHJpYnV0aW9uIm0KE0F0dGFja2VkQXR0cmlidXRpb24SLAoLYXR0cmlidXRpb24YASABKAsyFy5jdXRhd2F5LnYxLkF0dHJpYnV0aW9uEg4KBmNvc2luZRgCIAMoARIYChByYW5rX2NvcnJlbGF0aW9uGAMgAygBKlMKCkF0dGFja05vcm0SGwoXQVRUQUNLX05PUk1fVU5TUEVDSUZJRUQQABIUChBBVFRBQ0tfTk9STV9MSU5GEAESEgoOQVRUQUNLX05PUk1fTDIQAipZCgpTZWFyY2hNb2RlEhsKF1NFQVJDSF9NT0RFX1VOU1BFQ0lGSUVEEAASFgoSU0VBUkNIX01PREVfTElORUFSEAESFgoSU0VBUkNIX01PREVfQklOQVJZEAJiBnByb3RvMw", [file_cutaway_v1_attribution, file_cutaway_v1_check, file_cutaway_v1_tensor]);
 
 /**
  * One attack asked for. The loss of a class is the cross-entropy of the output, that of any other target its negative;
@@ -65,9 +65,9 @@ export type AttackRequest = Message<"cutaway.v1.AttackRequest"> & {
   /**
    * Input name to which elements may change: 1, and 0 for others; of one row or a row an example. Default: all.
    *
-   * @generated from field: cutaway.v1.FeatureMasks masks = 12;
+   * @generated from field: cutaway.v1.ElementMasks masks = 12;
    */
-  masks?: FeatureMasks | undefined;
+  masks?: ElementMasks | undefined;
 
   /**
    * The least value of a changed input. Default: none.
@@ -232,6 +232,223 @@ export const MinParamPerturbationSchema: GenMessage<MinParamPerturbation> = /*@_
   messageDesc(file_cutaway_v1_attack, 3);
 
 /**
+ * A search for a small change of each row that changes the class: greedy, then pruned until no change can be put back.
+ *
+ * @generated from message cutaway.v1.CounterfactualRequest
+ */
+export type CounterfactualRequest = Message<"cutaway.v1.CounterfactualRequest"> & {
+  /**
+   * The columns of a table that may change, by the name of the feature, or as `x[3]`.
+   *
+   * @generated from field: map<string, cutaway.v1.Column> columns = 1;
+   */
+  columns: { [key: string]: Column };
+
+  /**
+   * The tokens that may be replaced or removed. Default: none.
+   *
+   * @generated from field: cutaway.v1.TokenChanges tokens = 2;
+   */
+  tokens?: TokenChanges | undefined;
+
+  /**
+   * Groups of elements, each of which may get its baseline as a whole.
+   *
+   * @generated from field: cutaway.v1.FeatureMasks masks = 3;
+   */
+  masks?: FeatureMasks | undefined;
+
+  /**
+   * The values that groups of elements get. Default: zeros.
+   *
+   * @generated from field: cutaway.v1.Baselines baselines = 4;
+   */
+  baselines?: Baselines | undefined;
+
+  /**
+   * True looks for the class that the target names. Default: for any other than the target's.
+   *
+   * @generated from field: bool targeted = 5;
+   */
+  targeted: boolean;
+
+  /**
+   * The most changes of a row. Default: 10.
+   *
+   * @generated from field: optional uint32 max_changes = 6;
+   */
+  maxChanges?: number | undefined;
+};
+
+/**
+ * Describes the message cutaway.v1.CounterfactualRequest.
+ * Use `create(CounterfactualRequestSchema)` to create a new message.
+ */
+export const CounterfactualRequestSchema: GenMessage<CounterfactualRequest> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attack, 4);
+
+/**
+ * The values that a column may take in place of its own: those of a range, or those that are listed.
+ *
+ * @generated from message cutaway.v1.Column
+ */
+export type Column = Message<"cutaway.v1.Column"> & {
+  /**
+   * The least value.
+   *
+   * @generated from field: optional double lower = 1;
+   */
+  lower?: number | undefined;
+
+  /**
+   * The largest value.
+   *
+   * @generated from field: optional double upper = 2;
+   */
+  upper?: number | undefined;
+
+  /**
+   * The distance between two values, from `lower` on. Default: 1 for integers, else a sixteenth of the range.
+   *
+   * @generated from field: optional double step = 3;
+   */
+  step?: number | undefined;
+
+  /**
+   * The only values, such as the numbers of categories, in place of a range.
+   *
+   * @generated from field: repeated double values = 4;
+   */
+  values: number[];
+};
+
+/**
+ * Describes the message cutaway.v1.Column.
+ * Use `create(ColumnSchema)` to create a new message.
+ */
+export const ColumnSchema: GenMessage<Column> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attack, 5);
+
+/**
+ * The changes that tokens may have.
+ *
+ * @generated from message cutaway.v1.TokenChanges
+ */
+export type TokenChanges = Message<"cutaway.v1.TokenChanges"> & {
+  /**
+   * Ids, one of which takes the place of a token.
+   *
+   * @generated from field: repeated int64 replacements = 1;
+   */
+  replacements: bigint[];
+
+  /**
+   * True masks a token too: its place in `attention_mask` becomes 0.
+   *
+   * @generated from field: bool remove = 2;
+   */
+  remove: boolean;
+
+  /**
+   * Ids that stay, such as those that begin and end a text.
+   *
+   * @generated from field: repeated int64 keep = 3;
+   */
+  keep: bigint[];
+
+  /**
+   * The input with the ids. Default: `input_ids`.
+   *
+   * @generated from field: string input = 4;
+   */
+  input: string;
+};
+
+/**
+ * Describes the message cutaway.v1.TokenChanges.
+ * Use `create(TokenChangesSchema)` to create a new message.
+ */
+export const TokenChangesSchema: GenMessage<TokenChanges> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attack, 6);
+
+/**
+ * What was found for each row. Rows for which nothing was found have their own inputs.
+ *
+ * @generated from message cutaway.v1.Counterfactual
+ */
+export type Counterfactual = Message<"cutaway.v1.Counterfactual"> & {
+  /**
+   * The changed inputs, by name.
+   *
+   * @generated from field: repeated cutaway.v1.NamedTensor inputs = 1;
+   */
+  inputs: NamedTensor[];
+
+  /**
+   * Whether each of their elements is another than the request's own, by name.
+   *
+   * @generated from field: repeated cutaway.v1.NamedTensor changed = 2;
+   */
+  changed: NamedTensor[];
+
+  /**
+   * What the model returns for them, by name; empty where predictions are left out.
+   *
+   * @generated from field: repeated cutaway.v1.NamedTensor predictions = 3;
+   */
+  predictions: NamedTensor[];
+
+  /**
+   * The class of each row then.
+   *
+   * @generated from field: repeated int64 classes = 4;
+   */
+  classes: bigint[];
+
+  /**
+   * The softmax of the output, of that class.
+   *
+   * @generated from field: repeated double probabilities = 5;
+   */
+  probabilities: number[];
+
+  /**
+   * Whether the class is the one to reach, or another than that of the target.
+   *
+   * @generated from field: repeated bool succeeded = 6;
+   */
+  succeeded: boolean[];
+
+  /**
+   * How many columns, tokens or groups of each row were changed.
+   *
+   * @generated from field: repeated int64 changes = 7;
+   */
+  changes: bigint[];
+
+  /**
+   * How many passes the search took.
+   *
+   * @generated from field: repeated int64 passes = 8;
+   */
+  passes: bigint[];
+
+  /**
+   * The outcomes of the checks; empty with checks off.
+   *
+   * @generated from field: repeated cutaway.v1.Check checks = 9;
+   */
+  checks: Check[];
+};
+
+/**
+ * Describes the message cutaway.v1.Counterfactual.
+ * Use `create(CounterfactualSchema)` to create a new message.
+ */
+export const CounterfactualSchema: GenMessage<Counterfactual> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_attack, 7);
+
+/**
  * One attack.
  *
  * @generated from message cutaway.v1.Attack
@@ -341,7 +558,7 @@ export type Attack = Message<"cutaway.v1.Attack"> & {
  * Use `create(AttackSchema)` to create a new message.
  */
 export const AttackSchema: GenMessage<Attack> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_attack, 4);
+  messageDesc(file_cutaway_v1_attack, 8);
 
 /**
  * An explanation at changed inputs, beside that at the inputs of the request.
@@ -376,7 +593,7 @@ export type AttackedAttribution = Message<"cutaway.v1.AttackedAttribution"> & {
  * Use `create(AttackedAttributionSchema)` to create a new message.
  */
 export const AttackedAttributionSchema: GenMessage<AttackedAttribution> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_attack, 5);
+  messageDesc(file_cutaway_v1_attack, 9);
 
 /**
  * The norm that a ball is of.
