@@ -9,6 +9,7 @@ export const KINDS: Readonly<Partial<Record<string, string>>> = {
   "InspectResponse.direct": "direct",
   "Attribution.values": "attribution",
   "Attribution.standard_errors": "standard_error",
+  "Attribution.references": "reference",
   "TokenAttribution.ids": "token_ids",
   "TokenAttribution.values": "token_attribution",
   "Metric.curve": "metric_curve",

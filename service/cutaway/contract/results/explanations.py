@@ -294,6 +294,8 @@ class AttributionResult:
             takes, such as masks, and those that the method cannot move.
         attribution_ms: the time for Captum and the metrics, in milliseconds; of all requests that ran together.
         check_ms: the time for its reference and the comparison, in milliseconds, besides ``attribution_ms``.
+        references: with ``check.references``, what raw hooks say that ``values`` should be, in float64; of a layer that
+            is called several times, for the call that differs most. Empty where they saw too little.
     """
 
     method: str
@@ -312,6 +314,7 @@ class AttributionResult:
     inputs_left_out: tuple[str, ...] = ()
     attribution_ms: float = 0.0
     check_ms: float = 0.0
+    references: Mapping[str, Array] = field(default_factory=dict, metadata=named("reference", "input"))
 
     def __repr__(self) -> str:
         return describe_attribution(self)
