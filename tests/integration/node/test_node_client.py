@@ -60,7 +60,14 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
             "compare": True,
         },
     ),
-    "metrics": ("net", IMAGE, {"attributions": [ca.Saliency(metrics=(ca.Infidelity(n_samples=4),))]}),
+    "metrics": (
+        "net",
+        IMAGE,
+        {
+            "attributions": [ca.Saliency(metrics=(ca.Infidelity(n_samples=4),))],
+            "check": ca.CheckRequest(references=True),
+        },
+    ),
     "an error in its place": (
         "net",
         IMAGE,

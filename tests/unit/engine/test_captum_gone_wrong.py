@@ -431,9 +431,10 @@ def test_the_reference_is_what_captum_should_have_returned(asked: Any, mode: Che
     """Whatever a fault makes of the values, and also where Captum runs other passes; in float64, and only if asked."""
     right = answer(asked, CheckMode.OFF)
     assert not answer(asked, mode).references
-    for what in ("a hundredth too large", "another input"):
+    two_rows: Any = {"inputs": lambda x: torch.cat([x[:1], x[1:3] + 1, x[3:]])}
+    for how in (FAULTS["a hundredth too large"].how, FAULTS["another input"].how, two_rows):
         check = CheckRequest(mode, references=True)
-        with spoiled(type(asked), **FAULTS[what].how):
+        with spoiled(type(asked), **how):
             (got,) = ask(GAINED_IMAGES(), INPUTS, asked, target=TARGET, check=check).attributions
         assert verdict(got) is Verdict.DISAGREES
         assert got.references.keys() == right.values.keys()
