@@ -1,8 +1,8 @@
 /** The rows of a job as a person looks for them: what is wrong with each, and which ones to show. */
 
-import { computed, signal } from "@preact/signals";
 import { Verdict } from "@cutaway/client";
-import { verdictText, worstOf } from "../ui/verdicts.js";
+import { computed, signal } from "@preact/signals";
+import { verdictText, worstOf } from "../ui/index.js";
 import { type Column, columnsOf, type JobFolder, type Line, type Sample, samplesOf } from "./folder.js";
 
 /** What rows are filtered by: the value of one row, "" where it has none. */
