@@ -68,6 +68,17 @@ def _digits(page: Page, theme: str) -> None:
             page.click("button:text-is('Ask for the gradient everywhere')")
             page.wait_for_selector("section:has(#by-layer) .named-bars")
         _draw(page, view, theme)
+    page.click("nav a:text-is('Explanations')")
+    page.click("button:text-is('Beside its reference')")
+    page.wait_for_selector(".sides")
+    page.wait_for_selector(".strip button.primary")
+    _draw(page, "reference", theme)
+    page.click("nav a:text-is('Activations')")
+    page.click("button:text-is('What happens without each channel?')")
+    page.wait_for_selector(".measured")
+    page.wait_for_selector(".strip button.primary")
+    page.locator(".measured").scroll_into_view_if_needed()
+    _draw(page, "measured", theme)
 
 
 def _sentence(page: Page, theme: str) -> None:

@@ -1,7 +1,7 @@
 /** Builds the page into the Python package, from where the HTTP server serves it. */
 
 import { fileURLToPath } from "node:url";
-import { defineConfig } from "vite";
+import { defineConfig } from "vitest/config";
 
 const here = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
 
@@ -21,5 +21,6 @@ export default defineConfig({
     target: "es2022",
   },
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
+  test: { setupFiles: here("setup-tests.ts") },
   server: { fs: { allow: [here("..")] } },
 });

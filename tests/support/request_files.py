@@ -180,6 +180,7 @@ REQUESTS: dict[str, InspectRequest] = {
     "{check: off}": InspectRequest("", check=ca.CheckRequest(ca.CheckMode.OFF)),
     "{check: independent, relative_tolerance: 0.1}": InspectRequest("", check=ca.CheckRequest(ca.CheckMode.INDEPENDENT,
         0.1)),
+    "{check: {references: true}}": InspectRequest("", check=ca.CheckRequest(references=True)),
     "{relative_tolerance: 0.1}": InspectRequest("", check=ca.CheckRequest(relative_tolerance=0.1)),
     "{explain_if: {probability_at_least: 0.5, probability_at_most: 0.9, classes: [3, 5]}}": InspectRequest("",
         explain_if=ca.ExplainIf(probability_at_least=0.5, probability_at_most=0.9, classes=(3, 5))),

@@ -3,8 +3,8 @@
 import { render } from "preact";
 import { App } from "./app/App.js";
 import { start } from "./app/start.js";
-import { embeddedFiles, openEmbedded } from "./jobs/embedded.js";
 import { JobsView } from "./jobs/JobsView.js";
+import { embeddedFiles, openEmbedded } from "./jobs/embedded.js";
 
 const root = document.getElementById("app");
 const files = embeddedFiles();

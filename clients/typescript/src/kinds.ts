@@ -10,6 +10,7 @@ export const KINDS: Readonly<Partial<Record<string, string>>> = {
   "Attribution.values": "attribution",
   "Attribution.standard_errors": "standard_error",
   "Attribution.features": "features",
+  "Attribution.references": "reference",
   "TokenAttribution.ids": "token_ids",
   "TokenAttribution.values": "token_attribution",
   "TokenAttribution.baseline_ids": "baseline_token_ids",

@@ -2892,6 +2892,7 @@ class Attribution(_message.Message):
     ATTRIBUTION_MS_FIELD_NUMBER: _builtins.int
     CHECK_MS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """The method, by Captum's class name: `IntegratedGradients`."""
     layer: _builtins.str
@@ -2961,6 +2962,13 @@ class Attribution(_message.Message):
     def features(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
         """The regions of superpixels, by input name, [batch, height, width]: the number of the feature of each pixel, from 0."""
 
+    @_builtins.property
+    def references(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]:
+        """With `check.references`: what the raw hooks say that `values` should be, by the same names and of the same shapes,
+        in float64. Of a layer that is called several times, the reference of the call that differs most. Empty where the
+        hooks saw nothing to compute it from.
+        """
+
     def __init__(
         self,
         *,
@@ -2981,10 +2989,11 @@ class Attribution(_message.Message):
         attribution_ms: _builtins.float = ...,
         check_ms: _builtins.float = ...,
         features: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
+        references: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attribution_ms", b"attribution_ms", "check_ms", b"check_ms", "checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "features", b"features", "inputs_left_out", b"inputs_left_out", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "standard_errors", b"standard_errors", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attribution_ms", b"attribution_ms", "check_ms", b"check_ms", "checks", b"checks", "convergence_delta", b"convergence_delta", "error", b"error", "features", b"features", "inputs_left_out", b"inputs_left_out", "layer", b"layer", "method", b"method", "metrics", b"metrics", "n_steps", b"n_steps", "references", b"references", "standard_errors", b"standard_errors", "targets", b"targets", "tokens", b"tokens", "value_at_baseline", b"value_at_baseline", "value_at_input", b"value_at_input", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

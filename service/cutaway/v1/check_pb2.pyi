@@ -206,6 +206,7 @@ class CheckRequest(_message.Message):
 
     MODE_FIELD_NUMBER: _builtins.int
     RELATIVE_TOLERANCE_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
     mode: Global___CheckMode.ValueType
     """Default: SAME_PASS."""
     relative_tolerance: _builtins.float
@@ -213,15 +214,20 @@ class CheckRequest(_message.Message):
     the reference's largest magnitude; axioms have tolerances of their own. Default: by method and data
     type, and always stated in the reply.
     """
+    references: _builtins.bool
+    """Whether to return the reference of each attribution, which is as large as the attribution in float64. It needs a
+    check. Where Captum ran other passes than the method consists of, it takes separate passes.
+    """
     def __init__(
         self,
         *,
         mode: Global___CheckMode.ValueType = ...,
         relative_tolerance: _builtins.float | None = ...,
+        references: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_relative_tolerance", b"_relative_tolerance", "relative_tolerance", b"relative_tolerance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_relative_tolerance", b"_relative_tolerance", "mode", b"mode", "relative_tolerance", b"relative_tolerance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_relative_tolerance", b"_relative_tolerance", "mode", b"mode", "references", b"references", "relative_tolerance", b"relative_tolerance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__relative_tolerance: _TypeAlias = _typing.Literal["relative_tolerance"]  # noqa: Y015
     _WhichOneofArgType__relative_tolerance: _TypeAlias = _typing.Literal["_relative_tolerance", b"_relative_tolerance"]  # noqa: Y015

@@ -217,13 +217,15 @@ def test_attributions_beside_a_prediction(site: Site) -> None:
     """All that an attribution has arrives for each instance, by every verb, and without predictions too."""
     method: dict[str, Any] = {"method": "kernel_shap", "n_samples": 20, "metrics": ["infidelity"]}
     asked = {"instances": X.tolist(), "target": 1, "predictions": False, "seed": 3, "attributions": [method]}
+    asked["check"] = {"references": True}
     shap = ca.KernelShap(n_samples=20, metrics=(ca.Infidelity(),))
-    whole = site.client.inspect("classes", X, target=1, seed=3, predictions=False, attributions=[shap])
+    check = ca.CheckRequest(references=True)
+    whole = site.client.inspect("classes", X, target=1, seed=3, predictions=False, attributions=[shap], check=check)
     (expected,) = whole.attributions
     status, _, reply = site.post("/v1/models/classes:predict", asked)
     assert (status, reply["predictions"], len(reply["explanations"])) == (200, [], 2)
     for row, (explanation,) in enumerate(reply["explanations"]):
-        for name in ("values", "standard_errors"):
+        for name in ("values", "standard_errors", "references"):
             assert np.array_equal(
                 np.float32(explanation[name]["input"]), np.float32(getattr(expected, name)["input"][row])
             )

@@ -56,11 +56,12 @@ async function inSeveral(client, method, request, ...how) {
 // The tensors of a response, in the order in which chunks number them: that of the fields' numbers.
 function tensorsOf(response) {
   const named = (list) => list.map(({ tensor }) => tensor);
-  const ofAttribution = ({ values, metrics, tokens, standard_errors }) => [
+  const ofAttribution = ({ values, metrics, tokens, standard_errors, references }) => [
     ...named(values),
     ...metrics.flatMap(({ curve }) => (curve ? [curve] : [])),
     ...(tokens ? [tokens.ids, tokens.values] : []),
     ...named(standard_errors),
+    ...named(references),
   ];
   const leaves = response.captures.flatMap(({ calls }) => calls.flatMap((call) => call.leaves));
   return [

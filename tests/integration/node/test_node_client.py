@@ -60,7 +60,14 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
             "compare": True,
         },
     ),
-    "metrics": ("net", IMAGE, {"attributions": [ca.Saliency(metrics=(ca.Infidelity(n_samples=4),))]}),
+    "metrics": (
+        "net",
+        IMAGE,
+        {
+            "attributions": [ca.Saliency(metrics=(ca.Infidelity(n_samples=4),))],
+            "check": ca.CheckRequest(references=True),
+        },
+    ),
     "counterfactual": ("net", IMAGE, {"counterfactual": {"masks": ca.Superpixels(9)}}),
     "agreement": ("net", IMAGE, {"attributions": ["saliency", "input_x_gradient"], "agreement": True}),
     "an error in its place": (

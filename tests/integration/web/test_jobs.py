@@ -14,6 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 from playwright.sync_api import Browser
 
+import cutaway as ca
 from cutaway.jobs import Job, Results, read, run
 from cutaway.jobs.sources import Unreadable
 from cutaway.server.embedded import Served
@@ -141,6 +142,44 @@ def test_nothing_of_another_question_goes_to_the_live_model(folder: Path, site: 
     inspector.page.click(f".rows tbody tr:nth-child({BAD + 1}) button")
     inspector.page.wait_for_selector("text=The job could not use this row")
     assert inspector.texts("button:text-is('Ask the live model')") == []
+
+
+def test_the_rows_that_raise_a_unit(folder: Path, inspector: Inspector) -> None:
+    """The largest of all rows, and those of no other unit; a unit that is not there is told."""
+    open_folder(inspector, folder)
+    results = read(folder)
+    values = results["capture:fc1@output"]
+    for unit in (3, 17):
+        inspector.page.fill("label:has-text('Unit') input", str(unit))
+        inspector.page.wait_for_selector(f"p:has-text('unit {unit} ')")
+        expected = [row for row in np.argsort(-np.ma.filled(values[:, unit], -np.inf), kind="stable") if row != BAD][:8]
+        cards = inspector.page.locator("section:has(#layers) .card").all()
+        assert [int(card.get_attribute("data-row") or -1) for card in cards] == expected
+    inspector.page.fill("label:has-text('Unit') input", "99")
+    inspector.page.wait_for_selector("text=There is no unit 99.")
+    assert inspector.page.locator("section:has(#layers) .card").count() == 0
+
+
+def test_the_mean_of_a_job_is_a_baseline(folder: Path, site: Served, inspector: Inspector) -> None:
+    """Of all rows that could be read, for a row that the live model is asked about."""
+    open_folder(inspector, folder)
+    inspector.page.click(".rows tbody tr:nth-child(3) button")
+    inspector.page.click("button:text-is('Ask the live model')")
+    inspector.page.click("button:text-is('Look inside')")
+    inspector.page.click(".baseline button:text-is('mean of the job')")
+    inspector.page.wait_for_selector(".baseline strong:text-is('mean of the job')")
+    results = read(folder)
+    images = np.ma.filled(results["input:image"], np.nan).astype(np.float64)
+    mean = images[np.arange(ROWS) != BAD].mean(axis=0, keepdims=True).astype(np.float32)
+    with ca.Client(site.address) as client:
+        asked = ca.IntegratedGradients(n_steps=16, baselines={"image": mean})
+        target = ca.ClassIndex((int(results["label"][2]),))
+        (told,) = client.inspect(
+            "digits", {"image": images[2:3].astype(np.float32)}, target=target, attributions=asked
+        ).attributions
+    assert told.value_at_baseline is not None
+    there = inspector.texts(".line-of-facts div:has(dt:text-is('at the baseline')) dd")
+    assert float(there[0].replace("−", "-")) == pytest.approx(told.value_at_baseline[0], rel=2e-3)
 
 
 def _pixels(inspector: Inspector, index: int) -> Any:

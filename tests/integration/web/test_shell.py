@@ -170,7 +170,7 @@ def test_what_a_field_does_not_take_is_not_asked(inspector: Inspector) -> None:
     """Nor what stood there before; what was asked stands in the fields again when it is shown again."""
     inspector.choose("named")
     inspector.go("Ask")
-    fields = ".features input"
+    fields = ".features input[inputmode]"
     inspector.page.fill(f"{fields} >> nth=1", "17.08")
     inspector.ask()
     inspector.page.fill(f"{fields} >> nth=1", "17,08")

@@ -423,3 +423,30 @@ def test_passes_that_captum_runs_elsewhere_are_told() -> None:
         with spoiled(type(asked), **FAULTS[what].how):
             check = answer(asked, CheckMode.SAME_PASS).checks[0]
         assert (check.verdict, check.cause) == (Verdict.DISAGREES, Cause.OTHER_PASSES)
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("asked", [ASKED[1], ca.LayerGradCam(layer="b")], ids=named)
+def test_the_reference_is_what_captum_should_have_returned(asked: Any, mode: CheckMode) -> None:
+    """Whatever a fault makes of the values, and also where Captum runs other passes; in float64, and only if asked."""
+    right = answer(asked, CheckMode.OFF)
+    assert not answer(asked, mode).references
+    two_rows: Any = {"inputs": lambda x: torch.cat([x[:1], x[1:3] + 1, x[3:]])}
+    for how in (FAULTS["a hundredth too large"].how, FAULTS["another input"].how, two_rows):
+        check = CheckRequest(mode, references=True)
+        with spoiled(type(asked), **how):
+            (got,) = ask(GAINED_IMAGES(), INPUTS, asked, target=TARGET, check=check).attributions
+        assert verdict(got) is Verdict.DISAGREES
+        assert got.references.keys() == right.values.keys()
+        for name, values in right.values.items():
+            assert got.references[name].dtype == np.float64
+            np.testing.assert_allclose(got.references[name], values, rtol=1e-4, atol=1e-5 * np.abs(values).max())
+            assert not np.allclose(got.values[name], values, rtol=1e-3)
+
+
+def test_references_need_a_check() -> None:
+    """What cannot be given is refused."""
+    check = CheckRequest(CheckMode.OFF, references=True)
+    with pytest.raises(ca.CutawayError, match="there is no reference") as refused:
+        ask(GAINED_IMAGES(), INPUTS, ASKED[0], target=TARGET, check=check)
+    assert refused.value.field == "check.references"

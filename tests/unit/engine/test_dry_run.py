@@ -90,6 +90,9 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "explained at a layer of several tensors": {"attributions": [ca.LayerActivation(layer="split")]},
     "explained, unchecked": {"attributions": [*INPUT_METHODS, *LAYER_METHODS], "check": "off"},
     "explained in half": {"attributions": [*INPUT_METHODS, *LAYER_METHODS], "reply_data_type": "float16"},
+    "explained, with references": {
+        "attributions": [*INPUT_METHODS, ca.LayerGradientXActivation(layer="split"), ca.LayerGradCam(layer="pair",
+            layer_path="[0]")], "check": ca.CheckRequest(references=True)},
     "explained by a neuron": {
         "attributions": [
             ca.NeuronGradient(neuron=ca.Neuron("twice", (1,)), inputs=("x",)),
@@ -198,6 +201,8 @@ BAD: dict[str, dict[str, Any]] = {
         "target": ca.CrossEntropy((0, 1, 2)),
         "attributions": [ca.GradientShap(inputs=("x",), baselines={"x": np.zeros((2, 4), np.float32)})]},
     "no classes": {"explain_if": ca.ExplainIf(probability_at_least=0.5)},
+    "references without a check": {
+        "attributions": [ca.Saliency(inputs=("x",))], "check": ca.CheckRequest(ca.CheckMode.OFF, references=True)},
     "edit of nothing": {"edits": [ca.Zero("nowhere")]},
     "edit of a call": {"edits": [ca.Zero("head", call=4)]},
     "edit of an operator": {"edits": [ca.Zero(op=":tanh#0", at="grad_output")]},

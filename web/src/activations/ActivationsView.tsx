@@ -1,18 +1,15 @@
 /** View 3: what the model has inside, for one example. */
 
-import { useMemo, useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
-import { Button } from "../ui/controls.js";
-import { Empty, Panel, Statistics } from "../ui/parts.js";
+import { useMemo, useState } from "preact/hooks";
 import { FLOATING } from "../ask/ways.js";
-import { Channels } from "./Channels.js";
-import { axesAt, gradientAt, strongestText } from "./places.js";
-import { Sequence } from "./Sequence.js";
-import { layoutOf } from "../measures/layout.js";
-import { shapeText } from "../ui/text.js";
+import { layoutOf } from "../measures/index.js";
 import { capturing, leavesOf, requestAt, spread } from "../models/places.js";
-import { draft } from "../state/asking.js";
-import { exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/exchange.js";
+import { draft, exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/index.js";
+import { Button, Empty, Panel, shapeText, Statistics } from "../ui/index.js";
+import { Channels } from "./Channels.js";
+import { Sequence } from "./Sequence.js";
+import { axesAt, gradientAt, strongestText } from "./places.js";
 import "./activations.css";
 
 /** How many layers, modules that ran and have none inside, are captured at once. */
@@ -35,36 +32,26 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
   const more = (point: HookPoint, modules: readonly string[]): void =>
     ask(capturing(draft.value, ...[...new Set(modules)].map((each) => requestAt(each, point))));
   const leftOut = layers.length > MOST_LAYERS ? `${String(MOST_LAYERS)} of the ${String(layers.length)} layers` : "";
+  const all = leftOut ? `Capture ${leftOut}` : "Capture every layer";
   const everyLayer = (): void => more(HookPoint.OUTPUT, further);
   if (one === undefined) {
-    return (
-      <Empty
-        title="Nothing was captured"
-        text={`Choose places in the model, or under Ask; or take ${leftOut ? `${leftOut}, of all depths` : "every layer"}.`}
-        action={leftOut ? `Capture ${leftOut}` : "Capture every layer"}
-        onAct={everyLayer}
-      />
-    );
+    const text = `Choose places in the model, or under Ask; or take ${leftOut ? `${leftOut}, of all depths` : "every layer"}.`;
+    return <Empty title="Nothing was captured" {...{ text, action: all }} onAct={everyLayer} />;
   }
   const part = exampleOf(asked, one.tensor, row);
   const View = layoutOf(part.shape).kind === "planes" ? Channels : Sequence;
   const smooth = outputs.filter(({ tensor }) => FLOATING.includes(tensor.dataType));
   const missing = smooth.filter((each) => !gradientAt(asked, each)).map(({ module }) => module);
+  const seek = (): void => {
+    setSought(sought + 1); // what was chosen is not what matters most
+    more(HookPoint.GRAD_OUTPUT, missing);
+  };
   return (
     <div class="activations">
       <Panel id="captured" title="Captured">
         <div class="tools">
-          <Button text={leftOut ? `Capture ${leftOut}` : "Capture every layer"} class="quiet" onClick={everyLayer} />
-          {missing.length > 0 && (
-            <Button
-              text="Which parts matter most?"
-              class="quiet"
-              onClick={() => {
-                setSought(sought + 1); // what was chosen is not what matters most
-                more(HookPoint.GRAD_OUTPUT, missing);
-              }}
-            />
-          )}
+          <Button text={all} class="quiet" onClick={everyLayer} />
+          {missing.length > 0 && <Button text="Which parts matter most?" class="quiet" onClick={seek} />}
         </div>
         <ul class="captured" aria-label="Places">
           {captured.map(({ name, tensor }, index) => (

@@ -1,10 +1,21 @@
 /** Channels as a grid of small pictures, and one of them large. */
 
-import { useMemo, useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
+import { useId, useMemo, useRef, useState } from "preact/hooks";
+import { placeAt } from "../edits/edit.js";
+import { tryWithout } from "../edits/live.js";
+import { type Part, placeOf, planeOf } from "../measures/index.js";
+import { capturing, requestAt } from "../models/places.js";
+import { Canvas, Legend, Picture } from "../pictures/Picture.js";
+import { pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
+import { savePng } from "../pictures/saving.js";
+import { draft, targetText } from "../state/index.js";
+import { Button, Choice, Pager, short, Slider, Statistics } from "../ui/index.js";
+import { Measured } from "./Measured.js";
 import {
   canChange,
   type CapturedProps,
+  type Channel,
   effectGradient,
   effectOf,
   type Order,
@@ -13,18 +24,6 @@ import {
   partText,
   tokensOf,
 } from "./places.js";
-import { ChannelGrid } from "./ChannelGrid.js";
-import { Button, Choice, Pager, Slider } from "../ui/controls.js";
-import { placeAt } from "../edits/edit.js";
-import { tryWithout } from "../edits/live.js";
-import { placeOf, planeOf } from "../measures/layout.js";
-import { capturing, requestAt } from "../models/places.js";
-import { pixelsOf, scaleOf } from "../pictures/colours.js";
-import { Statistics } from "../ui/parts.js";
-import { Legend, Picture } from "../pictures/Picture.js";
-import { short } from "../ui/text.js";
-import { draft } from "../state/asking.js";
-import { targetText } from "../state/exchange.js";
 
 const PAGE = 128;
 /** Of a row of attention with its token, in CSS pixels. */
@@ -54,17 +53,13 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
     if (by === "effect" && !gradient) ask(capturing(draft.value, needed));
   };
   const nameOf = (index: number): string => partText(axes, part, index);
+  const without = (): void => tryWithout(placeAt(captured), placeOf(part, large));
+  const orders = ["index", "mean", "norm", ...(whole ? (["effect"] as const) : [])] as const;
   return (
     <>
       <div class="tools">
         <span class="muted">Sorted by</span>
-        <Choice
-          label="Sorted by"
-          of={whole ? ["index", "mean", "norm", "effect"] : ["index", "mean", "norm"]}
-          names={ORDERS}
-          value={order}
-          onChoose={sort}
-        />
+        <Choice label="Sorted by" of={orders} names={ORDERS} value={order} onChoose={sort} />
         <span class="grow" />
         <Slider label="Zoom" kind="small muted" value={tile} least={24} most={192} step={8} onChange={setTile} />
         <Legend scale={scale} />
@@ -99,14 +94,79 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
             nameOf={square ? (x, y) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` : undefined}
           />
           <Statistics values={plane.values} />
-          {whole && (
-            <Button
-              text="What happens without it?"
-              onClick={() => tryWithout(placeAt(captured), placeOf(part, large))}
-            />
-          )}
+          {whole && <Button text="What happens without it?" onClick={without} />}
         </figure>
       </div>
+      {whole && <Measured {...{ asked, row, ask, captured, part, axes }} />}
     </>
   );
+}
+
+/** `tile` is the size of a picture on the screen, in CSS pixels. */
+type GridProps = Readonly<{ part: Part; scale: Scale; tile: number; channels: readonly Channel[]; chosen: number }> &
+  Readonly<{ nameOf: (channel: number) => string; onChoose: (channel: number) => void }>;
+
+/** Shows the grid; a click or the arrow keys choose a channel, a pointer tells the number below it. */
+export function ChannelGrid({ part, scale, tile, channels, chosen, nameOf, onChoose }: GridProps): preact.JSX.Element {
+  const group = useId();
+  const grid = useRef<HTMLDivElement>(null);
+  const [told, tell] = useState("");
+  const [height = 1, width = 1] = part.shape.slice(-2);
+  const all = `${channels.length} channels`;
+  const save = (): void => {
+    if (grid.current) saveGrid(grid.current);
+  };
+  const style = { "--tile": `${tile}px`, "--wide": `${(tile * width) / Math.max(height, width)}px` };
+  return (
+    <div class="savable">
+      <div
+        {...{ class: "grid", ref: grid, role: "radiogroup", style }}
+        aria-label={all}
+        onPointerLeave={() => tell("")}
+      >
+        {channels.map(({ index, value }) => (
+          <label key={index}>
+            <input
+              {...{ class: "hidden", type: "radio", name: group, checked: index === chosen }}
+              aria-label={nameOf(index)}
+              onChange={() => onChoose(index)}
+            />
+            <Tile {...{ part, index, scale }} onPoint={(text) => tell(`${nameOf(index)}, ${text}`)} />
+            <span>{index}</span>
+            <span class="number">{value !== undefined && short(value, 3)}</span>
+          </label>
+        ))}
+      </div>
+      <output class="small muted number">{told || "\u00a0"}</output>
+      <Button class="save quiet small" title="Save the grid" text="PNG" onClick={save} />
+    </div>
+  );
+}
+
+type TileProps = Readonly<{ part: Part; index: number; scale: Scale; onPoint: (text: string) => void }>;
+
+/** One channel; tells where a pointer is, and the number there. */
+function Tile({ part, index, scale, onPoint }: TileProps): preact.JSX.Element {
+  const { values, shape } = useMemo(() => planeOf(part, index), [part, index]);
+  const pixels = useMemo(() => pixelsOf(values, scale), [values, scale]);
+  const [height = 1, width = 1] = shape;
+  const point = (x: number, y: number): void =>
+    onPoint(`row ${y}, column ${x}: ${short(values[y * width + x] ?? Number.NaN)}`);
+  return <Canvas {...{ pixels, width, height }} aria-hidden="true" onPoint={point} />;
+}
+
+/** Saves the pictures and their texts where they are on the screen. */
+function saveGrid(grid: HTMLElement): void {
+  const { left, top, width, height } = grid.getBoundingClientRect();
+  savePng("channels", [width, height], Math.max(1, Math.round(devicePixelRatio)), (context) => {
+    const { color, fontFamily } = getComputedStyle(grid);
+    context.fillStyle = color;
+    context.font = `11px ${fontFamily}`;
+    for (const shown of grid.querySelectorAll<HTMLElement>("canvas, span")) {
+      const box = shown.getBoundingClientRect();
+      const [x, y] = [box.left - left, box.top - top];
+      if (shown instanceof HTMLCanvasElement) context.drawImage(shown, x, y, box.width, box.height);
+      else context.fillText(shown.innerText, x, y + 12);
+    }
+  });
 }

@@ -1,20 +1,22 @@
 /** Rows of numbers: a vector as bars, positions of a sequence as a heat map. */
 
 import { useState } from "preact/hooks";
-import { canChange, type CapturedProps, tokensOf } from "./places.js";
-import { Pager } from "../ui/controls.js";
 import { placeAt } from "../edits/edit.js";
 import { tryWithout } from "../edits/live.js";
 import { Bars } from "../pictures/Bars.js";
-import { scaleOf } from "../pictures/colours.js";
 import { HeatMap } from "../pictures/Picture.js";
+import { scaleOf } from "../pictures/colours.js";
+import { Pager } from "../ui/index.js";
+import { Measured } from "./Measured.js";
+import { canChange, type CapturedProps, tokensOf } from "./places.js";
 
 const PAGE = 64;
 /** A longer vector is shown in rows of this length. */
 const LONGEST = 256;
 
 /** Shows a part without channels; a click or the Enter key chooses a number, which can be tried without. */
-export function Sequence({ asked, row, part, captured, axes }: CapturedProps): preact.JSX.Element {
+export function Sequence(shown: CapturedProps): preact.JSX.Element {
+  const { asked, row, part, captured, axes } = shown;
   const [first, setFirst] = useState(0);
   const largest = scaleOf(part.values, true).most || 1;
   const [chosen, choose] = useState<readonly number[]>([]);
@@ -25,21 +27,18 @@ export function Sequence({ asked, row, part, captured, axes }: CapturedProps): p
   const textOf = (index: number, axis: number): string =>
     (axis === 0 && !vector && tokens.length === rows && tokens[index]) || `${axes[axis] ?? ""} ${index}`;
   const placeOf = (x: number, y: number): number[] => (vector ? [y * width + x] : [y, x]);
+  const nameOf = (x: number, y: number): string => placeOf(x, y).map(textOf).join(", ");
+  const onChoose = (x: number, y: number): void => choose(placeOf(x, y));
   const without = (axis: number): void => {
     const at = chosen.map((index, each) => (each === axis ? index : undefined));
     tryWithout(placeAt(captured), at);
   };
   const bars = Array.from(part.values.subarray(first, first + PAGE), (value, at) => ({ name: `${first + at}`, value }));
+  const changes = part.shape.length > 0 && canChange(asked, captured);
   return (
     <>
-      <HeatMap
-        label={captured.name}
-        values={part.values}
-        width={width}
-        nameOf={(x, y) => placeOf(x, y).map(textOf).join(", ")}
-        onChoose={(x, y) => choose(placeOf(x, y))}
-      />
-      {part.shape.length > 0 && canChange(asked, captured) && (
+      <HeatMap label={captured.name} values={part.values} {...{ width, nameOf, onChoose }} />
+      {changes && (
         <div class="tools">
           {chosen.length === 0 && <span class="muted small">Click a place to try what happens without it.</span>}
           {chosen.map((index, axis) => (
@@ -49,6 +48,7 @@ export function Sequence({ asked, row, part, captured, axes }: CapturedProps): p
           ))}
         </div>
       )}
+      {changes && <Measured {...shown} />}
       {vector && (
         <>
           <Bars bars={bars} lengthOf={(value) => Math.abs(value) / largest} />

@@ -2,11 +2,9 @@
 
 import { type Captured, HookPoint } from "@cutaway/client";
 import { writes } from "../ask/ways.js";
-import type { Part } from "../measures/numbers.js";
-import { statisticsOf } from "../measures/statistics.js";
-import { axisNames, layoutOf, partsOf, placeOf, planeOf } from "../measures/layout.js";
-import { short } from "../ui/text.js";
-import { type Exchange, exampleOf, gradientOf, rowsOf, type ViewProps, wholeOutputs } from "../state/exchange.js";
+import { axisNames, layoutOf, type Part, partsOf, placeOf, planeOf, statisticsOf } from "../measures/index.js";
+import { exampleOf, type Exchange, gradientOf, rowsOf, type ViewProps, wholeOutputs } from "../state/index.js";
+import { short } from "../ui/index.js";
 
 /** What shows one captured tensor takes. */
 export interface CapturedProps extends ViewProps {

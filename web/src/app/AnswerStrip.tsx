@@ -1,16 +1,14 @@
 /** The last answer in one line, above every view; and what is under way. */
 
-import { useEffect, useMemo, useState } from "preact/hooks";
-import { Button, Select } from "../ui/controls.js";
 import { Verdict } from "@cutaway/client";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { outputText } from "../ask/History.js";
 import { textOf } from "../ask/Writing.js";
 import { backgroundOf, useFile } from "../explanations/Values.js";
-import { Canvas } from "../pictures/Canvas.js";
-import { comparedIn, verdictOn } from "../ui/verdicts.js";
-import { percent } from "../ui/text.js";
+import { Canvas } from "../pictures/Picture.js";
 import { ask, asked, cancel, changed, complete, model, opening, progress, row, since } from "../state/asking.js";
 import { type Exchange, rowsOf } from "../state/exchange.js";
+import { Button, comparedIn, percent, Select, verdictOn } from "../ui/index.js";
 
 /** Shows the line, from which every view can ask. */
 export function AnswerStrip(): preact.JSX.Element | null {
@@ -18,20 +16,14 @@ export function AnswerStrip(): preact.JSX.Element | null {
   const began = since.value;
   if (model.value === undefined) return null;
   const rows = answer ? rowsOf(answer) : 1;
+  const examples = Array.from({ length: rows }, (_, each) => [each, `${each + 1} of ${rows}`] as const);
   const text = answer && !changed.value ? "Ask again" : "Ask";
   return (
     <div class="strip">
       <output>
         {answer && opening.value === undefined ? <Said answer={answer} /> : <span class="muted">{waitingText()}</span>}
       </output>
-      {rows > 1 && (
-        <Select
-          label="Example"
-          of={Array.from({ length: rows }, (_, each) => [each, `${each + 1} of ${rows}`] as const)}
-          value={row.value}
-          onChoose={(each) => (row.value = each)}
-        />
-      )}
+      {rows > 1 && <Select label="Example" of={examples} value={row.value} onChoose={(each) => (row.value = each)} />}
       <span class="grow" />
       {began === undefined ? (
         <Button text={text} class="primary" disabled={!complete.value} title="Ctrl+Enter" onClick={submit} />

@@ -1,15 +1,23 @@
 /** The page: header, navigation, and one view. */
 
+import type { ComponentType } from "preact";
 import { useState } from "preact/hooks";
-import { choose, draft, model, opening, reopen } from "../state/asking.js";
+import { ActivationsView } from "../activations/ActivationsView.js";
+import { AskView } from "../ask/AskView.js";
+import { CostView } from "../cost/CostView.js";
+import { EditsView } from "../edits/EditsView.js";
+import { ExplanationsView } from "../explanations/ExplanationsView.js";
+import { GradientsView } from "../gradients/GradientsView.js";
+import { JobsView } from "../jobs/JobsView.js";
+import { ModelsView } from "../models/ModelsView.js";
+import { ask, asked, choose, draft, model, opening, reopen, row } from "../state/asking.js";
+import type { ViewProps } from "../state/exchange.js";
 import { writeFragment } from "../state/fragment.js";
-import { place } from "../state/route.js";
+import { go, place } from "../state/route.js";
 import { connect, enter, models, standing, token } from "../state/server.js";
-import { Button, Select, TextField } from "../ui/controls.js";
-import { Panel } from "../ui/parts.js";
-import { Problem } from "../ui/problems.js";
+import { TakeView } from "../take/TakeView.js";
+import { Button, Empty, Form, Panel, Problem, Select, TextField } from "../ui/index.js";
 import { AnswerStrip } from "./AnswerStrip.js";
-import { VIEWS } from "./views.js";
 
 /** Shows the page. */
 export function App(): preact.JSX.Element {
@@ -107,17 +115,36 @@ function TokenForm({ onDone }: { onDone?: () => void }): preact.JSX.Element {
     void enter(given).then(reopen);
   };
   return (
-    <form
-      class="token"
-      onSubmit={(event) => {
-        event.preventDefault();
-        use(text.trim());
-      }}
-    >
+    <Form kind="token" onDone={() => use(text.trim())}>
       <TextField label="Token" type="password" autocomplete="off" spellcheck={false} value={text} onText={setText} />
       <Button text="Use it" type="submit" class="primary" disabled={text.trim() === ""} />
       {token.value && <Button text="Forget it" class="quiet" onClick={() => use("")} />}
       <p class="muted small">It stays in the memory of this page, and is gone when the page is closed.</p>
-    </form>
+    </Form>
   );
+}
+
+/** A view, and its name in the address. */
+type View = Readonly<{ name: string; title: string; Shown: ComponentType }>;
+
+/** All views. */
+const VIEWS: readonly [View, ...View[]] = [
+  { name: "models", title: "Model", Shown: ModelsView },
+  { name: "ask", title: "Ask", Shown: AskView },
+  { name: "activations", title: "Activations", Shown: answered(ActivationsView) },
+  { name: "explanations", title: "Explanations", Shown: answered(ExplanationsView) },
+  { name: "edits", title: "Edits", Shown: answered(EditsView) },
+  { name: "gradients", title: "Gradients", Shown: answered(GradientsView) },
+  { name: "cost", title: "Cost", Shown: answered(CostView) },
+  { name: "take", title: "Take along", Shown: answered(TakeView) },
+  { name: "jobs", title: "Jobs", Shown: JobsView },
+];
+
+/** Returns a view of an answer, which says so where there is none yet. */
+function answered(Shown: ComponentType<ViewProps>): ComponentType {
+  return function Answered(): preact.JSX.Element {
+    const answer = asked.value;
+    if (!answer) return <Empty title="Nothing has been asked yet." action="Ask something" onAct={() => go("ask")} />;
+    return <Shown key={answer.model.model?.name} asked={answer} row={row.value} ask={(change) => void ask(change)} />;
+  };
 }

@@ -1,12 +1,12 @@
 /** How the page starts: it follows the address, finds the server, and opens a model. */
 
-import { effect, untracked } from "@preact/signals";
 import { CutawayError } from "@cutaway/client";
-import { submit } from "./AnswerStrip.js";
+import { effect, untracked } from "@preact/signals";
 import { choose, failure, history, model, recall } from "../state/asking.js";
 import { fromText, jsonOf } from "../state/draft.js";
 import { follow, linkText, place } from "../state/route.js";
 import { connect, models, note, standing, watch } from "../state/server.js";
+import { submit } from "./AnswerStrip.js";
 
 /** Starts everything that runs as long as the page is open. */
 export function start(): void {

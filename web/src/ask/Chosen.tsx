@@ -1,19 +1,16 @@
 /** What is to come back from inside: captures and explanations, chosen one by one. */
 
-import { Panel } from "../ui/parts.js";
-import { useState } from "preact/hooks";
 import type { JsonValue } from "@bufbuild/protobuf";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
-import { Failure, Problem } from "../ui/problems.js";
-import { Button, Select, TextField } from "../ui/controls.js";
-import { leavesOf, parameterAt, requestAt } from "../models/places.js";
-import { alter, asked, draft, failure } from "../state/asking.js";
-import { jsonOf, messageOf } from "../state/draft.js";
-import { inSnakeCase } from "../ui/text.js";
+import type { TargetedEvent } from "preact";
+import { useState } from "preact/hooks";
 import { editText } from "../edits/edit.js";
+import { leavesOf, parameterAt, requestAt } from "../models/places.js";
+import { alter, asked, draft, failure, jsonOf, messageOf } from "../state/index.js";
+import { Button, Failure, Form, inSnakeCase, Panel, Problem, Select, TextField } from "../ui/index.js";
+import { MethodFields, MethodMenu } from "./MethodFields.js";
 import { METHODS, requestFor } from "./methods.js";
-import { MethodMenu, MethodFields } from "./MethodFields.js";
 
 /** What stands for a parameter among points, of which it has none. */
 const PARAMETER = HookPoint.UNSPECIFIED;
@@ -31,20 +28,19 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
   const { captures, attributions } = messageOf(draft.value);
   const { question, reply } = asked.value ?? {};
   const made = question?.attributions === draft.value.attributions ? (reply?.attributions ?? []) : [];
+  const chipOf = (each: CaptureRequest, index: number): Chip => {
+    const onRemove = (): void => alter({ captures: captures.toSpliced(index, 1) });
+    return { name: each.where.value ?? "", about: pointsText(each), field: `captures[${index}]`, onRemove };
+  };
+  const put = (changed: typeof attributions): void => alter({ attributions: changed });
+  const add = (field: string): void => put([...attributions, requestFor(field, detail, layerFor(field, detail))]);
   return (
     <>
       <datalist id="places">
         {detail.modules.slice(0, 2000).map(({ name }) => name && <option key={name} value={name} />)}
       </datalist>
       <Panel id="captures" title="Look at">
-        <Chips
-          of={captures.map((each, index) => ({
-            name: each.where.value ?? "",
-            about: pointsText(each),
-            field: `captures[${index}]`,
-            onRemove: () => alter({ captures: captures.toSpliced(index, 1) }),
-          }))}
-        />
+        <Chips of={captures.map(chipOf)} />
         <AddCapture onAdd={(added) => alter({ captures: [...captures, added] })} />
         <Problem of={["captures"]} />
       </Panel>
@@ -57,27 +53,16 @@ export function Chosen({ detail }: { detail: ModelDetail }): preact.JSX.Element 
             return (
               <li key={`${index} of ${attributions.length}`} class={error || atFault(field) ? "fault" : ""}>
                 <MethodFields
-                  request={each}
-                  inputs={detail.inputs}
-                  failed={error !== undefined}
-                  onChange={(changed) => alter({ attributions: attributions.with(index, changed) })}
+                  {...{ request: each, inputs: detail.inputs, failed: error !== undefined }}
+                  onChange={(changed) => put(attributions.with(index, changed))}
                 />
-                <Remove
-                  what={each.method.case ?? ""}
-                  onRemove={() => alter({ attributions: attributions.toSpliced(index, 1) })}
-                />
+                <Remove what={each.method.case ?? ""} onRemove={() => put(attributions.toSpliced(index, 1))} />
                 {error && <Failure error={error} />}
               </li>
             );
           })}
         </ul>
-        <MethodMenu
-          label="Add a method"
-          methods={METHODS}
-          onChoose={(field) =>
-            alter({ attributions: [...attributions, requestFor(field, detail, layerFor(field, detail))] })
-          }
-        />
+        <MethodMenu label="Add a method" methods={METHODS} onChoose={add} />
         <Problem of={["attributions"]} />
       </Panel>
     </>
@@ -168,16 +153,12 @@ function pointsText({ points, where }: CaptureRequest): string {
 }
 
 function Remove({ what, onRemove }: { what: string; onRemove: () => void }): preact.JSX.Element {
+  const remove = ({ currentTarget }: TargetedEvent<HTMLElement>): void => {
+    currentTarget.closest("section")?.querySelector<HTMLElement>("select, input, h2")?.focus();
+    onRemove();
+  };
   return (
-    <button
-      type="button"
-      class="remove"
-      aria-label={`Remove ${what}`}
-      onClick={({ currentTarget }) => {
-        currentTarget.closest("section")?.querySelector<HTMLElement>("select, input, h2")?.focus();
-        onRemove();
-      }}
-    >
+    <button type="button" class="remove" aria-label={`Remove ${what}`} onClick={remove}>
       ×
     </button>
   );
@@ -186,26 +167,21 @@ function Remove({ what, onRemove }: { what: string; onRemove: () => void }): pre
 function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): preact.JSX.Element {
   const [module, setModule] = useState("");
   const [point, setPoint] = useState<HookPoint>(HookPoint.OUTPUT);
-  const add = (event: SubmitEvent): void => {
-    event.preventDefault();
+  const add = (): void => {
     const value = module.trim();
     if (value) onAdd(point === PARAMETER ? parameterAt(value) : requestAt(value, point));
     setModule("");
   };
+  const placeholder = point === PARAMETER ? "parameter or glob: conv1.weight, **" : "module, operator or glob";
   return (
-    <form class="tools" onSubmit={add}>
+    <Form onDone={add}>
       <TextField
-        label="A module, an operator or a glob"
-        hidden
-        class="mono"
-        type="text"
-        list="places"
-        placeholder={point === PARAMETER ? "parameter or glob: conv1.weight, **" : "module, operator or glob"}
+        {...{ label: "A module, an operator or a glob", hidden: true, class: "mono", list: "places", placeholder }}
         value={module}
         onText={setModule}
       />
       <Select label="at" of={POINTS} value={point} onChoose={setPoint} />
       <Button text="Add" type="submit" />
-    </form>
+    </Form>
   );
 }

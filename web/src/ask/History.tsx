@@ -1,11 +1,9 @@
 /** What was asked during this visit. */
 
-import { Panel } from "../ui/parts.js";
-import { asked, history, recall } from "../state/asking.js";
-import { type Exchange, rowsOf } from "../state/exchange.js";
-import { percent, short } from "../ui/text.js";
-import { outputsOf } from "./probabilities.js";
+import { asked, type Exchange, history, recall, rowsOf } from "../state/index.js";
+import { Panel, percent, short } from "../ui/index.js";
 import { textOf } from "./Writing.js";
+import { outputsOf } from "./probabilities.js";
 
 /** How much of a text is shown. */
 const MOST = 40;

@@ -1,12 +1,11 @@
 /** The input, in the ways that the model's declaration allows. */
 
-import { DataType, type Example, type ModelDetail, type Tensor } from "@cutaway/client";
+import { byName, DataType, type Example, type ModelDetail, type Tensor } from "@cutaway/client";
 import { useEffect, useState } from "preact/hooks";
 import { Picture } from "../pictures/Picture.js";
 import { GREY, pixelsOf } from "../pictures/colours.js";
-import { alter, ask, draft, row } from "../state/asking.js";
-import { Button, Check, Choice, FileButton, fits, NumberField } from "../ui/controls.js";
-import { shapeText } from "../ui/text.js";
+import { alter, ask, draft, model, row } from "../state/index.js";
+import { Button, Check, Choice, FileButton, fits, NumberField, shapeText, Slider } from "../ui/index.js";
 import { elements, fromLists, fromNpy, numbers, rangeOf, toLists, zeros } from "./arrays.js";
 import { exampleOf } from "./start.js";
 import { type InputSpec, type TensorWay, tensorWaysOf, type Way, waysOf } from "./ways.js";
@@ -30,15 +29,12 @@ export function Inputs({ detail }: { detail: ModelDetail }): preact.JSX.Element 
   const way = (picked?.given === given ? picked?.way : undefined) ?? found ?? ways[0] ?? "tensors";
   const required = detail.inputs.filter(({ optional }) => !optional);
   const drawn = required.length === 1 && required[0] && tensorWaysOf(required[0])[0] === "draw";
+  const takeExample = (): void => alter({ inputs: exampleOf(detail) });
   const names = drawn ? { ...NAMES, tensors: "Draw or numbers" } : NAMES;
   return (
     <>
       {detail.example.length > 0 && (
-        <Button
-          text="Use the model’s example"
-          class="quiet example"
-          onClick={() => alter({ inputs: exampleOf(detail) })}
-        />
+        <Button text="Use the model’s example" class="quiet example" onClick={takeExample} />
       )}
       {ways.length > 1 && <Choice label="Give the input as" of={ways} names={names} value={way} onChoose={pick} />}
       {way === "text" && <Texts />}
@@ -77,11 +73,7 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
 }
 
 /** An input, and what a person gave; `onChange` takes what they give next, or undefined where that is no tensor. */
-type TensorProps = Readonly<{
-  spec: InputSpec;
-  value: Tensor | undefined;
-  onChange: (value: Tensor | undefined) => void;
-}>;
+type TensorProps = Readonly<{ spec: InputSpec; value: Tensor | undefined; onChange: (value?: Tensor) => void }>;
 
 /** Lets a person draw, with a pointer or with the arrow keys and the space bar, which also takes away. */
 function Drawing({ spec, value = zeros(spec), onChange }: TensorProps): preact.JSX.Element {
@@ -126,20 +118,23 @@ function TableRow({ spec, value = zeros(spec), onChange }: TensorProps): preact.
     event.preventDefault();
     put(at, pasted.slice(0, width - at));
   };
-  return (
-    <div class="features">
-      {all.slice(begin, begin + width).map((each, at) => (
-        <div key={`${begin} ${at}`} onPaste={(event) => paste(event, at)}>
-          <NumberField
-            label={<bdi>{spec.featureNames[at] ?? `feature ${at}`}</bdi>}
-            value={each}
-            {...rangeOf(spec.dataType)}
-            onChange={(number = 0) => put(at, [number])}
-          />
-        </div>
-      ))}
-    </div>
-  );
+  const usual = byName(model.value?.example ?? [])[spec.name]?.data ?? [];
+  const range = rangeOf(spec.dataType);
+  const field = (each: number, at: number): preact.JSX.Element => {
+    const name = spec.featureNames[at] ?? `feature ${at}`;
+    const middle = Number(usual[at] ?? 0);
+    const reach = Math.max(2 * Math.abs(middle), 1);
+    const least = Math.max(range.least, Math.min(middle - reach, each));
+    const slides = { least, most: Math.max(middle + reach, each), step: range.whole ? 1 : reach / 100, value: each };
+    const set = (number = 0): void => put(at, [number]);
+    return (
+      <div key={`${begin} ${at}`} onPaste={(event) => paste(event, at)}>
+        <NumberField label={<bdi>{name}</bdi>} value={each} {...range} onChange={set} />
+        <Slider label={<span class="hidden">{name}</span>} {...slides} onChange={set} onDone={() => void ask()} />
+      </div>
+    );
+  };
+  return <div class="features">{all.slice(begin, begin + width).map(field)}</div>;
 }
 
 /** Takes texts. */
@@ -148,9 +143,7 @@ function Texts(): preact.JSX.Element {
   const texts = Array.isArray(given)
     ? (given as readonly unknown[]).map((each) => (typeof each === "string" ? each : ""))
     : [""];
-  const put = (changed: readonly string[]): void => {
-    alter({ inputs: changed });
-  };
+  const put = (changed: readonly string[]): void => alter({ inputs: changed });
   return (
     <div class="texts">
       {texts.map((text, index) => (
@@ -180,31 +173,23 @@ function Files({ mediaTypes }: { mediaTypes: readonly string[] }): preact.JSX.El
   const files = Array.isArray(given)
     ? (given as readonly Example[]).filter((each): each is FileExample => typeof each !== "string")
     : [];
+  const read = async (file: File): Promise<FileExample> => {
+    return { data: new Uint8Array(await file.arrayBuffer()), mediaType: file.type };
+  };
   const put = async (list: FileList | undefined | null): Promise<void> => {
-    const examples = [...(list ?? [])].map(async (file) => ({
-      data: new Uint8Array(await file.arrayBuffer()),
-      mediaType: file.type,
-    }));
+    const examples = [...(list ?? [])].map(read);
     if (examples.length) alter({ inputs: await Promise.all(examples) });
   };
+  const drop = (event: DragEvent): void => {
+    event.preventDefault();
+    if (event.type === "drop") void put(event.dataTransfer?.files);
+  };
+  const accept = mediaTypes.join(",");
   return (
-    <div
-      class="files"
-      onDragOver={(event) => event.preventDefault()}
-      onDrop={(event) => {
-        event.preventDefault();
-        void put(event.dataTransfer?.files);
-      }}
-      onPaste={({ clipboardData }) => void put(clipboardData?.files)}
-    >
+    <div class="files" onDragOver={drop} onDrop={drop} onPaste={({ clipboardData }) => void put(clipboardData?.files)}>
       <label>
         <span>Drop files here, paste one, or choose: each is an example</span>
-        <input
-          type="file"
-          multiple
-          accept={mediaTypes.join(",")}
-          onChange={({ currentTarget }) => void put(currentTarget.files)}
-        />
+        <input type="file" multiple accept={accept} onChange={({ currentTarget }) => void put(currentTarget.files)} />
       </label>
       <ul>
         {files.map((file, index) => (
@@ -251,6 +236,7 @@ export function Numbers({ spec, value, onChange }: TensorProps): preact.JSX.Elem
     setGiven(next);
     if (next.value !== value) onChange(next.value);
   };
+  const open = (bytes: ArrayBuffer): void => take(() => fromNpy(bytes, spec.dataType));
   return (
     <div class="numbers">
       <label>
@@ -266,10 +252,7 @@ export function Numbers({ spec, value, onChange }: TensorProps): preact.JSX.Elem
         />
       </label>
       <div class="actions">
-        <FileButton
-          accept=".npy"
-          onOpen={([file]) => void file?.arrayBuffer().then((bytes) => take(() => fromNpy(bytes, spec.dataType)))}
-        >
+        <FileButton accept=".npy" onOpen={([file]) => void file?.arrayBuffer().then(open)}>
           NPY file
         </FileButton>
         {spec.shape.length > 0 && <Button text="Zeros" class="quiet" onClick={() => take(() => zeros(spec))} />}

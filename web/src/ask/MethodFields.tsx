@@ -1,12 +1,20 @@
 /** One explanation that is asked for: its name, and the fields that may differ from their defaults. */
 
-import { useState } from "preact/hooks";
 import { DataType, type Tensor } from "@cutaway/client";
 import type { AttributionRequest } from "@cutaway/contract/attribution_pb";
-import { NumberField, Select } from "../ui/controls.js";
-import { methodIn, type Method } from "./methods.js";
-import { type Option, optionOf, optionsFor, tensorAt, tensorJson, withOption } from "./options.js";
+import { useState } from "preact/hooks";
+import { NumberField, Select } from "../ui/index.js";
 import { Numbers } from "./Inputs.js";
+import {
+  type Method,
+  methodIn,
+  type Option,
+  optionOf,
+  optionsFor,
+  tensorAt,
+  tensorJson,
+  withOption,
+} from "./methods.js";
 import type { InputSpec } from "./ways.js";
 
 interface Props {
@@ -82,9 +90,7 @@ function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Ele
     <label>
       <span>{label}</span>
       <input
-        class="mono"
-        type="text"
-        list={kind === "layer" ? "places" : ""}
+        {...{ class: "mono", type: "text", list: kind === "layer" ? "places" : "" }}
         placeholder={kind === "json" ? "{}, as the contract has it" : ""}
         aria-invalid={refused !== undefined}
         value={refused?.text ?? value}

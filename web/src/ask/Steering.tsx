@@ -6,14 +6,10 @@ import { CaptureRequestSchema } from "@cutaway/contract/capture_pb";
 import { type Edit, EditSchema, VectorNorm } from "@cutaway/contract/edit_pb";
 import { useState } from "preact/hooks";
 import { editText } from "../edits/edit.js";
-import { numbersOf } from "../measures/numbers.js";
+import { numbersOf } from "../measures/index.js";
 import { blocksOf, requestAt, whereIs } from "../models/places.js";
-import { alter, ask, complete, draft } from "../state/asking.js";
-import { askedParts } from "../state/draft.js";
-import { client, note } from "../state/server.js";
-import { Button, NumberField, Slider, TextField } from "../ui/controls.js";
-import { Panel } from "../ui/parts.js";
-import { Failure } from "../ui/problems.js";
+import { alter, ask, askedParts, client, complete, draft, note } from "../state/index.js";
+import { Button, Failure, Form, Panel, SlidingNumber, TextField } from "../ui/index.js";
 import { FLOATING, writes } from "./ways.js";
 
 /** How far a slider reaches, unless the scale is beyond it. */
@@ -41,16 +37,8 @@ export function Scales(): preact.JSX.Element {
     };
     return (
       <div key={index} class="steering">
-        <NumberField
+        <SlidingNumber
           label={<bdi>Scale of {editText(edit)}</bdi>}
-          value={scale}
-          onChange={(typed = 0) => {
-            set(typed);
-            askSoon();
-          }}
-        />
-        <Slider
-          label={<span class="hidden">Scale of {editText(edit)}</span>}
           {...{ value: scale, least: -most, most, step: 0.1, onChange: set, onDone: askSoon }}
         />
       </div>
@@ -83,13 +71,7 @@ export function Steer({ detail }: { detail: ModelDetail }): preact.JSX.Element |
   };
   return (
     <Panel id="steer" title="Steer what it writes">
-      <form
-        class="texts"
-        onSubmit={(event) => {
-          event.preventDefault();
-          void make();
-        }}
-      >
+      <Form kind="texts" onDone={() => void make()}>
         <TextField label="From the text" required value={texts.from} onText={(from) => setTexts({ ...texts, from })} />
         <TextField label="To the text" required value={texts.to} onText={(to) => setTexts({ ...texts, to })} />
         <TextField label="At the module" class="mono" list="places" required value={module} onText={setModule} />
@@ -101,7 +83,7 @@ export function Steer({ detail }: { detail: ModelDetail }): preact.JSX.Element |
           added at every token, with the length of what is there times the scale.
         </p>
         {failure && <Failure error={failure} />}
-      </form>
+      </Form>
     </Panel>
   );
 }
@@ -125,17 +107,7 @@ async function vectorBetween(model: string, from: string, to: string, module: st
   const difference = Float32Array.from({ length: size }, (_, at) => (values[size + at] ?? 0) - (values[at] ?? 0));
   if (difference.every((each) => each === 0))
     throw new CutawayError("INVALID_VALUE", "the module returns the same at the last token of both texts", "vector");
-  return create(EditSchema, {
-    where: whereIs(module),
-    point: HookPoint.OUTPUT,
-    path: one.path,
-    kind: {
-      case: "addVector",
-      value: {
-        vectorSource: { case: "vector", value: toMessage(tensor(difference, [size])) },
-        scale: 1,
-        norm: VectorNorm.MATCH,
-      },
-    },
-  });
+  const vectorSource = { case: "vector", value: toMessage(tensor(difference, [size])) } as const;
+  const kind = { case: "addVector", value: { vectorSource, scale: 1, norm: VectorNorm.MATCH } } as const;
+  return create(EditSchema, { where: whereIs(module), point: HookPoint.OUTPUT, path: one.path, kind });
 }

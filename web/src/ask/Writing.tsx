@@ -6,12 +6,8 @@ import { FinishReason, GenerateSchema, type InspectResponse } from "@cutaway/con
 import type { ComponentChildren, TargetedKeyboardEvent } from "preact";
 import { useState } from "preact/hooks";
 import { Checks } from "../explanations/Explanation.js";
-import { alter, draft } from "../state/asking.js";
-import { askedParts } from "../state/draft.js";
-import type { Exchange } from "../state/exchange.js";
-import { NumberField } from "../ui/controls.js";
-import { percent } from "../ui/text.js";
-import { comparedIn } from "../ui/verdicts.js";
+import { alter, askedParts, draft, type Exchange } from "../state/index.js";
+import { comparedIn, NumberField, percent } from "../ui/index.js";
 import { writes } from "./ways.js";
 
 /** Lets a person choose how many tokens the model writes, where it is one that does. */

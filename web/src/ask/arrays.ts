@@ -2,9 +2,8 @@
 
 import { DataType, tensor, type Tensor } from "@cutaway/client";
 import { dump, parse } from "npyjs";
-import { fits } from "../ui/controls.js";
-import { sizeOf } from "../measures/numbers.js";
-import { exact } from "../ui/text.js";
+import { sizeOf } from "../measures/index.js";
+import { exact, fits } from "../ui/index.js";
 import { FLOATING, type InputSpec, oneExample } from "./ways.js";
 
 type Nested = number | boolean | readonly Nested[];

@@ -1,15 +1,14 @@
 /** Inputs, methods and predictions, as pure functions. */
 
+import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { DataType, type ModelDetail, tensor } from "@cutaway/client";
 import { Quadrature } from "@cutaway/contract/attribution_pb";
 import { InputSpecSchema, ModelDetailSchema, ModuleSchema } from "@cutaway/contract/model_pb";
-import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { describe, expect, it } from "vitest";
-import { elements, fromLists, fromNpy, numbers, rangeOf, toNpy } from "./arrays.js";
-import { methodIn, METHODS, requestFor } from "./methods.js";
-import { optionOf, optionsFor, tensorJson, withOption } from "./options.js";
-import { barsOf, softmax } from "./probabilities.js";
 import type { Exchange } from "../state/exchange.js";
+import { elements, fromLists, fromNpy, numbers, rangeOf, toNpy } from "./arrays.js";
+import { methodIn, METHODS, optionOf, optionsFor, requestFor, tensorJson, withOption } from "./methods.js";
+import { barsOf, softmax } from "./probabilities.js";
 import { startOf } from "./start.js";
 import { oneExample, tensorWaysOf, waysOf } from "./ways.js";
 

@@ -1,11 +1,10 @@
 /** A prediction as people compare it: one number for each class, or element. */
 
 import type { Inspection, Tensor } from "@cutaway/client";
-import { statisticsOf } from "../measures/statistics.js";
-import { distinct } from "../ui/text.js";
+import { statisticsOf } from "../measures/index.js";
 import type { Named } from "../pictures/Bars.js";
-import { type Exchange, exampleOf, targetOf } from "../state/exchange.js";
-import { askedParts } from "../state/draft.js";
+import { askedParts, exampleOf, type Exchange, targetOf } from "../state/index.js";
+import { distinct } from "../ui/index.js";
 
 /** One class, or one element of an output. */
 export interface Bar extends Named {

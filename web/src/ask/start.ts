@@ -1,10 +1,10 @@
 /** The question that a person starts from: prediction, a few places inside, and explanations that fit the model. */
 
 import { create } from "@bufbuild/protobuf";
-import { TargetSchema } from "@cutaway/contract/target_pb";
 import { byName, type ModelDetail, type Question } from "@cutaway/client";
+import { TargetSchema } from "@cutaway/contract/target_pb";
 import { spread } from "../models/places.js";
-import { type Draft, emptyDraft } from "../state/draft.js";
+import { type Draft, emptyDraft } from "../state/index.js";
 import { elements } from "./arrays.js";
 import { requestFor } from "./methods.js";
 import { FLOATING, tensorWaysOf, waysOf } from "./ways.js";

@@ -1,9 +1,9 @@
 /** View 7: what an answer cost: where its time went, and what its parts weigh. */
 
 import type { Inspection } from "@cutaway/client";
-import { Facts, Panel } from "../ui/parts.js";
 import { Bars, type Named } from "../pictures/Bars.js";
-import { bytesOf, type ViewProps } from "../state/exchange.js";
+import { bytesOf, type ViewProps } from "../state/index.js";
+import { Facts, Panel } from "../ui/index.js";
 import "./cost.css";
 
 /** Shows time, passes and bytes. */

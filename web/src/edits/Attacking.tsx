@@ -5,13 +5,9 @@ import type { Attack } from "@cutaway/contract/attack_pb";
 import { useState } from "preact/hooks";
 import { Checks } from "../explanations/Explanation.js";
 import { isImage, pictureOf } from "../explanations/Values.js";
-import { Canvas } from "../pictures/Canvas.js";
-import { alter } from "../state/asking.js";
-import { tensorsIn } from "../state/draft.js";
-import { exampleOf, type ViewProps } from "../state/exchange.js";
-import { Button, Check, Choice, NumberField } from "../ui/controls.js";
-import { FactLine, Table } from "../ui/parts.js";
-import { comparedIn } from "../ui/verdicts.js";
+import { Canvas } from "../pictures/Picture.js";
+import { alter, exampleOf, tensorsIn, type ViewProps } from "../state/index.js";
+import { Button, Check, Choice, comparedIn, FactLine, Form, NumberField, Table } from "../ui/index.js";
 import { BeforeAfter } from "./BeforeAfter.js";
 
 const KINDS = { fgsm: "One step (FGSM)", pgd: "Many steps (PGD)" } as const;
@@ -22,8 +18,7 @@ export function Attacking({ asked, row, ask }: ViewProps): preact.JSX.Element {
   const [kind, setKind] = useState<keyof typeof KINDS>("fgsm");
   const [size, setSize] = useState(0.03);
   const [finds, setFinds] = useState(false);
-  const attack = (event: SubmitEvent): void => {
-    event.preventDefault();
+  const attack = (): void => {
     const parameter = kind === "fgsm" ? "epsilon" : "radius";
     const search = finds ? { search: { parameter, upper: size, step: size / TRIED } } : {};
     const steps = { radius: size, stepSize: size / 4 };
@@ -33,12 +28,12 @@ export function Attacking({ asked, row, ask }: ViewProps): preact.JSX.Element {
   };
   return (
     <>
-      <form class="tools" onSubmit={attack}>
+      <Form onDone={attack}>
         <Choice label="Attack" of={["fgsm", "pgd"]} names={KINDS} value={kind} onChoose={setKind} />
         <NumberField label="Largest change" value={size} least={0} onChange={(each = 0) => setSize(each)} />
         <Check label="Find the least one" checked={finds} onCheck={setFinds} />
         <Button text="Attack" type="submit" />
-      </form>
+      </Form>
       {asked.reply.message.attacks.map((one, index) => (
         <Attacked key={index} {...{ asked, row }} attack={one} />
       ))}
@@ -52,6 +47,14 @@ type AttackedProps = Readonly<Pick<ViewProps, "asked" | "row"> & { attack: Attac
 function Attacked({ asked, row, attack }: AttackedProps): preact.JSX.Element {
   const least = attack.parameters[row];
   const given = tensorsIn(asked.question);
+  const rows = attack.attributions.map((each) => [
+    each.attribution?.method,
+    each.cosine[row],
+    each.rankCorrelation[row],
+  ]);
+  const tensors = Object.entries(byName(attack.inputs)).flatMap(([name, now]) =>
+    Object.entries({ [`${name} before`]: given[name], [`${name} now`]: now }),
+  );
   return (
     <>
       {attack.succeeded.length > 0 && <p>{attack.succeeded[row] ? "It reached its aim." : "It missed its aim."}</p>}
@@ -63,28 +66,19 @@ function Attacked({ asked, row, attack }: AttackedProps): preact.JSX.Element {
           ["least that does", Number.isNaN(least) ? undefined : least],
         ]}
       />
-      {Object.entries(byName(attack.inputs)).map(([name, now]) => {
-        const parts = [["before", given[name]] as const, ["now", now] as const].flatMap(([when, tensor]) => {
-          const part = tensor && exampleOf(asked, tensor, row);
-          return part && isImage(part) ? [[`${name} ${when}`, pictureOf(part)] as const] : [];
-        });
-        return parts.map(([label, picture]) => (
+      {tensors.map(([label, tensor]) => {
+        const part = tensor && exampleOf(asked, tensor, row);
+        if (!part || !isImage(part)) return null;
+        return (
           <figure key={label} class="attacked">
             <figcaption class="muted small">{label}</figcaption>
-            <Canvas {...picture} role="img" aria-label={label} />
+            <Canvas {...pictureOf(part)} role="img" aria-label={label} />
           </figure>
-        ));
+        );
       })}
       <BeforeAfter tried={{ before: asked.reply.predictions, after: byName(attack.predictions) }} {...{ asked, row }} />
       {attack.attributions.length > 0 && (
-        <Table
-          heads={["Explanation", "Cosine with the one before", "Rank correlation"]}
-          rows={attack.attributions.map(({ attribution, cosine, rankCorrelation }) => [
-            attribution?.method,
-            cosine[row],
-            rankCorrelation[row],
-          ])}
-        />
+        <Table heads={["Explanation", "Cosine with the one before", "Rank correlation"]} rows={rows} />
       )}
       <Checks compared={comparedIn({ checks: attack.checks }, row)} />
     </>

@@ -1,13 +1,13 @@
 /** Two predictions beside each other, and the difference. */
 
-import type { Tried } from "./live.js";
-import { relativeChange } from "./downstream.js";
-import { cosine } from "../measures/agreement.js";
-import { Heads } from "../ui/parts.js";
 import { areLogits, barsOf, outputsOf, rowOf, softmax } from "../ask/probabilities.js";
-import type { ViewProps } from "../state/exchange.js";
+import { cosine } from "../measures/index.js";
 import { spansOf } from "../pictures/Bars.js";
-import { minus, percent, short, signed } from "../ui/text.js";
+import { askedParts, type Exchange, type ViewProps } from "../state/index.js";
+import { Heads, minus, percent, rangesText, short, signed, Table } from "../ui/index.js";
+import { relativeChange } from "./downstream.js";
+import { editText } from "./edit.js";
+import type { Tried } from "./live.js";
 
 interface Props extends Pick<ViewProps, "asked" | "row"> {
   readonly tried: Pick<Tried, "before" | "after">;
@@ -73,4 +73,18 @@ function Logit({ before, after }: { before: number; after: number }): preact.JSX
       {short(after, 3)} <span class="muted">({signed(after - before, short(after - before, 3))})</span>
     </td>
   );
+}
+
+/** Shows where each edit ran, and how far it moved the tensors there; nothing without edits. */
+export function Receipts({ asked: { question, reply } }: { asked: Exchange }): preact.JSX.Element | null {
+  const { receipts, generated } = reply.message;
+  const { edits } = askedParts(question);
+  if (receipts.length === 0) return null;
+  const rows = receipts.map(({ tensors, changed, norm, steps }, index) => [
+    <bdi class="mono">{edits[index] && editText(edits[index])}</bdi>,
+    ...(generated.length ? [rangesText(steps)] : []),
+    tensors,
+    changed ? norm : <span class="unsure">not at all</span>,
+  ]);
+  return <Table heads={["Edit", ...(generated.length ? ["Steps"] : []), "Tensors", "Moved by"]} rows={rows} />;
 }

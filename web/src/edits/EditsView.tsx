@@ -1,20 +1,16 @@
 /** View 5: change what flows through the model, and see at once what comes of it. */
 
 import { useEffect, useMemo } from "preact/hooks";
+import { leavesOf } from "../models/places.js";
+import { Bars } from "../pictures/Bars.js";
+import { alter, failure, go, type ViewProps } from "../state/index.js";
+import { Button, NumberField, Panel, Select, short, SlidingNumber } from "../ui/index.js";
 import { Attacking } from "./Attacking.js";
 import { BeforeAfter } from "./BeforeAfter.js";
-import { axesOf, editOf, placesOf, placeText, unchanged, type Verb, VERBS, type EditDraft } from "./edit.js";
-import { movedText } from "./downstream.js";
-import { downstream, follow, tried, wanted } from "./live.js";
 import { Sweeping } from "./Sweeping.js";
-import { Button, NumberField, Select, Slider } from "../ui/controls.js";
-import { Panel } from "../ui/parts.js";
-import { Bars } from "../pictures/Bars.js";
-import { short } from "../ui/text.js";
-import { leavesOf } from "../models/places.js";
-import { alter, failure } from "../state/asking.js";
-import type { ViewProps } from "../state/exchange.js";
-import { go } from "../state/route.js";
+import { movedText } from "./downstream.js";
+import { axesOf, type EditDraft, editOf, placesOf, placeText, unchanged, type Verb, VERBS } from "./edit.js";
+import { downstream, follow, tried, wanted } from "./live.js";
 import "./edits.css";
 
 /** Shows the change beside what it does; each part is drawn anew for itself, since a slider moves fast. */
@@ -70,6 +66,8 @@ function Downstream({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
   );
 }
 
+const WAYS = (Object.keys(VERBS) as Verb[]).map((each) => [each, VERBS[each].name] as const);
+
 /** What is changed: where, which part of it, and how. */
 function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
   const others = useMemo(() => placesOf(asked), [asked]);
@@ -81,44 +79,28 @@ function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
   const set = (part: Partial<EditDraft>): void => {
     wanted.value = { ...change, ...part };
   };
+  const move = (chosen: string): void => set({ place: places.get(chosen) ?? place, at: [] });
   const keep = (): void => {
     alter({ edits: [...(asked.question.edits ?? []), editOf(change)], compare: true });
     go("ask");
   };
   return (
     <div class="change">
-      <Select
-        label="Place"
-        of={[...places.keys()].map((each) => [each, each] as const)}
-        value={placeText(place)}
-        onChoose={(chosen) => set({ place: places.get(chosen) ?? place, at: [] })}
-      />
+      <Select label="Place" of={[...places.keys()]} value={placeText(place)} onChoose={move} />
       {axes.map(({ name, size }, axis) => (
         <NumberField
           key={`${placeText(place)} ${axis}`}
           label={`Which ${name}, from 0${size === undefined ? "" : ` to ${size - 1}`}`}
-          value={at[axis]}
-          least={0}
-          most={(size ?? Infinity) - 1}
-          whole
-          empty="all"
+          {...{ value: at[axis], least: 0, most: (size ?? Infinity) - 1, whole: true, empty: "all" }}
           onChange={(index) => set({ at: axes.map((_, each) => (each === axis ? index : at[each])) })}
         />
       ))}
-      <Select
-        label="How"
-        of={(Object.keys(VERBS) as Verb[]).map((each) => [each, VERBS[each].name] as const)}
-        value={verb}
-        onChoose={(each) => set({ verb: each, amount: VERBS[each].start })}
-      />
+      <Select label="How" of={WAYS} value={verb} onChoose={(each) => set({ verb: each, amount: VERBS[each].start })} />
       {label && (
-        <>
-          <NumberField label={label} value={amount} onChange={(each = 0) => set({ amount: each })} />
-          <Slider
-            label={<span class="hidden">{label}</span>}
-            {...{ value: amount, least, most, step: 0.01, onChange: (each: number): void => set({ amount: each }) }}
-          />
-        </>
+        <SlidingNumber
+          {...{ label, value: amount, least, most, step: 0.01 }}
+          onChange={(each) => set({ amount: each })}
+        />
       )}
       <div class="tools">
         <Button text="Back to the start" onClick={() => set({ amount: VERBS[verb].start })} />

@@ -1,11 +1,10 @@
 /** What a change did to the layers: how far each is from what it was. */
 
 import type { Inspection, ModelDetail } from "@cutaway/client";
-import { numbersOf, sizeOf } from "../measures/numbers.js";
-import { statisticsOf } from "../measures/statistics.js";
-import type { Named } from "../pictures/Bars.js";
-import { short } from "../ui/text.js";
+import { numbersOf, sizeOf, statisticsOf } from "../measures/index.js";
 import { leavesOf } from "../models/places.js";
+import type { Named } from "../pictures/Bars.js";
+import { short } from "../ui/index.js";
 
 /** The most numbers that are asked for, over all layers. */
 const MOST_NUMBERS = 2 ** 20;

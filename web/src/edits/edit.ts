@@ -3,9 +3,9 @@
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { type Captured, HookPoint } from "@cutaway/client";
 import { type Edit, EditSchema } from "@cutaway/contract/edit_pb";
-import { axisNames } from "../measures/layout.js";
+import { axisNames } from "../measures/index.js";
 import { whereIs } from "../models/places.js";
-import { type Exchange, wholeOutputs } from "../state/exchange.js";
+import { type Exchange, wholeOutputs } from "../state/index.js";
 
 const MOST_PLACES = 2000;
 

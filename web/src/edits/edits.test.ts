@@ -6,10 +6,10 @@ import { EditSchema } from "@cutaway/contract/edit_pb";
 import { InspectResponseSchema, type SweepSchema } from "@cutaway/contract/inspection_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
-import { changesBetween, layersBelow, movedText, relativeChange } from "./downstream.js";
 import type { Exchange } from "../state/exchange.js";
-import { gridsOf } from "./sweep.js";
-import { axesOf, editOf, editText, placesOf, placeText, type EditDraft } from "./edit.js";
+import { gridsOf } from "./Sweeping.js";
+import { changesBetween, layersBelow, movedText, relativeChange } from "./downstream.js";
+import { axesOf, type EditDraft, editOf, editText, placesOf, placeText } from "./edit.js";
 
 const inspection = (captured: readonly Captured[]): Inspection => ({ captured }) as unknown as Inspection;
 

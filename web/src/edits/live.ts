@@ -1,23 +1,15 @@
 /** Trying a change: each newer one ends the call before; when it rests, what it did downstream is asked for. */
 
-import { effect, signal } from "@preact/signals";
 import { byName, examplesFirst, type Inspection, type Question } from "@cutaway/client";
-import { editOf, type EditTarget, unchanged, type EditDraft } from "./edit.js";
-import { changesBetween, layersBelow } from "./downstream.js";
+import { effect, signal } from "@preact/signals";
 import type { Named } from "../pictures/Bars.js";
-import { asked, failure, model } from "../state/asking.js";
-import { type Exchange, rowsOf } from "../state/exchange.js";
-import { go } from "../state/route.js";
-import { client, note } from "../state/server.js";
+import { asked, client, type Exchange, failure, go, model, note, rowsOf } from "../state/index.js";
+import { changesBetween, layersBelow } from "./downstream.js";
+import { type EditDraft, editOf, type EditTarget, unchanged } from "./edit.js";
 
 /** Predictions before and after a change to an answer's question, and milliseconds from the slider to the latter. */
-export type Tried = Readonly<{
-  asked: Exchange;
-  change: EditDraft;
-  before: Outputs;
-  after: Outputs;
-  milliseconds: number;
-}>;
+export type Tried = Readonly<{ asked: Exchange; change: EditDraft; before: Outputs; after: Outputs }> &
+  Readonly<{ milliseconds: number }>;
 
 type Outputs = Inspection["predictions"];
 

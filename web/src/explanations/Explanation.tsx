@@ -1,17 +1,23 @@
 /** One explanation: what it shows, whether it can be trusted, and its sums. */
 
-import { Verdict } from "@cutaway/client";
-import { statisticsOf } from "../measures/statistics.js";
-import { elementOf, exampleOf } from "../state/exchange.js";
-import { askedParts } from "../state/draft.js";
-import { go } from "../state/route.js";
-import { Button } from "../ui/controls.js";
-import { FactLine } from "../ui/parts.js";
-import { Failure } from "../ui/problems.js";
-import { short } from "../ui/text.js";
-import { type Compared, comparedIn, VerdictBadge, verdictOn } from "../ui/verdicts.js";
-import { Quality } from "./Quality.js";
-import { type ExplanationProps, Values } from "./Values.js";
+import { Better, fromMessage, type Tensor, Verdict } from "@cutaway/client";
+import { statisticsOf } from "../measures/index.js";
+import { askedParts, contrastOf, elementOf, exampleOf, go, targetText } from "../state/index.js";
+import {
+  Button,
+  type Compared,
+  comparedIn,
+  FactLine,
+  Failure,
+  short,
+  Table,
+  VerdictBadge,
+  verdictOn,
+} from "../ui/index.js";
+import { Baseline } from "./Baseline.js";
+import { WithReference } from "./Reference.js";
+import type { ExplanationProps } from "./Values.js";
+import { pointsOf } from "../pictures/Series.js";
 
 /** Shows it, for one example. */
 export function Explanation({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
@@ -20,9 +26,10 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
   const all = asked.reply.attributions; // one for each of several targets, whose methods cannot be told then
   const smoothed = attributions.length === all.length && attributions[all.indexOf(attribution)]?.noiseTunnel;
   const target = message.targets[row];
+  const contrasts = contrastOf(askedParts(asked.question).target) !== undefined;
   const explained = target === undefined ? undefined : elementOf(asked, Number(target));
   return (
-    <article class="panel explanation">
+    <article class={`panel explanation ${message.references.length ? "whole" : ""}`}>
       <div class="tools">
         <h2>
           {method} {smoothed && "with noise "}
@@ -35,6 +42,7 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
           of {explained.kind} <bdi>{explained.name}</bdi>
         </p>
       )}
+      {contrasts && <p class="muted small">of {targetText(asked, row)}: why the one, and not the other?</p>}
       {message.error ? (
         <Failure error={message.error}>
           <Button text="Change it under Ask" onClick={() => go("ask")} />
@@ -43,7 +51,8 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
         <p class="muted">This example does not meet the question’s condition, and was not explained.</p>
       ) : (
         <>
-          <Values {...{ asked, row, attribution }} />
+          <WithReference {...{ asked, row, attribution }} />
+          <Baseline {...{ asked, row, attribution }} />
           <Sums {...{ asked, row, attribution }} />
           <Quality {...{ asked, row, attribution }} />
           <Checks compared={comparedIn(attribution, row)} />
@@ -56,13 +65,12 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
 /** The sum of the values beside the change of the target, where the method promises that they are equal. */
 function Sums({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
   const { valueAtInput, valueAtBaseline, convergenceDelta } = attribution.message;
-  const sums = Object.values(attribution.values).map(
-    (tensor) => statisticsOf(exampleOf(asked, tensor, row).values).sum,
-  );
+  const sumOf = (tensor: Tensor): number => statisticsOf(exampleOf(asked, tensor, row).values).sum;
+  const sum = Object.values(attribution.values).reduce((total, each) => total + sumOf(each), 0);
   return (
     <FactLine
       facts={[
-        ["sum", sums.reduce((total, each) => total + each, 0)],
+        ["sum", sum],
         ["target at the input", valueAtInput[row]],
         ["at the baseline", valueAtBaseline[row]],
         ["sum − change of the target", convergenceDelta[row]],
@@ -110,5 +118,55 @@ function ErrorScale({ error, tolerance }: { error: number; tolerance: number }):
         error {short(error)}, tolerance {short(tolerance)}
       </span>
     </p>
+  );
+}
+
+const WORDS: Partial<Record<Better, string>> = {
+  [Better.HIGHER]: "higher is better",
+  [Better.LOWER]: "lower is better",
+  [Better.ZERO]: "near 0 is better",
+};
+
+/** Shows the metrics of one example, if the question has any. */
+export function Quality({ asked, row, attribution }: ExplanationProps): preact.JSX.Element | null {
+  const { metrics } = attribution.message;
+  if (metrics.length === 0) return null;
+  const compared = metrics.filter(({ random }) => Number.isFinite(random[row]));
+  const won = compared.filter(({ values, random, better }) => {
+    const above = Number(values[row]) - Number(random[row]);
+    return better === Better.LOWER ? above < 0 : above > 0;
+  });
+  return (
+    <>
+      <Table
+        kind="quality"
+        heads={["Metric", "Value", "Random"]}
+        rows={metrics.map(({ name, values, random, better, curve }) => [
+          <>
+            {name.replaceAll("_", " ")}
+            <p class="muted small">{WORDS[better]}</p>
+            {curve && <Curve values={exampleOf(asked, fromMessage(curve), row).values} />}
+          </>,
+          values[row],
+          random[row],
+        ])}
+      />
+      {compared.length > 0 && (
+        <p class="muted small">
+          Better than an attribution of random numbers in {won.length} of {compared.length} metrics.
+        </p>
+      )}
+    </>
+  );
+}
+
+/** A line through the values, from the first step to the last. */
+function Curve({ values }: { values: ArrayLike<number> }): preact.JSX.Element {
+  const all = Array.from(values);
+  const label = `from ${short(all[0] ?? Number.NaN)} to ${short(all.at(-1) ?? Number.NaN)}`;
+  return (
+    <svg class="curve" viewBox={`0 0 ${all.length - 1} 100`} preserveAspectRatio="none" role="img" aria-label={label}>
+      <polyline points={pointsOf(all)} />
+    </svg>
   );
 }

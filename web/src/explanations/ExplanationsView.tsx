@@ -2,16 +2,14 @@
 
 import { HookPoint } from "@cutaway/client";
 import { useState } from "preact/hooks";
-import { Button, Select } from "../ui/controls.js";
-import { Empty } from "../ui/parts.js";
-import { AgreementTable, madeIn, nameOf } from "./AgreementTable.js";
-import { backgroundOf } from "./Values.js";
-import { Explanation } from "./Explanation.js";
 import { wordsOf } from "../ask/History.js";
 import { requestFor } from "../ask/methods.js";
 import { capturing, requestAt } from "../models/places.js";
-import { type Exchange, rowsOf, type ViewProps } from "../state/exchange.js";
-import { draft, history, since } from "../state/asking.js";
+import { draft, type Exchange, history, rowsOf, since, type ViewProps } from "../state/index.js";
+import { Button, Empty, Select } from "../ui/index.js";
+import { AgreementTable, madeIn, nameOf } from "./AgreementTable.js";
+import { Explanation } from "./Explanation.js";
+import { backgroundOf } from "./Values.js";
 import "./explanations.css";
 
 /** What is asked for where a person has chosen nothing. */
@@ -29,14 +27,8 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
   const explain = (): void =>
     ask({ attributions: USUAL.map((each) => requestFor(each, asked.model)), attributionErrorsInPlace: true });
   if (attributions.length === 0 && asked.whole) {
-    return (
-      <Empty
-        title="No explanation was asked for"
-        text="Choose methods under Ask, or begin with three that explain the inputs."
-        action="Explain"
-        onAct={explain}
-      />
-    );
+    const text = "Choose methods under Ask, or begin with three that explain the inputs.";
+    return <Empty title="No explanation was asked for" {...{ text, action: "Explain", onAct: explain }} />;
   }
   const earlier = history.value.filter(
     (each) => each !== asked && weightsOf(each) === weightsOf(asked) && madeIn(each, 0).length,
@@ -44,7 +36,8 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
   const beside = earlier.find(({ when }) => when.getTime() === other);
   const then = beside && rowsOf(beside) > row ? row : 0;
   const others = beside ? madeIn(beside, then) : [];
-  const choices = earlier.map((each) => [each.when.getTime(), wordsOf(each)] as const);
+  const answers = earlier.map((each) => [each.when.getTime(), wordsOf(each)] as const);
+  const choices = [[0, "no other answer"] as const, ...answers];
   const { inputs } = asked.question;
   const look = (): void => ask(capturing(draft.value, requestAt("", HookPoint.INPUT)));
   const ofFiles =
@@ -53,14 +46,7 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
     <>
       <div class="tools unseen">
         {ofFiles && <Button text="Show what the model made of the file below" onClick={look} />}
-        {earlier.length > 0 && (
-          <Select
-            label="Beside it"
-            of={[[0, "no other answer"], ...choices]}
-            value={beside ? other : 0}
-            onChoose={setOther}
-          />
-        )}
+        {earlier.length > 0 && <Select label="Beside it" of={choices} value={beside ? other : 0} onChoose={setOther} />}
       </div>
       <div class={beside ? "explanations pairs" : "explanations"}>
         {beside && <bdi class="muted">{wordsOf(asked, row)}</bdi>}

@@ -3,9 +3,7 @@
 import { type Attribution, type Example, fromMessage, HookPoint, type Tensor } from "@cutaway/client";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { tryWithout } from "../edits/live.js";
-import { axisNames, flattened, layoutOf } from "../measures/layout.js";
-import type { Part } from "../measures/numbers.js";
-import { statisticsOf, unpaddedLength } from "../measures/statistics.js";
+import { axisNames, flattened, layoutOf, type Part, statisticsOf, unpaddedLength } from "../measures/index.js";
 import { Bars, type Named } from "../pictures/Bars.js";
 import { HeatMap, Legend, Picture } from "../pictures/Picture.js";
 import { Series } from "../pictures/Series.js";
@@ -20,38 +18,57 @@ import {
   scaleOf,
   veilOf,
 } from "../pictures/colours.js";
-import { type Exchange, exampleOf } from "../state/exchange.js";
-import { tensorsIn } from "../state/draft.js";
-import { Check, Slider } from "../ui/controls.js";
-import { exact, short, signed } from "../ui/text.js";
+import { ask, exampleOf, type Exchange, tensorsIn } from "../state/index.js";
+import { Button, Check, exact, Form, Select, short, signed, Slider, TextField } from "../ui/index.js";
 
 const MOST_BARS = 40;
 
 /** One explanation of an answer, for one example. */
 export type ExplanationProps = Readonly<{ asked: Exchange; row: number; attribution: Attribution }>;
 
-/** Shows them over the tokens of a text, or in a figure for each input or layer. */
-export function Values({ asked, row, attribution }: ExplanationProps): preact.JSX.Element {
+/** Shows them, or others of their names and shapes, over the tokens of a text, or in a figure for each input or layer. */
+export function Values({ asked, row, attribution, others }: ExplanationProps & OtherProps): preact.JSX.Element {
   const { tokens } = attribution.message;
   const file = useFile(asked, row);
   const texts = tokens?.texts[row]?.tokens ?? [];
   if (tokens?.values && texts.length > 0) {
     const { values } = exampleOf(asked, fromMessage(tokens.values), row);
     const tryAt = (index: number): void => tryWithout({ address: attribution.layer }, [index]);
-    return <Tokens texts={texts} values={values} against={againstOf(tokens, row)} onChoose={tryAt} />;
+    const scale = others && scaleOf(values, true);
+    const sums = others ? byToken(exampleOf(asked, Object.values(others)[0] as Tensor, row), texts.length) : values;
+    return (
+      <>
+        <Tokens {...{ texts, scale }} values={sums} against={againstOf(tokens, row)} onChoose={tryAt} />
+        {!others && <Swap {...{ asked, row, texts }} />}
+      </>
+    );
   }
+  const scaleIn = (own: Tensor): Scale => scaleOf(flattened(exampleOf(asked, own, row)).values, true, true);
   const ofLayer = attribution.layer !== "" && !attribution.method.startsWith("Neuron");
-  const parts = Object.entries(attribution.values).map(([name, tensor]) => ({
+  const parts = Object.entries(others ?? attribution.values).map(([name, tensor]) => ({
     name,
     part: exampleOf(asked, tensor, row),
     ...(ofLayer ? { under: backgroundOf(asked, row, "") } : inputAt(asked, row, name)),
     file,
+    ...(others && { file: undefined, under: undefined, scale: scaleIn(attribution.values[name] ?? tensor) }),
   }));
   return <Figures label={attribution.method} parts={parts} />;
 }
 
+/** The values to show instead of those of the explanation. */
+type OtherProps = Readonly<{ others?: Attribution["values"] }>;
+
+/** Returns the sum of each token, of values [tokens, width]; of Grad-CAM, [1, tokens], the values themselves. */
+export function byToken({ values }: Pick<Part, "values">, count: number): Float64Array {
+  const sums = new Float64Array(count);
+  const width = values.length / count;
+  for (let index = 0; index < values.length; index++)
+    sums[Math.floor(index / width)] = (sums[Math.floor(index / width)] ?? 0) + (values[index] ?? 0);
+  return sums;
+}
+
 /** Values, what they belong to, and what is known of that. */
-interface Shown {
+export interface Shown {
   /** An input or a layer. */
   readonly name: string;
   readonly part: Part;
@@ -60,6 +77,8 @@ interface Shown {
   readonly file?: Pixels | undefined;
   /** Of the features of an input; undefined for a layer. */
   readonly names?: readonly string[] | undefined;
+  /** The scale of a picture, if not its own. */
+  readonly scale?: Scale | undefined;
   /** The numbers that the values are about. */
   readonly beside?: Part["values"] | undefined;
 }
@@ -80,14 +99,15 @@ export function Figures({ label, parts }: Readonly<{ label: string; parts: reado
   );
 }
 
-function isVector({ part: { shape }, names }: Shown): boolean {
+/** Whether values are shown as bars. */
+export function isVector({ part: { shape }, names }: Shown): boolean {
   const layout = layoutOf(shape, names);
   return layout.kind === "rows" && layout.rows === 1;
 }
 
 /** Shows values as their shape asks for: over an image, as lines over time, as bars, or as rows. */
 export function Figure({ label, ...shown }: Shown & Readonly<{ label: string }>): preact.JSX.Element {
-  const { name, part, under, file, names, beside } = shown;
+  const { name, part, under, file, names, beside, scale } = shown;
   const layout = layoutOf(part.shape, names);
   const signed = areSigned(label, part.values);
   const below = under ?? (file && fits(part.shape, file) ? file : undefined);
@@ -97,7 +117,7 @@ export function Figure({ label, ...shown }: Shown & Readonly<{ label: string }>)
         <bdi class="mono">{name}</bdi>
       </figcaption>
       {layout.kind === "planes" ? (
-        <Overlay {...{ part, label, signed }} under={below} />
+        <Overlay {...{ part, label, signed, scale }} under={below} />
       ) : layout.kind === "series" ? (
         <Series {...{ part, beside }} names={names ?? []} scale={scaleOf(part.values, signed)} />
       ) : layout.rows === 1 ? (
@@ -109,8 +129,10 @@ export function Figure({ label, ...shown }: Shown & Readonly<{ label: string }>)
   );
 }
 
-/** The largest numbers of vectors as bars, each with its name and what was sent. */
-function Vectors({ parts }: { parts: readonly Shown[] }): preact.JSX.Element {
+type VectorsProps = Readonly<{ parts: readonly Shown[]; most?: number }>;
+
+/** The `most` largest numbers of vectors as bars, each with its name and what was sent. */
+export function Vectors({ parts, most = MOST_BARS }: VectorsProps): preact.JSX.Element {
   const all = parts.flatMap(({ name, part: { values, shape }, names = [], beside }) =>
     Array.from(values, (value, index): Named => {
       const [input, own] = [beside?.[index], parts.length > 1 ? `${name} ${index}` : `element ${index}`];
@@ -118,11 +140,16 @@ function Vectors({ parts }: { parts: readonly Shown[] }): preact.JSX.Element {
       return input === undefined ? bar : { ...bar, about: exact(input) };
     }),
   );
-  const largest = all.sort((one, other) => Math.abs(other.value) - Math.abs(one.value)).slice(0, MOST_BARS);
+  const scale = parts[0]?.scale;
+  const size = ({ value }: Named): number => (Number.isFinite(value) ? Math.abs(value) : 0);
+  const largest = all.sort((one, other) => size(other) - size(one)).slice(0, most);
   return (
     <>
-      <Bars bars={largest} />
-      {all.length > MOST_BARS && <p class="muted small">The largest of {all.length}.</p>}
+      <Bars
+        bars={largest}
+        {...(scale && { lengthOf: (value: number) => Math.min(1, Math.abs(value) / (scale.most || 1)) })}
+      />
+      {all.length > most && <p class="muted small">The largest of {all.length}.</p>}
     </>
   );
 }
@@ -175,16 +202,19 @@ const COARSE = 3;
 const START = 0.9;
 const OPACITY = { least: 0, most: 1, step: 0.05 };
 
-type OverlayProps = Readonly<{ part: Part; under: Pixels | undefined; label: string; signed: boolean }>;
+type OverlayProps = Pick<Shown, "part" | "under" | "scale"> & Readonly<{ label: string; signed: boolean }>;
 
 /**
  * Shows the sum over channels; explanation and image are as large as the larger of them. The image shows through where
  * the sum is small; a map with fewer pixels than the image is smooth, until a person asks for its grid.
  */
-function Overlay({ part, under, label, signed }: OverlayProps): preact.JSX.Element {
+function Overlay({ part, under, label, signed, scale: given }: OverlayProps): preact.JSX.Element {
   const [opacity, setOpacity] = useState(START);
   const [grid, setGrid] = useState(false);
-  const { values, width, scale, pixels } = useMemo(() => mapOf(part, signed, Boolean(under)), [part, signed, under]);
+  const { values, shape } = useMemo(() => flattened(part), [part]);
+  const scale = useMemo(() => given ?? scaleOf(values, signed, true), [values, signed]);
+  const pixels = useMemo(() => (under ? veilOf : pixelsOf)(values, scale), [values, scale, under]);
+  const width = shape[1] ?? 1;
   const coarse = under !== undefined && COARSE * width < under.width;
   const over = axisNames(part.shape.length).filter((_, axis) => axis < part.shape.length - 2 && part.shape[axis] !== 1);
   return (
@@ -200,17 +230,6 @@ function Overlay({ part, under, label, signed }: OverlayProps): preact.JSX.Eleme
       </div>
     </div>
   );
-}
-
-/** Returns what a picture of an explanation needs: its sum over channels, in colours that are symmetric around zero. */
-function mapOf(
-  part: Part,
-  isSigned: boolean,
-  veils: boolean,
-): { values: Part["values"]; width: number; scale: Scale; pixels: Pixels["pixels"] } {
-  const { values, shape } = flattened(part);
-  const scale = scaleOf(values, isSigned, true);
-  return { values, width: shape[1] ?? 1, scale, pixels: (veils ? veilOf : pixelsOf)(values, scale) };
 }
 
 /** Returns where the largest numbers of both signs are, in words. */
@@ -276,14 +295,21 @@ interface TokensProps {
   readonly values: ArrayLike<number>;
   /** What the tokens are compared with, in words. */
   readonly against?: string;
+  /** The scale of the colours, if not their own. */
+  readonly scale?: Scale | undefined;
   /** Tries what happens without a token. */
   readonly onChoose?: (index: number) => void;
 }
 
 /** Shows the tokens without their padding; each has its number as a title, and below it for those who cannot point. */
-export function Tokens({ texts, values, against, onChoose }: TokensProps): preact.JSX.Element {
+export function Tokens({
+  texts,
+  values,
+  against,
+  onChoose,
+  scale = scaleOf(values, true),
+}: TokensProps): preact.JSX.Element {
   const Tag = onChoose ? "button" : "span";
-  const scale = scaleOf(values, true);
   const pixels = pixelsOf(values, scale);
   return (
     <>
@@ -318,4 +344,44 @@ export function Tokens({ texts, values, against, onChoose }: TokensProps): preac
 
 function isDark(red = 0, green = 0, blue = 0): boolean {
   return 0.299 * red + 0.587 * green + 0.114 * blue < 140;
+}
+
+type Props = Readonly<{ asked: Exchange; row: number; texts: readonly string[] }>;
+
+/** Takes a token of the text that was sent and what to write there, and asks about that text; nothing for other inputs. */
+export function Swap({ asked: { question }, row, texts }: Props): preact.JSX.Element | null {
+  const given = Array.isArray(question.inputs) ? (question.inputs as readonly unknown[]) : [];
+  const text = given[row];
+  const places = typeof text === "string" ? placesIn(text, texts) : [];
+  const [chosen, choose] = useState(0);
+  const [written, write] = useState("");
+  const place = places.find(({ at }) => at === chosen) ?? places[0];
+  if (typeof text !== "string" || !place) return null;
+  const choices = places.map(({ at }) => [at, texts[at] ?? ""] as const);
+  const swap = (): void => {
+    const swapped = text.slice(0, place.start) + written + text.slice(place.end);
+    void ask({ inputs: given.with(row, swapped) as string[] });
+  };
+  return (
+    <Form kind="tools small" onDone={swap}>
+      <Select label="Instead of" of={choices} value={place.at} onChoose={choose} />
+      <TextField label="write" value={written} onText={write} />
+      <Button text="Swap, and ask" type="submit" />
+    </Form>
+  );
+}
+
+/** Where a token is in a text, by its number. */
+type Place = Readonly<{ at: number; start: number; end: number }>;
+
+/** Returns the tokens that are found in a text, one behind the other, without the marks of tokenizers. */
+export function placesIn(text: string, tokens: readonly string[]): Place[] {
+  let from = 0;
+  return tokens.flatMap((token, at) => {
+    const bare = token.replace(/^(##|▁|Ġ)|<\/w>$/g, "").trim();
+    const start = text.toLowerCase().indexOf(bare.toLowerCase(), from);
+    if (bare === "" || start < 0) return [];
+    from = start + bare.length;
+    return [{ at, start, end: from }];
+  });
 }

@@ -1,20 +1,17 @@
 /** View 6: gradients of the target at the inputs, through the layers, and at the parameters. */
 
-import { useState } from "preact/hooks";
 import { HookPoint } from "@cutaway/client";
-import { Panel, Statistics } from "../ui/parts.js";
+import { scaleLog } from "d3-scale";
+import type { ComponentProps } from "preact";
+import { useState } from "preact/hooks";
 import { FLOATING } from "../ask/ways.js";
-import { depthsOf, depthText, onLogScale } from "./depth.js";
 import { Figure, inputAt } from "../explanations/Values.js";
-import { indicesOf } from "../measures/layout.js";
-import { type Part, numbersOf } from "../measures/numbers.js";
-import { statisticsOf } from "../measures/statistics.js";
-import { Button, Select } from "../ui/controls.js";
+import { indicesOf, numbersOf, type Part, statisticsOf } from "../measures/index.js";
 import { capturing, leavesOf, parameterAt, requestAt, spread } from "../models/places.js";
-import { Bars } from "../pictures/Bars.js";
+import { Bars, type Named } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
-import { draft } from "../state/asking.js";
-import { type Exchange, gradientOf, targetText, type ViewProps } from "../state/exchange.js";
+import { draft, type Exchange, gradientOf, targetText, type ViewProps } from "../state/index.js";
+import { Button, Panel, Select, short, Statistics } from "../ui/index.js";
 import "./gradients.css";
 
 /** The most layers that are asked for at once, of all depths. */
@@ -33,15 +30,12 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
     const inputGradients = floating || (asked.question.inputGradients ?? false);
     ask({ inputGradients, ...capturing(draft.value, ...added) });
   };
+  const kind = depths.length ? "" : "primary";
+  const button = <Button text="Ask for the gradient everywhere" class={kind} onClick={everywhere} />;
+  const atParameters = (): void => ask(capturing(draft.value, parameterAt("**")));
   return (
     <div class="gradients">
-      <Panel
-        id="by-layer"
-        title="Layer by layer"
-        beside={
-          <Button text="Ask for the gradient everywhere" class={depths.length ? "" : "primary"} onClick={everywhere} />
-        }
-      >
+      <Panel id="by-layer" title="Layer by layer" beside={button}>
         {depths.length > 0 ? (
           <>
             <p>{depthText(depths)}</p>
@@ -64,10 +58,7 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
           <Parameters reply={asked.reply} />
         ) : (
           <div class="tools">
-            <Button
-              text="Ask for the gradient at every parameter"
-              onClick={() => ask(capturing(draft.value, parameterAt("**")))}
-            />
+            <Button text="Ask for the gradient at every parameter" onClick={atParameters} />
           </div>
         )}
       </Panel>
@@ -83,19 +74,14 @@ function Parameters({ reply }: Pick<Exchange, "reply">): preact.JSX.Element | nu
   if (name === undefined || one === undefined) return null;
   const values = numbersOf(one);
   const width = values.length / (one.shape.length > 1 ? (one.shape[0] ?? 1) : 1);
+  const nameOf = (x: number, y: number): string => `[${indicesOf(one.shape, y * width + x).join(", ")}]`;
   return (
     <>
       <Bars bars={all.map(([each, tensor]) => ({ name: each, value: statisticsOf(numbersOf(tensor)).norm }))} paths />
       <p class="muted small">Norms, over all examples.</p>
-      <Select label="Parameter" of={all.map(([each]) => [each, each] as const)} value={name} onChoose={choose} />
+      <Select label="Parameter" of={all.map(([each]) => each)} value={name} onChoose={choose} />
       <Statistics values={values} />
-      <HeatMap
-        label={`Gradient at ${name}`}
-        values={values}
-        width={width}
-        nameOf={(x, y) => `[${indicesOf(one.shape, y * width + x).join(", ")}]`}
-        signed
-      />
+      <HeatMap label={`Gradient at ${name}`} {...{ values, width, nameOf }} signed />
     </>
   );
 }
@@ -121,4 +107,47 @@ function InputGradient({ asked, row, name, gradient }: InputProps): preact.JSX.E
 
 function times({ values, shape }: Part, factors: Part["values"]): Part {
   return { values: Float64Array.from(values, (value, index) => value * (factors[index] ?? Number.NaN)), shape };
+}
+
+/** Returns how large the captured gradients are, in the order of the modules: by root mean square, whatever their size. */
+export function depthsOf({ model, reply }: Exchange): Named[] {
+  const order = new Map(model.modules.map(({ name }, index) => [name, index]));
+  return reply.captured
+    .filter(({ point }) => point === HookPoint.GRAD_OUTPUT)
+    .sort((one, other) => (order.get(one.module) ?? 0) - (order.get(other.module) ?? 0))
+    .map(({ name, tensor }) => {
+      const { norm, count } = statisticsOf(numbersOf(tensor));
+      return { name: name.replace("@grad_output", ""), value: norm / Math.sqrt(Math.max(1, count)) };
+    });
+}
+
+/** A gradient that is smaller than the largest by this factor has vanished. */
+const VANISHED = 1e-3;
+
+/** Returns where gradients vanish, in words. */
+export function depthText(depths: readonly Named[]): string {
+  const broken = depths.filter(({ value }) => !Number.isFinite(value)).map(({ name }) => name);
+  if (broken.length) return `The gradient is not finite at ${broken.join(", ")}.`;
+  const [least, ...rest] = [...depths].sort((one, other) => one.value - other.value);
+  const most = rest.at(-1);
+  if (!least || !most) return "";
+  if (most.value === 0) return "The gradient is zero everywhere.";
+  const range = `from ${short(least.value)} at ${least.name} to ${short(most.value)} at ${most.name}`;
+  const gone = depths.filter(({ value }) => value < VANISHED * most.value).map(({ name }) => name);
+  return gone.length
+    ? `It vanishes, below a thousandth of the largest, at ${gone.join(", ")}: ${range}.`
+    : `It vanishes at none of these ${depths.length} places: ${range}, all within a factor of ${short(most.value / least.value, 2)}.`;
+}
+
+/** Returns sizes that differ by powers of ten as bars on a logarithmic scale; one of zero has none, and says so. */
+export function onLogScale(depths: readonly Named[]): ComponentProps<typeof Bars> {
+  const sizes = depths.map(({ value }) => value).filter((value) => value > 0 && Number.isFinite(value));
+  const least = Math.min(...sizes, 1) / 10;
+  const length = scaleLog([least, Math.max(...sizes, least * 100)], [0, 1]).clamp(true);
+  return {
+    bars: depths,
+    ticks: length.ticks(4).filter((tick) => Number.isInteger(Math.round(1e6 * Math.log10(tick)) / 1e6)),
+    lengthOf: (value) => (value > 0 ? length(value) : 0),
+    textOf: (value) => (value === 0 ? "0, vanished" : short(value)),
+  };
 }

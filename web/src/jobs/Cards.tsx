@@ -1,17 +1,13 @@
 /** Rows side by side, each with its pictures, texts and strongest features in small. */
 
 import { Verdict } from "@cutaway/client";
-import { Figures, imageFor, Tokens } from "../explanations/Values.js";
-import { flattened, layoutOf } from "../measures/layout.js";
-import type { Part } from "../measures/numbers.js";
-import { Bars } from "../pictures/Bars.js";
-import { Canvas } from "../pictures/Canvas.js";
+import { Figure, imageFor, isVector, type Shown, Tokens, Vectors } from "../explanations/Values.js";
+import { flattened, layoutOf, type Part } from "../measures/index.js";
+import { Canvas } from "../pictures/Picture.js";
 import { areSigned, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
-import { percent, short, signed } from "../ui/text.js";
-import { VerdictBadge } from "../ui/verdicts.js";
-import { type Cells, type Column, columnsOf, type JobFolder, sizesOf, tensorIn, useCells } from "./folder.js";
-import { filtered, type JobRow, pictured, shownColumns, verdictOf } from "./rows.js";
-import { RowLink } from "./RowLink.js";
+import { percent, short, signed, VerdictBadge } from "../ui/index.js";
+import { type Cells, type Column, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
+import { attributionsOf, chosen, filtered, type JobRow, pictured, shownColumns, verdictOf } from "./rows.js";
 
 /** The strongest features of a card. */
 const MOST_FEATURES = 6;
@@ -61,117 +57,76 @@ function Card({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.E
 
 /** The input of a row, and each of its attributions. */
 function Miniatures({ folder, cells }: { folder: JobFolder; cells: Cells }): preact.JSX.Element {
-  const tensors = (columns: readonly Column[]): [Column, Part][] =>
-    columns.flatMap((column) => {
-      const part = tensorIn(cells, column);
-      return part ? [[column, part] as [Column, Part]] : [];
-    });
-  const inputs = tensors(columnsOf(folder, ["input"]));
-  const attributions = tensors(pictured(folder));
-  const vectors = attributions.filter(([, part]) => isVector(part));
+  const shown = pictured(folder).flatMap((column) => {
+    const own = shownIn(folder, cells, column);
+    return own ? [{ ...own, attribution: column["attribution"], title: titleOf(folder, column) }] : [];
+  });
+  const isSeries = ({ part: { shape }, names }: Shown): boolean => layoutOf(shape, names).kind === "series";
   const tokens = cells["tokens"] as readonly string[] | null | undefined;
   return (
     <>
       <div class="miniatures">
-        {inputs.map(([{ name, input = "" }, part]) => {
+        {inputsIn(folder, cells).map(([input, part]) => {
           const image = imageFor(input, [[input, part]]);
-          return image && <Miniature key={name} title={input} image={image} />;
+          return image && <Miniature key={input} title={input} image={image} />;
         })}
-        {attributions
-          .filter(([column, part]) => !isVector(part) && !isSeries(folder, column, part))
-          .map(([column, part]) => (
-            <HeatMiniature key={column.name} title={titleOf(folder, column)} part={part} />
-          ))}
+        {shown.map((each) => {
+          const { title, part } = each;
+          return !isVector(each) && !isSeries(each) && <HeatMiniature key={title} {...{ title, part }} />;
+        })}
       </div>
-      {attributions
-        .filter(([column, part]) => isSeries(folder, column, part))
-        .map(([column, part]) => (
-          <Figures
-            key={column.name}
-            label={titleOf(folder, column)}
-            parts={[{ name: titleOf(folder, column), part, ...inputOf(folder, column, inputs) }]}
-          />
-        ))}
-      {attributionsIn(vectors).map((name) => (
-        <figure key={name}>
-          <figcaption class="muted small">{name}</figcaption>
-          <Bars
-            bars={strongest(
-              folder,
-              vectors.filter(([{ attribution }]) => attribution === name),
-              inputs,
-            )}
-          />
-        </figure>
+      {shown.filter(isSeries).map(({ title, ...each }) => (
+        <Figure key={title} {...each} name={title} label={title} />
       ))}
+      {[...attributionsOf(folder).keys()].map((name) => {
+        const parts = shown.filter((each) => each.attribution === name && isVector(each));
+        return (
+          parts.length > 0 && (
+            <figure key={name}>
+              <figcaption class="muted small">{name}</figcaption>
+              <Vectors parts={parts} most={MOST_FEATURES} />
+            </figure>
+          )
+        );
+      })}
       {tokens &&
-        tensors(columnsOf(folder, ["token_attribution"])).map(([column, part]) => (
+        columnsOf(folder, ["token_attribution"]).map((column) => (
           <figure key={column.name}>
             <figcaption class="muted small">{column["attribution"]}</figcaption>
-            <Tokens texts={tokens} values={part.values} />
+            <Tokens texts={tokens} values={tensorIn(cells, column)?.values ?? []} />
           </figure>
         ))}
     </>
   );
 }
 
-/** Returns what a row has of the input that a column is about: the names of its features, its numbers. */
-function inputOf(
-  { manifest }: JobFolder,
-  { input, layer }: Column,
-  inputs: readonly [Column, Part][],
-): { names: readonly string[] | undefined; beside: Part["values"] | undefined } {
-  return {
-    names: layer ? undefined : (manifest.feature_names?.[input ?? ""] ?? []),
-    beside: inputs.find(([column]) => input && column["input"] === input)?.[1].values,
-  };
+/** Returns the inputs that were kept of a row, by name. */
+function inputsIn(folder: JobFolder, cells: Cells): (readonly [string, Part])[] {
+  return columnsOf(folder, ["input"]).flatMap((column) => {
+    const part = tensorIn(cells, column);
+    return part ? [[column["input"] ?? "", part] as const] : [];
+  });
 }
 
-function isSeries(folder: JobFolder, column: Column, { shape }: Part): boolean {
-  return layoutOf(shape, inputOf(folder, column, []).names).kind === "series";
-}
-
-function isVector({ shape }: Part): boolean {
-  const layout = layoutOf(shape);
-  return layout.kind === "rows" && layout.rows === 1;
+/** Returns an attribution of a row with what is known of its input; undefined if the row has none. */
+export function shownIn(folder: JobFolder, cells: Cells, column: Column): Shown | undefined {
+  const { input = "", layer = "" } = column;
+  const part = tensorIn(cells, column);
+  const inputs = inputsIn(folder, cells);
+  return (
+    part && {
+      name: input || layer,
+      part,
+      under: imageFor(input, inputs),
+      beside: inputs.find(([each]) => input !== "" && each === input)?.[1].values,
+      names: layer ? undefined : (folder.manifest.feature_names?.[input] ?? []),
+    }
+  );
 }
 
 /** Returns what an attribution is called: with its input or layer, if it has several. */
 export function titleOf(folder: JobFolder, { name, attribution = "" }: Column): string {
   return columnsOf(folder, ["attribution"], attribution).length > 1 ? name : attribution;
-}
-
-/** Returns the names of attributions that have one of these tensors. */
-function attributionsIn(tensors: readonly [Column, Part][]): string[] {
-  return [...new Set(tensors.map(([{ attribution = "" }]) => attribution))];
-}
-
-/** Returns the names of the features that a column is about; of a number that of its input. */
-export function namesOf({ manifest }: JobFolder, column: Column): readonly string[] {
-  const { input = "" } = column;
-  return manifest.feature_names?.[input] ?? (sizesOf(column).length === 0 ? [input] : []);
-}
-
-/** Returns the features of a row with the largest of several attributions, each with its value if it is known. */
-function strongest(
-  folder: JobFolder,
-  tensors: readonly [Column, Part][],
-  inputs: readonly [Column, Part][],
-): { name: string; value: number; about?: string }[] {
-  const size = (value: number): number => (Number.isFinite(value) ? Math.abs(value) : 0);
-  return tensors
-    .flatMap(([column, { values }]) => {
-      const { beside: own } = inputOf(folder, column, inputs);
-      const [names, known] = [namesOf(folder, column), own?.length === values.length ? own : undefined];
-      const several = tensors.length > 1 ? `${column["input"] ?? ""} ` : "";
-      return Array.from(values, (value, index) => ({
-        name: names[index] ?? `${several}[${index}]`,
-        value,
-        ...(known ? { about: short(known[index] ?? Number.NaN) } : {}),
-      }));
-    })
-    .sort((one, other) => size(other.value) - size(one.value))
-    .slice(0, MOST_FEATURES);
 }
 
 type HeatProps = Readonly<{ title: string; part: Part; scale?: Scale; note?: string }>;
@@ -181,13 +136,8 @@ export function HeatMiniature({ title, part, scale, note }: HeatProps): preact.J
   const { values, shape } = flattened(part);
   const [height = 1, width = 1] = shape;
   const own = scale ?? scaleOf(values, areSigned(title, values));
-  return (
-    <Miniature
-      title={title}
-      image={{ pixels: pixelsOf(values, own), height, width }}
-      note={note ?? `± ${short(own.most, 2)}`}
-    />
-  );
+  const image = { pixels: pixelsOf(values, own), height, width };
+  return <Miniature {...{ title, image }} note={note ?? `± ${short(own.most, 2)}`} />;
 }
 
 type MiniatureProps = Readonly<{ title: string; image: Parameters<typeof Canvas>[0]; note?: string }>;
@@ -226,4 +176,13 @@ export function exampleLists(rows: readonly JobRow[], most: number): readonly (r
     ["The first rows", classified.length + measured.length ? [] : good],
   ] as const;
   return lists.filter(([, list]) => list.length > 0).map(([title, list]) => [title, list.slice(0, most)] as const);
+}
+
+/** A row's id, which leads to the row. */
+export function RowLink({ row }: { row: JobRow }): preact.JSX.Element {
+  return (
+    <button class="quiet link" aria-pressed={row === chosen.value} onClick={() => (chosen.value = row)}>
+      <bdi class="short">{row.id || row.number}</bdi>
+    </button>
+  );
 }

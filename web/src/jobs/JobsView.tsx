@@ -1,29 +1,41 @@
 /** View 9: the rows that a batch job explained. In a file with a job inside, it is the whole page. */
 
 import { useRef, useState } from "preact/hooks";
-import { FileButton, Search, Select } from "../ui/controls.js";
-import { Facts, Panel } from "../ui/parts.js";
+import { isImage, pictureOf } from "../explanations/Values.js";
+import { sizeOf } from "../measures/index.js";
+import { Canvas } from "../pictures/Picture.js";
+import { Facts, FileButton, Pager, Panel, percent, Search, Select, signed, Table, VerdictBadge } from "../ui/index.js";
 import { Cards, exampleLists } from "./Cards.js";
-import { type Excerpt, type JobFolder, openFolder } from "./folder.js";
 import { BadRows, Confusion, Findings, LISTED, Outcomes, Provenance, Residuals, sharesOf } from "./Overview.js";
 import { RowDetails } from "./RowDetails.js";
-import { RowTable } from "./RowTable.js";
+import { Features, Layers, Means } from "./Tensors.js";
+import {
+  type Column,
+  columnsOf,
+  type JobFolder,
+  measuredOf,
+  openFolder,
+  sizesOf,
+  tensorIn,
+  useCells,
+} from "./folder.js";
 import {
   ALL,
   chosen,
   type Filter,
-  FILTERS,
   filtered,
+  FILTERS,
   folder,
   inOrder,
+  type JobRow,
   orders,
+  type Query,
   query,
   rows,
   samples,
   show,
   shown,
 } from "./rows.js";
-import { Features, Layers, Means } from "./Tensors.js";
 import "./jobs.css";
 
 const UNOPENED =
@@ -32,15 +44,13 @@ const UNOPENED =
 /** Shows a folder, or asks for one. */
 export function JobsView(): preact.JSX.Element {
   const open = folder.value;
+  const { excerpt, model = "", version = "" } = open?.manifest ?? {};
   return (
     <div class="jobs">
-      <Panel
-        id="folder"
-        title={open?.manifest.excerpt ? `${open.manifest.model} ${open.manifest.version}` : "Results of a job"}
-      >
-        {!open?.manifest.excerpt && <Opening />}
+      <Panel id="folder" title={excerpt ? `${model} ${version}` : "Results of a job"}>
+        {!excerpt && <Opening />}
         {open && <Facts facts={factsOf(open)} />}
-        {open?.manifest.excerpt && <ExcerptNote folder={open} excerpt={open.manifest.excerpt} />}
+        {open && <ExcerptNote folder={open} />}
       </Panel>
       {open && <Job key={open.name} folder={open} />}
     </div>
@@ -115,13 +125,9 @@ function Opening(): preact.JSX.Element {
 }
 
 /** Which part of the job the file has. */
-function ExcerptNote({
-  folder: { manifest, lines },
-  excerpt,
-}: {
-  folder: JobFolder;
-  excerpt: Excerpt;
-}): preact.JSX.Element {
+function ExcerptNote({ folder: { manifest, lines } }: { folder: JobFolder }): preact.JSX.Element | null {
+  const { excerpt } = manifest;
+  if (!excerpt) return null;
   const [all, here] = [excerpt.rows, lines.length].map((count) => count.toLocaleString("en"));
   const notes = [
     excerpt.rows < manifest.rows && `The job has not ended: ${all} rows were written.`,
@@ -136,22 +142,15 @@ function ExcerptNote({
 /** What all rows, in the table and among the examples, are filtered by. */
 function Filters(): preact.JSX.Element {
   const { filters } = query.value;
-  const choices = (Object.keys(FILTERS) as Filter[]).map(
-    (name) => [name, inOrder(rows.value.map(FILTERS[name]).filter(Boolean))] as const,
-  );
+  const choices = (Object.keys(FILTERS) as Filter[]).map((name) => {
+    const values = inOrder(rows.value.map(FILTERS[name]).filter(Boolean));
+    const choose = (value: string): Query => alterQuery({ filters: { ...filters, [name]: value } });
+    const shown = { label: name, of: [["", "all"] as const, ...values], value: filters[name] ?? "", onChoose: choose };
+    return values.length > 1 && <Select key={name} {...shown} />;
+  });
   return (
     <div class="tools filters">
-      {choices
-        .filter(([, values]) => values.length > 1)
-        .map(([name, values]) => (
-          <Select
-            key={name}
-            label={name}
-            of={[["", "all"], ...values.map((value) => [value, value] as const)]}
-            value={filters[name] ?? ""}
-            onChoose={(value) => (query.value = { ...query.value, filters: { ...filters, [name]: value } })}
-          />
-        ))}
+      {choices}
       <span class="muted">
         {filtered.value.length.toLocaleString("en")} of {rows.value.length.toLocaleString("en")} rows
       </span>
@@ -164,22 +163,19 @@ function Filters(): preact.JSX.Element {
   );
 }
 
+const alterQuery = (parts: Partial<Query>): Query => (query.value = { ...query.value, ...parts });
+
 function Ordering(): preact.JSX.Element {
   const { order, text } = query.value;
   return (
     <div class="tools">
-      <Select
-        label="Order"
-        of={orders.value.map((name) => [name, name] as const)}
-        value={order}
-        onChoose={(name) => (query.value = { ...query.value, order: name })}
-      />
+      <Select label="Order" of={orders.value} value={order} onChoose={(name) => alterQuery({ order: name })} />
       <Search
         hint="Search: an id, a label or a prediction"
         words={["row", "rows"]}
         value={text}
         found={shown.value.length}
-        onSearch={(sought) => (query.value = { ...query.value, text: sought })}
+        onSearch={(sought) => alterQuery({ text: sought })}
       />
     </div>
   );
@@ -197,4 +193,69 @@ function factsOf(open: JobFolder): (readonly [string, string])[] {
     ["bad rows", rows.value.filter(({ problem }) => problem).length.toLocaleString("en")],
     ...sharesOf(open),
   ];
+}
+
+const PAGE = 25;
+const LARGEST_PREVIEW = 4096;
+const MOST_TOKENS = 16;
+
+/** Shows the rows that a person chose to see, each with its input where that is small. */
+function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element {
+  const [first, setFirst] = useState(0);
+  const preview = previewOf(folder);
+  const labelled = columnsOf(folder, ["label"]).length > 0;
+  const measured = measuredOf(folder).length > 0;
+  const beside = measured ? columnsOf(folder, ["residual"]).length > 0 && "Residual" : "Probability";
+  const cellsOf = (row: JobRow): preact.ComponentChildren[] => [
+    <button class="quiet" aria-pressed={row === chosen.value} onClick={() => (chosen.value = row)}>
+      {shortened(row.id || `${row.number}`)}
+    </button>,
+    ...(preview ? [<Preview key={row.number} row={row} column={preview} />] : []),
+    ...(labelled ? [<div class={measured ? "number" : ""}>{shortened(row.label)}</div>] : []),
+    <div class={row.wrong ? "wrong" : measured ? "number" : ""}>
+      {shortened(row.prediction)}
+      {row.wrong && <span class="hidden"> is not the label</span>}
+    </div>,
+    ...(beside ? [<div class="number">{besideOf(row)}</div>] : []),
+    row.problem ? <bdi class="bad">{row.problem}</bdi> : <VerdictBadge verdict={row.verdict} />,
+  ];
+  const heads = ["Row", preview && "Input", labelled && "Label", "Prediction", beside, "Checks"];
+  return (
+    <>
+      <Table
+        kind="rows"
+        heads={heads.filter((head) => typeof head === "string")}
+        rows={shown.value.slice(first, first + PAGE).map(cellsOf)}
+      />
+      <Pager first={first} page={PAGE} count={shown.value.length} onTurn={setFirst} />
+    </>
+  );
+}
+
+function besideOf({ residual, probability }: JobRow): string {
+  if (residual !== undefined) return signed(residual);
+  return probability === undefined ? "" : percent(probability);
+}
+
+function shortened(text: string): preact.JSX.Element {
+  return <bdi class="short">{text}</bdi>;
+}
+
+/** Returns the column that shows what a row is: tokens, a small image, or a text. */
+function previewOf(folder: JobFolder): Column | undefined {
+  return columnsOf(folder, ["tokens", "input"]).find((column) => {
+    const shape = sizesOf(column);
+    const isSmallImage = isImage({ shape }) && sizeOf(shape) <= LARGEST_PREVIEW;
+    return column["kind"] === "tokens" || column["media_type"]?.startsWith("text/") || isSmallImage;
+  });
+}
+
+function Preview({ row, column }: { row: JobRow; column: Column }): preact.JSX.Element | null {
+  const { cells = {} } = useCells(row.line, [column]);
+  const cell = cells[column.name];
+  const words = [cell].flat().slice(0, MOST_TOKENS);
+  if (typeof words[0] === "string") return <bdi class="preview">{words.join(" ")}</bdi>;
+  const part = tensorIn(cells, column);
+  if (part === undefined || !isImage(part)) return null;
+  return <Canvas class="preview" aria-hidden="true" {...pictureOf(part)} />;
 }

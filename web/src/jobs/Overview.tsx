@@ -1,15 +1,12 @@
 /** What is to be said of all rows: verdicts, problems, labels against predictions, bad rows, provenance. */
 
 import { Verdict } from "@cutaway/client";
-import { histogramOf, quantile, statisticsOf } from "../measures/statistics.js";
-import { FactLine, Facts, Panel, Table } from "../ui/parts.js";
-import { short } from "../ui/text.js";
-import { VerdictBadge } from "../ui/verdicts.js";
-import { Cards } from "./Cards.js";
+import { histogramOf, quantile, statisticsOf } from "../measures/index.js";
+import { Spark } from "../pictures/Bars.js";
+import { FactLine, Facts, Panel, short, Table, VerdictBadge } from "../ui/index.js";
+import { Cards, RowLink } from "./Cards.js";
 import { columnsOf, type JobFolder } from "./folder.js";
 import { attributionsOf, countsOf, inOrder, type JobRow, rows, text, verdictOf } from "./rows.js";
-import { RowLink } from "./RowLink.js";
-import { Spark } from "./Spark.js";
 
 /** The length of each list of rows. */
 export const LISTED = 8;
@@ -30,6 +27,9 @@ function cellsOf(folder: JobFolder, kind: string, attribution: string): unknown[
   return column ? folder.lines.map(({ cells }) => cells[column.name]).filter((cell) => cell != null) : [];
 }
 
+const DELTAS = ["Median |delta|", "99 % |delta|", "Largest |delta|", "Spread of |delta|"];
+const OUTCOMES = ["Attribution", "Verdicts", "Largest error", ...DELTAS];
+
 /** How many rows each attribution has with which verdict, and how far it is from completeness. */
 export function Outcomes({ folder }: { folder: JobFolder }): preact.JSX.Element | null {
   const attributions = [...attributionsOf(folder)];
@@ -41,15 +41,7 @@ export function Outcomes({ folder }: { folder: JobFolder }): preact.JSX.Element 
         between the sum of the attributions and the change of the target.
       </p>
       <Table
-        heads={[
-          "Attribution",
-          "Verdicts",
-          "Largest error",
-          "Median |delta|",
-          "99 % |delta|",
-          "Largest |delta|",
-          "Spread of |delta|",
-        ]}
+        heads={OUTCOMES}
         rows={attributions.map(([name, { method = "", layer }]) => {
           const verdicts = countsOf(cellsOf(folder, "verdict", name).map(verdictOf));
           const errors = cellsOf(folder, "largest_error", name).map(Number).filter(Number.isFinite);

@@ -5,21 +5,12 @@ import { useState } from "preact/hooks";
 import { predictionText } from "../ask/History.js";
 import { numbers } from "../ask/arrays.js";
 import { startOf } from "../ask/start.js";
-import { Figures, imageFor, Tokens } from "../explanations/Values.js";
-import type { Part } from "../measures/numbers.js";
-import type { Exchange } from "../state/exchange.js";
-import { ask, choose, draft, model, since } from "../state/asking.js";
-import { type Draft, fromText } from "../state/draft.js";
-import { go } from "../state/route.js";
-import { models } from "../state/server.js";
-import { Button } from "../ui/controls.js";
-import { Facts } from "../ui/parts.js";
-import { percent, short, signed } from "../ui/text.js";
-import { VerdictBadge } from "../ui/verdicts.js";
+import { Figures, Tokens } from "../explanations/Values.js";
+import { ask, choose, draft, type Draft, type Exchange, fromText, go, model, models, since } from "../state/index.js";
+import { Button, Facts, percent, short, signed, VerdictBadge } from "../ui/index.js";
 import {
   type Cells,
   cellsOf,
-  type Column,
   columnsOf,
   type JobFolder,
   type Line,
@@ -28,6 +19,7 @@ import {
   useCells,
 } from "./folder.js";
 import { attributionsOf, type JobRow, shownColumns, text, verdictOf } from "./rows.js";
+import { shownIn } from "./Cards.js";
 
 /** Shows the row. */
 export function RowDetails({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.Element {
@@ -109,23 +101,11 @@ function Stored({ folder, row, cells, attribution }: StoredProps): preact.JSX.El
 
 /** Its values: over the tokens of a text, or in a figure for each input or layer. */
 function Values({ folder, cells, attribution }: Omit<StoredProps, "row">): preact.JSX.Element {
-  const tensors = (kind: string, of?: string): (readonly [Column, Part])[] =>
-    columnsOf(folder, [kind], of).flatMap((column) => {
-      const part = tensorIn(cells, column);
-      return part ? [[column, part] as const] : [];
-    });
-  const [sums] = tensors("token_attribution", attribution);
+  const [column] = columnsOf(folder, ["token_attribution"], attribution);
+  const sums = column && tensorIn(cells, column);
   const texts = cells["tokens"] as readonly string[] | undefined;
-  if (texts && sums) return <Tokens texts={texts} values={sums[1].values} />;
-  const inputs = tensors("input").map(([{ input = "" }, part]) => [input, part] as const);
-  const inputOf = (name: string): Part["values"] | undefined => inputs.find(([input]) => input === name)?.[1].values;
-  const parts = tensors("attribution", attribution).map(([{ input = "", layer = "" }, part]) => ({
-    name: input || layer,
-    part,
-    under: imageFor(input, inputs),
-    beside: inputOf(input),
-    names: layer ? undefined : (folder.manifest.feature_names?.[input] ?? []),
-  }));
+  if (texts && sums) return <Tokens texts={texts} values={sums.values} />;
+  const parts = columnsOf(folder, ["attribution"], attribution).flatMap((each) => shownIn(folder, cells, each) ?? []);
   return parts.length ? <Figures label={attribution} parts={parts} /> : <p class="muted">Nothing was stored.</p>;
 }
 
@@ -192,15 +172,11 @@ function Live({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.E
   if (columnsOf(folder, ["input"]).length === 0) return <p class="muted">{NO_INPUTS}</p>;
   if (row.problem) return <p class="muted">The job could not use this row, and kept no input of it.</p>;
   const ask = async (): Promise<void> => setAnswer(await askLive(served, folder, row.line));
+  const waits = since.value !== undefined;
   const same = answer?.reply.message.provenance?.weightsSha256 === manifest.weights_sha256;
   return (
     <div class="actions">
-      <Button
-        text="Ask the live model"
-        class="primary"
-        disabled={since.value !== undefined}
-        onClick={() => void ask()}
-      />
+      <Button text="Ask the live model" class="primary" disabled={waits} onClick={() => void ask()} />
       {answer && (
         <>
           <span role="status">

@@ -1,14 +1,14 @@
 /** What the tensors of all rows have in common: important features, mean attributions by class, activations by layer. */
 
-import type { Numbers, Part } from "../measures/numbers.js";
-import { statisticsOf } from "../measures/statistics.js";
-import { pixelsOf, scaleOf } from "../pictures/colours.js";
-import { Panel, Table } from "../ui/parts.js";
-import { shapeText, short } from "../ui/text.js";
-import { HeatMiniature, namesOf, titleOf } from "./Cards.js";
+import { useState } from "preact/hooks";
+import { Tokens } from "../explanations/Values.js";
+import { type Numbers, type Part, statisticsOf } from "../measures/index.js";
+import { Spark } from "../pictures/Bars.js";
+import { scaleOf } from "../pictures/colours.js";
+import { NumberField, Panel, Select, shapeText, short, Table } from "../ui/index.js";
+import { Cards, HeatMiniature, titleOf } from "./Cards.js";
 import { type Column, columnsOf, type JobFolder, type Sample, sizesOf, tensorIn } from "./folder.js";
 import { countsOf, inOrder, pictured, rows } from "./rows.js";
-import { Spark } from "./Spark.js";
 import {
   type Dot,
   dotsOf,
@@ -30,6 +30,7 @@ const MOST_DOTS = 300;
 const MOST_TOKENS = 8;
 const LEAST_COUNT = 3;
 const MOST_DEAD = 12;
+const MOST_ROWS = 8;
 
 type Props = Readonly<{ folder: JobFolder; samples: readonly Sample[] }>;
 
@@ -84,25 +85,19 @@ export function Features({ folder, samples }: Props): preact.JSX.Element | null 
           high
         </p>
       )}
-      {charts.map((column) => (
-        <Importances
-          key={column.name}
-          title={titleOf(folder, column)}
-          explained={explainedIn(samples, column, inputs)}
-          classes={classes.length > 1 ? classes : []}
-          names={namesOf(folder, column)}
-        />
-      ))}
+      {charts.map((column) => {
+        const explained = explainedIn(samples, column, inputs);
+        const { input = "" } = column;
+        const names = folder.manifest.feature_names?.[input] ?? (sizesOf(column).length ? [] : [input]);
+        const shown = { explained, names, classes: classes.length > 1 ? classes : [] };
+        return <Importances key={column.name} title={titleOf(folder, column)} {...shown} />;
+      })}
     </Panel>
   );
 }
 
-type ChartProps = Readonly<{
-  title: string;
-  explained: readonly Explained[];
-  classes: readonly string[];
-  names: readonly string[];
-}>;
+type ChartProps = Readonly<{ title: string; explained: readonly Explained[] }> &
+  Readonly<Record<"classes" | "names", readonly string[]>>;
 
 function Importances({ title, explained, classes, names }: ChartProps): preact.JSX.Element | null {
   const every = Math.ceil(explained.length / MOST_DOTS);
@@ -114,6 +109,7 @@ function Importances({ title, explained, classes, names }: ChartProps): preact.J
   const limit = limitOf(features.flatMap(({ feature }) => valuesOf(feature)));
   const most = Math.max(...features.flatMap(({ mean, byClass }) => [mean, ...byClass])) || 1;
   const isColoured = dotted.every(({ part, input }) => input?.length === part.values.length);
+  const named = present.map((name) => <bdi>{name}</bdi>);
   if (explained.length === 0) return null;
   return (
     <>
@@ -122,12 +118,7 @@ function Importances({ title, explained, classes, names }: ChartProps): preact.J
       </h3>
       <Table
         kind="importance"
-        heads={[
-          "Feature",
-          "Mean |attribution|",
-          ...present.map((name) => <bdi>{name}</bdi>),
-          `Attribution, ± ${short(limit)}`,
-        ]}
+        heads={["Feature", "Mean |attribution|", ...named, `Attribution, ± ${short(limit)}`]}
         rows={features.map(({ feature, mean, deviation, byClass }) => {
           const inputs = dotted.map(({ input }) => input?.[feature] ?? 0);
           const levels = isColoured ? levelsOf(inputs) : inputs.map(() => Math.floor(LEVELS / 2));
@@ -168,18 +159,12 @@ function Swarm({ dots }: { dots: readonly Dot[] }): preact.JSX.Element {
   const step = Math.min(1.5 * RADIUS, (HEIGHT / 2 - RADIUS) / most);
   const pointAt = ({ at, rank }: Dot): string =>
     `M${(WIDTH / 2 + at * (WIDTH / 2 - 2 * RADIUS)).toFixed(1)} ${(HEIGHT / 2 + rank * step).toFixed(1)}h0`;
+  const pointsAt = (level: number): string => dots.map((dot) => (dot.level === level ? pointAt(dot) : "")).join("");
   return (
     <svg class="swarm" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={`${dots.length} rows`}>
       <path class="zero" d={`M${WIDTH / 2} 0V${HEIGHT}`} />
       {Array.from({ length: LEVELS }, (_, level) => (
-        <path
-          key={level}
-          class={`level${level}`}
-          d={dots
-            .filter((dot) => dot.level === level)
-            .map(pointAt)
-            .join("")}
-        />
+        <path key={level} class={`level${level}`} d={pointsAt(level)} />
       ))}
     </svg>
   );
@@ -249,29 +234,14 @@ function MeanTokens({ column, samplesBy }: MeanProps): preact.JSX.Element {
         return (
           <div key={name} class="token-means">
             <bdi class="muted small">{name || "all rows"}</bdi>
-            <TokenChips ends={ends} />
+            <Tokens
+              texts={ends.map(({ token, count }) => `${token} × ${count}`)}
+              values={ends.map(({ mean }) => mean)}
+            />
           </div>
         );
       })}
     </>
-  );
-}
-
-function TokenChips({ ends }: { ends: ReturnType<typeof tokenMeans> }): preact.JSX.Element {
-  const values = ends.map(({ mean }) => mean);
-  const pixels = pixelsOf(values, scaleOf(values, true));
-  return (
-    <ul class="chips">
-      {ends.map(({ token, mean, count }, index) => (
-        <li
-          key={token}
-          title={`${short(mean)} in ${count}`}
-          style={{ background: `rgb(${pixels.subarray(4 * index, 4 * index + 3).join(" ")} / 60%)` }}
-        >
-          <bdi>{token}</bdi> <small>{short(mean)}</small>
-        </li>
-      ))}
-    </ul>
   );
 }
 
@@ -286,7 +256,36 @@ export function Layers({ folder, samples }: Props): preact.JSX.Element | null {
         heads={["Capture", "Shape", "Mean", "Deviation", "Smallest", "Largest", "Zeros", "Dead units", "Mean by unit"]}
         rows={columns.flatMap((column) => layerOf(column, samples))}
       />
+      <Strongest {...{ folder, samples, columns }} />
     </Panel>
+  );
+}
+
+/** Shows the rows in which a unit of a capture is largest, by its mean in each. */
+function Strongest({ folder, samples, columns }: Props & Readonly<{ columns: readonly Column[] }>): preact.JSX.Element {
+  const [name, choose] = useState(columns[0]?.name ?? "");
+  const [unit, setUnit] = useState<number>();
+  const column = columns.find((each) => each.name === name);
+  const found = samples.flatMap(({ index, cells }) => {
+    const part = column && tensorIn(cells, column);
+    const [row, mean] = [rows.value[index], part && unitsOf([part]).means[unit ?? -1]];
+    return row && mean !== undefined ? [{ row, mean }] : [];
+  });
+  const [first, ...others] = found.sort((one, other) => other.mean - one.mean).slice(0, MOST_ROWS);
+  const range = `from ${short(first?.mean ?? NaN)} down to ${short((others.at(-1) ?? first)?.mean ?? NaN)}`;
+  return (
+    <>
+      <div class="tools">
+        <Select label="Which rows raise" of={columns.map((each) => each.name)} value={name} onChoose={choose} />
+        <NumberField label="Unit" value={unit} least={0} whole empty="its number" onChange={setUnit} />
+      </div>
+      {unit !== undefined && (
+        <p class="muted small">
+          {first ? `The mean of unit ${unit} in each row, ${range}.` : `There is no unit ${unit}.`}
+        </p>
+      )}
+      {first && <Cards folder={folder} rows={[first, ...others].map(({ row }) => row)} />}
+    </>
   );
 }
 

@@ -3,7 +3,7 @@
 import { decompress } from "fzstd";
 import { type AsyncBuffer, type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
 import { useEffect, useState } from "preact/hooks";
-import { sizeOf, type Part } from "../measures/numbers.js";
+import { type Part, sizeOf } from "../measures/index.js";
 
 /** Where the results come from: what this page needs of `_manifest.json`. */
 export interface Manifest {

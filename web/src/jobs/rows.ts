@@ -1,10 +1,9 @@
 /** The rows of a job as a person looks for them: what is wrong with each, and which ones to show. */
 
-import { computed, signal } from "@preact/signals";
 import { Verdict } from "@cutaway/client";
-import { quantile, statisticsOf } from "../measures/statistics.js";
-import { short } from "../ui/text.js";
-import { verdictText, worstOf } from "../ui/verdicts.js";
+import { computed, signal } from "@preact/signals";
+import { quantile, statisticsOf } from "../measures/index.js";
+import { short, verdictText, worstOf } from "../ui/index.js";
 import {
   type Column,
   columnsOf,

@@ -1,8 +1,6 @@
 /** What the tensors of many rows have in common: importance of features, means by class, activations of layers. */
 
-import { flattened } from "../measures/layout.js";
-import type { Numbers, Part } from "../measures/numbers.js";
-import { quantile, unpaddedLength } from "../measures/statistics.js";
+import { flattened, type Numbers, type Part, quantile, unpaddedLength } from "../measures/index.js";
 
 /** The attributions of one row: its predicted class, "" without classes, and the inputs that they are of, if known. */
 export type Explained = Readonly<{ part: Part; predicted: string; input?: Numbers | undefined }>;

@@ -41,6 +41,28 @@ export function statisticsOf(values: ArrayLike<number>): Statistics {
   };
 }
 
+/**
+ * How numbers differ from those that they should be. Of the largest tenth of them by magnitude, `count` elements, how many
+ * are others, and how many of the rest have the other sign; and the largest difference by the largest magnitude.
+ */
+export type Difference = Readonly<{ count: number; others: number; turned: number; largest: number }>;
+
+/** Returns how numbers differ from others; what differs by less than `tolerance` of the largest magnitude is as large. */
+export function differenceOf(values: ArrayLike<number>, others: ArrayLike<number>, tolerance = 0): Difference {
+  const [all, right] = [Float64Array.from(values), Float64Array.from(others)];
+  const sizes = right.map(Math.abs).sort();
+  const most = sizes.at(-1) || 1;
+  const count = Math.max(1, Math.round(all.length / 10));
+  const least = (sizes.at(-count) ?? 0) - tolerance * most;
+  const top = Array.from(all.keys())
+    .sort((one, other) => Math.abs(all[other] ?? 0) - Math.abs(all[one] ?? 0))
+    .slice(0, count);
+  const kept = top.filter((at) => Math.abs(right[at] ?? 0) >= least);
+  const turned = kept.filter((at) => (all[at] ?? 0) * (right[at] ?? 0) < 0).length;
+  const largest = all.reduce((found, value, at) => Math.max(found, Math.abs(value - (right[at] ?? NaN))), 0) / most;
+  return { count, others: count - kept.length, turned, largest };
+}
+
 /** Returns the quantile of some numbers, between two of them in proportion; NaN of none. */
 export function quantile(values: readonly number[], share: number): number {
   const sorted = [...values].sort((one, other) => one - other);

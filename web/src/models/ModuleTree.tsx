@@ -2,8 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import { Button, Search } from "../ui/controls.js";
-import { shapeText } from "../ui/text.js";
+import { Button, Search, shapeText } from "../ui/index.js";
 import { allIn, foldable, foldedAtFirst, type ModuleNode, type NodesProps, type Shown, shownRows } from "./tree.js";
 
 /** The height of a row in CSS pixels, and how many are drawn above and below what is in sight. */
@@ -29,6 +28,7 @@ export function ModuleTree({ rows, ...others }: NodesProps): preact.JSX.Element 
     if (!turned.delete(address)) turned.add(address);
     setFolded(turned);
   };
+  const turnAll = (): void => setFolded(new Set(folded.size ? [] : inner));
   return (
     <>
       <div class="tools">
@@ -39,13 +39,7 @@ export function ModuleTree({ rows, ...others }: NodesProps): preact.JSX.Element 
           found={sought.trim() ? shown.filter(({ match }) => match).length : count}
           onSearch={setSought}
         />
-        {inner.length > 0 && (
-          <Button
-            text={folded.size ? "Unfold all" : "Fold all"}
-            class="quiet"
-            onClick={() => setFolded(new Set(folded.size ? [] : inner))}
-          />
-        )}
+        {inner.length > 0 && <Button text={folded.size ? "Unfold all" : "Fold all"} class="quiet" onClick={turnAll} />}
       </div>
       <Rows {...{ shown, folded, turn }} {...others} />
     </>

@@ -1,9 +1,9 @@
 /** The module tree: which rows are shown, and where boxes are drawn. */
 
 import { create } from "@bufbuild/protobuf";
+import { HookPoint } from "@cutaway/client";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
-import { HookPoint } from "@cutaway/client";
 import { blocksOf, capturing, leavesOf, requestAt, spread } from "./places.js";
 import { allIn, foldedAtFirst, matches, ran, shownRows, treeOf } from "./tree.js";
 

@@ -4,7 +4,7 @@ import { create, equals } from "@bufbuild/protobuf";
 import type { HookPoint, ModelDetail, Question } from "@cutaway/client";
 import { type CaptureRequest, CaptureRequestSchema } from "@cutaway/contract/capture_pb";
 import type { Module } from "@cutaway/contract/model_pb";
-import { askedParts } from "../state/draft.js";
+import { askedParts } from "../state/index.js";
 
 /** Returns where a module is, "" for the model itself, or an operator, whose address ends with its number. */
 export function whereIs(value: string): { case: "module" | "op"; value: string } {

@@ -19,11 +19,8 @@ export interface ModuleNode {
 }
 
 /** What a picture of the rows takes. */
-export type NodesProps = Readonly<{
-  rows: readonly ModuleNode[];
-  chosen: ModuleNode | undefined;
-  onChoose: (row: ModuleNode) => void;
-}>;
+export type NodesProps = Readonly<{ rows: readonly ModuleNode[]; chosen: ModuleNode | undefined }> &
+  Readonly<{ onChoose: (row: ModuleNode) => void }>;
 
 /** A row that is shown; one that is no match is above one that is. */
 export type Shown = Readonly<{ row: ModuleNode; depth: number; match: boolean }>;

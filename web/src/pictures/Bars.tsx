@@ -1,8 +1,7 @@
 /** Named numbers as bars, to the left or the right of zero. */
 
-import { Button } from "../ui/controls.js";
+import { Button, short } from "../ui/index.js";
 import { saveSvg } from "./saving.js";
-import { short } from "../ui/text.js";
 import "./pictures.css";
 
 /** A bar. */
@@ -25,6 +24,8 @@ interface Props {
   readonly paths?: boolean;
   /** Numbers that are marked on the scale below the bars. */
   readonly ticks?: readonly number[];
+  /** Takes a bar that a person clicks; `what` says what that does. */
+  readonly onChoose?: { readonly what: (name: string) => string; readonly choose: (at: number) => void };
 }
 
 /** Where the bar of a number begins and how long it is, from 0 to 100. */
@@ -46,10 +47,18 @@ function inProportionTo(values: readonly number[]): (value: number) => number {
 }
 
 /** Shows the bars. */
-export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = [] }: Props): preact.JSX.Element {
+export function Bars({
+  bars,
+  lengthOf,
+  textOf = short,
+  paths = false,
+  ticks = [],
+  onChoose,
+}: Props): preact.JSX.Element {
   const values = bars.map(({ value }) => value);
   const spanOf = spansOf(values, lengthOf);
   const drawn = bars.map((bar) => ({ ...bar, text: textOf(bar.value), span: spanOf(bar.value, bar.begin) }));
+  const saved = (): void => saveSvg("bars", <Saved bars={drawn} />);
   return (
     <div class="savable bars">
       <table class="named-bars">
@@ -57,7 +66,13 @@ export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = []
           {drawn.map(({ name, value, about, text, span }, index) => (
             <tr key={index} class={value < 0 ? "negative" : ""}>
               <th scope="row" title={name} class={paths ? "path" : ""}>
-                <bdi>{name}</bdi>
+                {onChoose ? (
+                  <button class="quiet link" title={onChoose.what(name)} onClick={() => onChoose.choose(index)}>
+                    <bdi>{name}</bdi>
+                  </button>
+                ) : (
+                  <bdi>{name}</bdi>
+                )}
                 {about && <span class="muted small">{about}</span>}
               </th>
               <td class="bar">
@@ -86,12 +101,7 @@ export function Bars({ bars, lengthOf, textOf = short, paths = false, ticks = []
           </tfoot>
         )}
       </table>
-      <Button
-        class="save quiet small"
-        title="Save the bars"
-        text="SVG"
-        onClick={() => saveSvg("bars", <Saved bars={drawn} />)}
-      />
+      <Button class="save quiet small" title="Save the bars" text="SVG" onClick={saved} />
     </div>
   );
 }
@@ -120,5 +130,44 @@ function Saved({ bars }: { bars: readonly Drawn[] }): preact.JSX.Element {
         </g>
       ))}
     </svg>
+  );
+}
+
+/** Numbers of either sign as small bars. */
+
+const MOST_BARS = 64;
+
+type SparkProps = Readonly<{ heights: readonly number[]; ends?: readonly [string, string] }>;
+
+/** Shows a bar for each number, or for the largest of several; `ends` are written below both ends. */
+export function Spark({ heights, ends }: SparkProps): preact.JSX.Element {
+  const count = Math.min(MOST_BARS, heights.length);
+  const bars = Array.from({ length: count }, (_, bar) =>
+    heights
+      .slice(Math.floor((bar * heights.length) / count), Math.floor(((bar + 1) * heights.length) / count))
+      .reduce((most, height) => (Math.abs(height) > Math.abs(most) ? height : most), 0),
+  );
+  const [top, bottom] = [Math.max(0, ...bars), Math.min(0, ...bars)];
+  const unit = 1 / (top - bottom || 1);
+  return (
+    <div class="spark">
+      <svg viewBox={`0 0 ${count} 1`} preserveAspectRatio="none" aria-hidden="true">
+        {bars.map((height, bar) => (
+          <rect
+            key={bar}
+            x={bar}
+            y={(top - Math.max(height, 0)) * unit}
+            width={0.88}
+            height={Math.abs(height) * unit}
+          />
+        ))}
+      </svg>
+      {ends && (
+        <p class="ends muted small">
+          <span>{ends[0]}</span>
+          <span>{ends[1]}</span>
+        </p>
+      )}
+    </div>
   );
 }

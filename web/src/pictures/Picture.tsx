@@ -1,11 +1,10 @@
 /** Numbers as a picture, a pixel each, with what its colours mean; a pointer or the arrow keys tell the number at a place. */
 
+import type { ComponentProps, TargetedPointerEvent } from "preact";
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { Button } from "../ui/controls.js";
-import { Canvas, type OnPoint } from "./Canvas.js";
-import { pixelsOf, scaleOf, type Pixels, type Scale } from "./colours.js";
+import { Button, short } from "../ui/index.js";
+import { type Pixels, pixelsOf, type Scale, scaleOf } from "./colours.js";
 import { savePng } from "./saving.js";
-import { short } from "../ui/text.js";
 import "./pictures.css";
 
 interface PictureProps {
@@ -178,4 +177,25 @@ export function Legend({ scale }: { scale: Scale }): preact.JSX.Element {
       <span>{short(most)}</span>
     </div>
   );
+}
+
+/** Takes the pixel that a pointer moves over, or is pressed at. */
+export type OnPoint = (x: number, y: number, event: TargetedPointerEvent<HTMLCanvasElement>) => void;
+
+type Props = Pixels & Omit<ComponentProps<"canvas">, "ref" | keyof Pixels> & { readonly onPoint?: OnPoint };
+
+/** Draws the pixels; its size on the screen is that of its style. */
+export function Canvas({ pixels, width, height, onPoint, ...others }: Props): preact.JSX.Element {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  useLayoutEffect(() => {
+    const image = new ImageData(width, height);
+    image.data.set(pixels); // the last row may be shorter
+    canvas.current?.getContext("2d")?.putImageData(image, 0, 0);
+  }, [pixels, width, height]);
+  const point = (event: TargetedPointerEvent<HTMLCanvasElement>): void => {
+    const { clientWidth, clientHeight } = event.currentTarget;
+    const [x, y] = [(event.offsetX / clientWidth) * width, (event.offsetY / clientHeight) * height];
+    onPoint?.(Math.floor(x), Math.floor(y), event);
+  };
+  return <canvas ref={canvas} {...{ width, height }} onPointerMove={point} onPointerDown={point} {...others} />;
 }

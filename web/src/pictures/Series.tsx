@@ -1,12 +1,10 @@
 /** A series [time, features]: what was sent as lines over time, each above its attribution. */
 
 import { useMemo, useState } from "preact/hooks";
-import { type Part, weightsOfFeatures } from "../measures/numbers.js";
-import { statisticsOf } from "../measures/statistics.js";
-import { short } from "../ui/text.js";
-import { Canvas } from "./Canvas.js";
+import { type Part, statisticsOf, weightsOfFeatures } from "../measures/index.js";
+import { short } from "../ui/index.js";
+import { Canvas, Legend } from "./Picture.js";
 import { pixelsOf, type Scale } from "./colours.js";
-import { Legend } from "./Picture.js";
 
 interface SeriesProps {
   readonly part: Part;

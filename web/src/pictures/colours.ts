@@ -1,7 +1,7 @@
 /** Colour scales: what colour a number has. Colour-blind people can tell all of them apart. */
 
 import { interpolateRdBu, interpolateViridis } from "d3-scale-chromatic";
-import { statisticsOf } from "../measures/statistics.js";
+import { statisticsOf } from "../measures/index.js";
 
 /** A scale: signed ones are symmetric around zero. */
 export interface Scale {

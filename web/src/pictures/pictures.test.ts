@@ -1,9 +1,9 @@
 /** Pictures, pixel by pixel. */
 
 import { describe, expect, it } from "vitest";
+import { distinct, exact, rangesText, short, signed } from "../ui/text.js";
 import { pointsOf } from "./Series.js";
 import { areSigned, GREY, imageOf, pixelsOf, scaleOf, veilOf } from "./colours.js";
-import { distinct, exact, rangesText, short, signed } from "../ui/text.js";
 
 /** The ends of viridis, and the ends and the middle of red to blue. */
 const [DARK, BRIGHT] = [[68, 1, 84], [253, 231, 37]] as const; // prettier-ignore

@@ -1,6 +1,5 @@
 /** Asking: the question, what is under way, and what came back. */
 
-import { computed, signal } from "@preact/signals";
 import {
   CutawayError,
   examplesFirst,
@@ -9,10 +8,11 @@ import {
   type Question,
   type StreamProgress,
 } from "@cutaway/client";
-import { type Exchange, bytesOf, rowsOf } from "./exchange.js";
-import { type Draft, emptyDraft } from "./draft.js";
-import { client, models, note, standing } from "./server.js";
+import { computed, signal } from "@preact/signals";
 import { startOf } from "../ask/start.js";
+import { type Draft, emptyDraft } from "./draft.js";
+import { bytesOf, type Exchange, rowsOf } from "./exchange.js";
+import { client, models, note, standing } from "./server.js";
 
 /** The model that is looked at, with its module tree and operators. */
 export const model = signal<ModelDetail | undefined>(undefined);

@@ -1,5 +1,6 @@
 /** What every view shows: a question, and what came back. */
 
+import { create } from "@bufbuild/protobuf";
 import {
   type Captured,
   HookPoint,
@@ -8,8 +9,9 @@ import {
   type Question,
   type Tensor,
 } from "@cutaway/client";
+import { type Target, TargetSchema } from "@cutaway/contract/target_pb";
+import { type Part, partOf, sizeOf } from "../measures/index.js";
 import { askedParts, tensorsIn } from "./draft.js";
-import { type Part, partOf, sizeOf } from "../measures/numbers.js";
 
 /** A question with its answer. */
 export interface Exchange {
@@ -80,8 +82,27 @@ export function targetOf({ reply }: Exchange, row: number): number | undefined {
   return index === undefined ? undefined : Number(index);
 }
 
+/** Returns the two classes that a target is the difference of: why the one, and not the other? Undefined for other targets. */
+export function contrastOf(target: Target | undefined, row = 0): [number, number] | undefined {
+  if (target?.kind.case !== "contrast") return undefined;
+  const pair = [target.kind.value.target, target.kind.value.other].flatMap((each) =>
+    each?.kind.case === "classIndex" ? [Number(each.kind.value.indices.at(row) ?? each.kind.value.indices[0])] : [],
+  );
+  return pair.length === 2 ? (pair as [number, number]) : undefined;
+}
+
+/** Returns the target that is why the one class, and not the other. */
+export function contrast(one: number, other: number, output = ""): Target {
+  const ofClass = (index: number): Target =>
+    create(TargetSchema, { kind: { case: "classIndex", value: { indices: [BigInt(index)] } } });
+  const value = { target: ofClass(one), other: ofClass(other) };
+  return create(TargetSchema, { output, kind: { case: "contrast", value } });
+}
+
 /** Returns what gradients of an answer are of, in words. */
 export function targetText(asked: Exchange, row: number): string {
+  const pair = contrastOf(askedParts(asked.question).target, row)?.map((index) => elementOf(asked, index).name);
+  if (pair) return `the difference of “${pair[0] ?? ""}” and “${pair[1] ?? ""}”`;
   const index = targetOf(asked, row);
   if (index === undefined) return "the target that was asked for";
   const { kind, name } = elementOf(asked, index);

@@ -1,7 +1,7 @@
 /** The server: whether it answers, who asks it, and which models it has. */
 
-import { computed, signal } from "@preact/signals";
 import { Client, CutawayError, type Model } from "@cutaway/client";
+import { computed, signal } from "@preact/signals";
 
 /** How it stands with the server. */
 export type Standing =

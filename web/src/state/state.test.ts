@@ -1,7 +1,7 @@
 /** Addresses and questions survive the way there and back. */
 
-import { describe, expect, it } from "vitest";
 import { HookPoint, tensor } from "@cutaway/client";
+import { describe, expect, it } from "vitest";
 import { requestFor } from "../ask/methods.js";
 import { type Draft, emptyDraft, fromText, jsonOf, messageOf, textOf } from "./draft.js";
 import { readFragment, writeFragment } from "./fragment.js";

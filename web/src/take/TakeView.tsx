@@ -1,15 +1,11 @@
 /** View 8: the question in other languages, and the answer as a file. */
 
-import { Button, Check, Choice } from "../ui/controls.js";
-import { Panel } from "../ui/parts.js";
+import type { Question } from "@cutaway/client";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { Question } from "@cutaway/client";
-import { changed, question as now } from "../state/asking.js";
-import type { ViewProps } from "../state/exchange.js";
-import { textOf } from "../state/draft.js";
-import { writeFragment } from "../state/fragment.js";
 import { save } from "../pictures/saving.js";
+import { changed, question as now, textOf, type ViewProps, writeFragment } from "../state/index.js";
+import { Button, Check, Choice, Panel } from "../ui/index.js";
 import { npzFile, storedFile } from "./files.js";
 import { isForFile, type Language, LANGUAGES, programOf, QUESTION_FILE } from "./programs.js";
 import "./take.css";

@@ -1,15 +1,14 @@
 /** Answers as files: a stored explanation, which `cutaway verify` reads, and the arrays alone. */
 
 import { toBinary, toJson } from "@bufbuild/protobuf";
-import { sha256 } from "@noble/hashes/sha2.js";
-import { bytesToHex } from "@noble/hashes/utils.js";
-import { zipSync, type Zippable } from "fflate";
+import { arrays } from "@cutaway/client";
 import { InspectRequestSchema, InspectResponseSchema } from "@cutaway/contract/inspection_pb";
 import { ProvenanceSchema } from "@cutaway/contract/model_pb";
-import { arrays } from "@cutaway/client";
+import { sha256 } from "@noble/hashes/sha2.js";
+import { bytesToHex } from "@noble/hashes/utils.js";
+import { type Zippable, zipSync } from "fflate";
 import { toNpy } from "../ask/arrays.js";
-import type { Exchange } from "../state/exchange.js";
-import { messageOf } from "../state/draft.js";
+import { type Exchange, messageOf } from "../state/index.js";
 
 /** Returns the file of docs/stored.md. */
 export function storedFile({ question, reply: { message } }: Exchange): Uint8Array {

@@ -1,8 +1,7 @@
 /** A question as programs, which the server writes: it knows the words of every language. */
 
 import { type Question, requestOf, type Tensor } from "@cutaway/client";
-import { tensorsIn, textOf } from "../state/draft.js";
-import { client, HOME, token } from "../state/server.js";
+import { client, HOME, tensorsIn, textOf, token } from "../state/index.js";
 
 /** The languages, as people call them. */
 export const LANGUAGES = { python: "Python", typescript: "TypeScript", curl: "curl", job: "job.yaml" } as const;

@@ -1,11 +1,11 @@
 /** Answers as files, and what they cost. */
 
 import { create } from "@bufbuild/protobuf";
-import { unzipSync } from "fflate";
-import { describe, expect, it } from "vitest";
 import { HookPoint, type Inspection, type Question, tensor, toMessage } from "@cutaway/client";
 import { InspectResponseSchema } from "@cutaway/contract/inspection_pb";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
+import { unzipSync } from "fflate";
+import { describe, expect, it } from "vitest";
 import { requestFor } from "../ask/methods.js";
 import { companyText, stagesOf, weights } from "../cost/CostView.js";
 import { emptyDraft } from "../state/draft.js";

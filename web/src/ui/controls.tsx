@@ -1,7 +1,7 @@
 /** What a person sets: one of many, yes or no, numbers, files; and ways through long lists. */
 
-import { useId, useState } from "preact/hooks";
 import type { ComponentChildren, ComponentProps } from "preact";
+import { useId, useState } from "preact/hooks";
 import { exact } from "./text.js";
 
 type ButtonProps = ComponentProps<"button"> & { readonly text: string };
@@ -52,19 +52,21 @@ export function Choice<T extends string>({ label, of, names, value, onChoose }: 
 
 interface SelectProps<T extends string | number> {
   readonly label: string;
-  /** Values, each with its words. */
-  readonly of: readonly (readonly [T, string])[];
+  /** Values, each with its words, unless it says enough. */
+  readonly of: readonly (T | readonly [T, string])[];
   readonly value: T;
   readonly onChoose: (value: T) => void;
 }
 
 /** One of many, in a list that opens. */
 export function Select<T extends string | number>({ label, of, value, onChoose }: SelectProps<T>): preact.JSX.Element {
+  const pairs = of.map((each) => (typeof each === "object" ? each : ([each, String(each)] as const)));
+  const choose = (at: number): void => onChoose(pairs[at]?.[0] ?? value);
   return (
     <label>
       <span>{label}</span>
-      <select value={value} onChange={({ currentTarget }) => onChoose(of[currentTarget.selectedIndex]?.[0] ?? value)}>
-        {of.map(([each, words]) => (
+      <select value={value} onChange={({ currentTarget }) => choose(currentTarget.selectedIndex)}>
+        {pairs.map(([each, words]) => (
           <option key={each} value={each}>
             {words}
           </option>
@@ -148,6 +150,38 @@ export function Slider(props: SliderProps): preact.JSX.Element {
         onChange={onDone}
       />
     </label>
+  );
+}
+
+type SlidingProps = Readonly<{ label: ComponentChildren; value: number; least: number; most: number; step: number }> &
+  Readonly<{ onChange: (value: number) => void; onDone?: () => void }>;
+
+/** A number that a person slides within a range, or types, which may be beyond it. */
+export function SlidingNumber({ label, value, onDone, ...range }: SlidingProps): preact.JSX.Element {
+  const type = (typed = 0): void => {
+    range.onChange(typed);
+    onDone?.();
+  };
+  return (
+    <>
+      <NumberField {...{ label, value }} onChange={type} />
+      <Slider label={<span class="hidden">{label}</span>} {...{ value, ...range }} {...(onDone && { onDone })} />
+    </>
+  );
+}
+
+type FormProps = Readonly<{ kind?: string; onDone: () => void; children: ComponentChildren }>;
+
+/** Fields with a button that ends it; `kind` is its class. */
+export function Form({ kind = "tools", onDone, children }: FormProps): preact.JSX.Element {
+  const submit = (event: SubmitEvent): void => {
+    event.preventDefault();
+    onDone();
+  };
+  return (
+    <form class={kind} onSubmit={submit}>
+      {children}
+    </form>
   );
 }
 

@@ -1,7 +1,7 @@
 /** What views are made of: parts with titles, facts, heads of tables. */
 
 import type { ComponentChildren } from "preact";
-import { statisticsOf } from "../measures/statistics.js";
+import { statisticsOf } from "../measures/index.js";
 import { Button } from "./controls.js";
 import { short } from "./text.js";
 

@@ -1,8 +1,8 @@
 /** Errors of the contract in words, beside the field that is at fault. */
 
-import { Button } from "./controls.js";
 import type { ComponentChildren } from "preact";
-import { ask, failure, model } from "../state/asking.js";
+import { ask, failure, model } from "../state/index.js";
+import { Button } from "./controls.js";
 
 interface FailureProps {
   readonly error: { readonly message: string; readonly reason: string; readonly field: string };

@@ -100,10 +100,12 @@ class CheckRequest:
         mode: in which passes raw hooks record.
         relative_tolerance: the largest error by which an attribution may differ from its reference and still agree, as
             a fraction of the reference's largest magnitude; ``None`` is the tolerance of the method for the data type.
+        references: whether to return the reference of each attribution.
     """
 
     mode: CheckMode = CheckMode.SAME_PASS
     relative_tolerance: _Tolerance | None = None
+    references: bool = False
 
 
 @dataclass(frozen=True)

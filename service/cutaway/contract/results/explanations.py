@@ -326,6 +326,8 @@ class AttributionResult:
         attribution_ms: the time for Captum and the metrics, in milliseconds; of all requests that ran together.
         check_ms: the time for its reference and the comparison, in milliseconds, besides ``attribution_ms``.
         features: of superpixels, by input name, int64 [batch, height, width]: the feature of each pixel, from 0.
+        references: with ``check.references``, what raw hooks say that ``values`` should be, in float64; of a layer that
+            is called several times, for the call that differs most. Empty where they saw too little.
     """
 
     method: str
@@ -345,6 +347,7 @@ class AttributionResult:
     attribution_ms: float = 0.0
     check_ms: float = 0.0
     features: Mapping[str, Array] = field(default_factory=dict, metadata=named("features", "input"))
+    references: Mapping[str, Array] = field(default_factory=dict, metadata=named("reference", "input"))
 
     def __repr__(self) -> str:
         return describe_attribution(self)

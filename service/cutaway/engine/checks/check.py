@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from traceback import walk_tb
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -22,15 +20,12 @@ from cutaway.engine.checks.fault_location import no_gradient
 from cutaway.engine.checks.pass_summary import GradientEffects, Mismatch, PassSummary, summarized
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
-from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes import reference_inputs
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, RowRange, Values
 from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation, Reference
 from cutaway.engine.planning.attribution_setup import moves_integers
 from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
-
-_LOG = logging.getLogger(__name__)
 
 
 def run_checks(
@@ -41,7 +36,7 @@ def run_checks(
     sums: CompletenessSums | None,
     outputs: Outputs,
     request: CheckRequest,
-) -> tuple[Check, ...]:
+) -> tuple[tuple[Check, ...], Values]:
     """Compares an attribution with its reference, and with the target's change where it should sum to that.
 
     What rows have in common is computed once. The verdict on a part depends on its own rows only, and on properties of
@@ -57,7 +52,7 @@ def run_checks(
         request: the mode and the tolerance.
 
     Returns:
-        The checks of each part, one part behind the other.
+        The checks of each part, one part behind the other; and the reference, where the request has it returned.
 
     Raises:
         CannotShare: it cannot be told which part a fault belongs to.
@@ -68,9 +63,9 @@ def run_checks(
         for rows in summary.parts
     ]
     comparison = _Comparison(problem, method, values, summary, outputs, request, sums, own)
-    identities = comparison.checks()
+    identities, references = comparison.checks(), comparison.whole_reference() if request.references else {}
     if sums is None or not method.adds_up(problem):
-        return tuple(identities)
+        return tuple(identities), references
     checks: list[Check] = []
     for (rows, its), identity in zip(own, identities):
         summed = completeness.check_completeness(its, method, sums.of_rows(rows), request, comparison.dtype)
@@ -79,7 +74,7 @@ def run_checks(
             # Neither Captum nor the reference has a rule for some operation: then an agreement proves nothing.
             identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=_NO_RULE.reason, cause=_NO_RULE.cause)
         checks += identity, _with_cause_of(identity, summed) if summed.cause is Cause.UNKNOWN else summed
-    return tuple(checks)
+    return tuple(checks), references
 
 
 def _with_cause_of(identity: Check, summed: Check) -> Check:
@@ -90,25 +85,6 @@ def _with_cause_of(identity: Check, summed: Check) -> Check:
 
 
 _Measured: TypeAlias = reference_inputs.Distance | reference_inputs.RowDistance
-
-
-def failed_check(problem: AttributionProblem, method: Method, request: CheckRequest, failure: Exception) -> Check:
-    """Returns the check that could not be made, because ``failure`` ended it: INCONCLUSIVE, with the place."""
-    _LOG.warning("a check of %s failed", type(problem.request).__name__, exc_info=failure)
-    return Check(
-        method.compares(problem.request), request.mode, 0.0, 0.0, 0.0, 0.0, Verdict.INCONCLUSIVE,
-        f"the check {_failed_how(failure)}"[:500],
-        Cause.CHECK_FAILED,
-    )  # fmt: skip
-
-
-def _failed_how(failure: Exception) -> str:
-    if is_out_of_memory(failure):
-        return "needs more memory than is free, so nothing is known of these values: send fewer rows, or ask no check"
-    frames = [frame for frame, _ in walk_tb(failure.__traceback__)]
-    modules = [(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames]
-    where = next((f"{module}.{name}" for module, name in reversed(modules) if module.startswith("cutaway.")), "")
-    return f"failed in {where}, so nothing is known of these values: {type(failure).__name__}: {failure}"
 
 
 class _Part(NamedTuple):
@@ -125,6 +101,7 @@ class _Comparison:
     Attributes:
         parts: the requests.
         separate_points: whether each point has a pass of its own.
+        references: those with which parts were compared, by their first rows.
 
     The others are arguments of `run_checks`.
     """
@@ -138,6 +115,13 @@ class _Comparison:
     sums: CompletenessSums | None
     parts: Sequence[_Part]
     separate_points: bool = False
+    references: dict[int, Values] = field(default_factory=dict)
+
+    def whole_reference(self) -> Values:
+        """Returns the reference of all rows; empty if there is none."""
+        found = [self.references.get(part.rows.start, {}) for part in self.parts]
+        known = [name for name in self.values if all(name in reference for reference in found)]
+        return {name: torch.cat([reference[name] for reference in found]) for name in known}
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -158,6 +142,8 @@ class _Comparison:
         if self.request.mode is not CheckMode.SAME_PASS:
             return self._compared(blank)
         mismatches = self.summary.mismatches()
+        if self.request.references and any(mismatches):  # whose passes have no reference of the method
+            self._compared_again()
         by_part = [mismatches[part.rows.start : part.rows.stop] for part in self.parts]
         if all(mismatch and not mismatch.of_undefined for mismatch in mismatches):
             return [_of_other_passes(blank, blank, found, None) for found in by_part]
@@ -293,10 +279,11 @@ class _PartComparison:
         rows, tolerance, dtype = self.part.rows, self.blank.tolerance, self.whole.dtype
         values = {name: rows.of(value) for name, value in self.whole.values.items()}
         references = [reference.of_rows(rows) for reference in self.whole.summary.references]
+        distances = ((reference_inputs.distance(values, each, tolerance, dtype), each.values) for each in references)
+        worst, compared = max(distances, key=lambda one: math.inf if math.isnan(one[0].relative) else one[0].relative)
+        self.whole.references.setdefault(rows.start, compared)
         if self._explains_a_constant(references):
             return replace(self.blank, reason=_CONSTANT.reason, cause=_CONSTANT.cause)
-        distances = (reference_inputs.distance(values, reference, tolerance, dtype) for reference in references)
-        worst = max(distances, key=lambda candidate: math.inf if math.isnan(candidate.relative) else candidate.relative)
         verdict, finding = self._judge(worst)
         by_row: list[reference_inputs.RowDistance] = []
         single = self.part.problem.rows == 1 or len(references) > 1

@@ -1,9 +1,11 @@
-"""Locates faults of a model: the module or operator where passes begin to differ, or where a gradient ends."""
+"""Locates faults: the module or operator where passes begin to differ or a gradient ends, and where a check failed."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from traceback import walk_tb
 
 import torch
 from torch import Tensor
@@ -11,18 +13,22 @@ from torch.autograd.graph import Node
 
 from cutaway.contract import requests
 from cutaway.contract.errors import InvalidArgument
-from cutaway.contract.requests import Point
-from cutaway.contract.results import Cause
+from cutaway.contract.requests import CheckRequest, Point
+from cutaway.contract.results import Cause, Check, Verdict
 from cutaway.engine.hooks.axes import known_row_axes
 from cutaway.engine.hooks.capture_spec import CapturedValues, watching
 from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import RecordedCall
+from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients, graph_nodes
+from cutaway.engine.model.session import is_out_of_memory
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.runtime.numerics import equal
+
+_LOG = logging.getLogger(__name__)
 
 CallsBySite = Mapping[str, Sequence[RecordedCall]]
 
@@ -166,3 +172,22 @@ def custom_functions(problem: AttributionProblem) -> dict[str, str]:
 
     visit("", _visit_outputs(problem, visit))
     return modules
+
+
+def failed_check(problem: AttributionProblem, method: Method, request: CheckRequest, failure: Exception) -> Check:
+    """Returns the check that could not be made, because ``failure`` ended it: INCONCLUSIVE, with the place."""
+    _LOG.warning("a check of %s failed", type(problem.request).__name__, exc_info=failure)
+    return Check(
+        method.compares(problem.request), request.mode, 0.0, 0.0, 0.0, 0.0, Verdict.INCONCLUSIVE,
+        f"the check {_failed_how(failure)}"[:500],
+        Cause.CHECK_FAILED,
+    )  # fmt: skip
+
+
+def _failed_how(failure: Exception) -> str:
+    if is_out_of_memory(failure):
+        return "needs more memory than is free, so nothing is known of these values: send fewer rows, or ask no check"
+    frames = [frame for frame, _ in walk_tb(failure.__traceback__)]
+    modules = [(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames]
+    where = next((f"{module}.{name}" for module, name in reversed(modules) if module.startswith("cutaway.")), "")
+    return f"failed in {where}, so nothing is known of these values: {type(failure).__name__}: {failure}"

@@ -125,6 +125,7 @@ def _estimate(
         attribution_result(problem, values, sums, by_row if method.differentiates else None),
         checks=tuple(_checks(problem, main.plan.request.check.mode)),
         standard_errors=_standard_errors(problem, main),
+        references=_references(values, main),
         tokens=token_attribution(problem, values, main.batch, next(iter(recording.calls.get(problem.layer, ())), None)),
         metrics=outlines(problem),
         attribution_ms=1.0,  # a time of 0 takes no bytes
@@ -138,6 +139,13 @@ def _standard_errors(problem: AttributionProblem, main: MainPass) -> dict[str, A
     double, data_type = torch.empty(0, dtype=torch.float64), main.plan.request.reply_data_type
     inputs = zip(problem.explained, problem.arguments)
     return arrays({name: pass_count.expanded_zeros(tensor.shape, double, data_type) for name, tensor in inputs})
+
+
+def _references(values: Values, main: MainPass) -> dict[str, Array]:
+    if not main.plan.request.check.references:
+        return {}
+    double, data_type = torch.empty(0, dtype=torch.float64), main.plan.request.reply_data_type
+    return arrays({name: pass_count.expanded_zeros(value.shape, double, data_type) for name, value in values.items()})
 
 
 def _values(problem: AttributionProblem, main: MainPass, recording: Recording) -> Values:

@@ -15,7 +15,8 @@ from torch import Tensor
 from cutaway.contract import results
 from cutaway.contract.errors import CutawayError, DeadlineExceeded, FailedPrecondition, Reason, at, error
 from cutaway.contract.requests import CheckMode, InspectRequest, NeuronAttribution, PathAttribution, Point, field_name
-from cutaway.engine.checks.check import failed_check, run_checks
+from cutaway.engine.checks.check import run_checks
+from cutaway.engine.checks.fault_location import failed_check
 from cutaway.engine.checks.pass_summary import PassSummary, summarized
 from cutaway.engine.execution.agreement import with_agreements
 from cutaway.engine.execution.attacks import with_attacks
@@ -266,7 +267,8 @@ def _attribute(problem: AttributionProblem, main: MainPass) -> results.Attributi
     with axes_first(problem.model.tree, shown, path):
         result, values = _result_and_values(problem, main)
     if path:
-        result = replace(result, values={name + path: array for name, array in result.values.items()})
+        named = [{name + path: each for name, each in side.items()} for side in (result.values, result.references)]
+        result = replace(result, values=named[0], references=named[1])
     return replace(result, tokens=token_attribution(problem, values, main.batch))
 
 
@@ -295,8 +297,7 @@ def _unreached(problem: AttributionProblem) -> tuple[str, ...]:
 
 
 def _computed(problem: AttributionProblem, main: MainPass) -> tuple[results.AttributionResult, Values]:
-    """Runs Captum, with more steps until the convergence delta is within the request's bound, and then checks the
-    values."""
+    """Runs Captum, with more steps until the convergence delta is within the request's bound; checks the values."""
     while True:
         values, summary, failure = _values_and_summary(problem, main)
         has_sums = problem.baselines or method_of(problem.request).satisfies_conservation
@@ -370,11 +371,11 @@ def _checked_result(
     method = method_of(problem.request)
     check = method.checked(main.plan.request.check)
     verdicts: tuple[results.Check, ...] = ()
-    errors: Values = {}
+    errors, references = Values(), Values()
     with problem.model.proofs.billed_to(main.timings), timed(main.timings, "check_ms"):
         try:
             if summary is not None and failure is None:
-                verdicts = run_checks(problem, method, values, summary, sums, main.outputs, check)
+                verdicts, references = run_checks(problem, method, values, summary, sums, main.outputs, check)
                 errors = method.standard_errors(problem)
         except Exception as fault:
             if _ends_computation(fault, problem):
@@ -388,8 +389,8 @@ def _checked_result(
         measured = metrics(problem, values, lambda: token_attribution(problem, values, main.batch))
     verdicts += insensitive(measured, values, check.mode)
     at_input = target_at_inputs(problem, main.outputs) if method.differentiates else None
-    result = attribution_result(problem, values, sums, at_input)
-    return replace(result, checks=verdicts, standard_errors=arrays(errors), metrics=measured)
+    result = replace(attribution_result(problem, values, sums, at_input), checks=verdicts, metrics=measured)
+    return replace(result, standard_errors=arrays(errors), references=arrays(references))
 
 
 def attribution_result(
@@ -464,8 +465,7 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
         if tell is not None:
             tell(with_attributions(result, [*chain(*groups)], main))
     result = with_agreements(with_attributions(result, [*chain(*groups)], main), groups, main)
-    result = with_direct(with_sweep(result, main), main)
-    result = with_influence(with_concepts(result, main), main)
+    result = with_influence(with_concepts(with_direct(with_sweep(result, main), main), main), main)
     result = with_counterfactual(with_attacks(result, main, run_attributions), main)
     return whole_result(result, main)
 

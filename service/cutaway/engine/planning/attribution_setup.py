@@ -210,12 +210,15 @@ def embedding_hint(tree: ModuleTree) -> str:
 # Sweeps and attacks.
 
 
-def refuse_sweep(request: requests.InspectRequest, rows: int) -> None:
-    """Refuses a sweep of rows that are not there, and several targets.
+def refuse_impossible(request: requests.InspectRequest, rows: int) -> None:
+    """Refuses references without a check, a sweep of rows that are not there, and one of several targets.
 
     Raises:
         InvalidArgument: ``ROW_RANGE``, or ``INVALID_VALUE``.
     """
+    if request.check.references and request.check.mode is requests.CheckMode.OFF:
+        what = "without a check nothing is compared, and there is no reference: check by same_pass"
+        raise error(Reason.INVALID_VALUE, what, "check.references")
     if requests.is_several(request.target) and (request.sweep or request.direct):
         raise error(Reason.INVALID_VALUE, "a number of each example is computed: name one target", "target")
     if request.sweep is None:

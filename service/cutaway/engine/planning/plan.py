@@ -31,7 +31,7 @@ from cutaway.engine.planning.attribution_setup import (
     differentiable,
     moves_integers,
     needs_logits,
-    refuse_sweep,
+    refuse_impossible,
     resolve_attacks,
     resolve_attribution,
     row_texts,
@@ -368,7 +368,7 @@ def plan_request(
     # Tensors that were made in inference mode cannot be differentiated.
     inputs = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in inputs.items()}
     _refuse_generation(model, request)
-    refuse_sweep(request, len(next(iter(inputs.values()))))
+    refuse_impossible(request, len(next(iter(inputs.values()))))
     inputs = with_continuation(model, request, inputs)
     unasked = (LOGITS,) if needs_logits(model, request) else ()
     if unasked:

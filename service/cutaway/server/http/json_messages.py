@@ -324,8 +324,9 @@ def _explanation(attribution: AttributionResult, row: int) -> dict[str, Any]:
         array = getattr(attribution, name)
         if array is not None:
             explanation[name.removesuffix("s")] = numbers(array[row])
-    if attribution.standard_errors:
-        explanation["standard_errors"] = _of_row(attribution.standard_errors, row)
+    for name in ("standard_errors", "references"):
+        if by_input := getattr(attribution, name):
+            explanation[name] = _of_row(by_input, row)
     if attribution.metrics:
         explanation["metrics"] = _of_row({metric.name: metric.values for metric in attribution.metrics}, row)
     if (tokens := attribution.tokens) is not None:

@@ -1,0 +1,7 @@
+/** All of `ui`. */
+
+export * from "./controls.js";
+export * from "./parts.js";
+export * from "./problems.js";
+export * from "./text.js";
+export * from "./verdicts.js";
