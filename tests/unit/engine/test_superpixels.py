@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.ndimage import label
+from skimage.segmentation import slic
 from torch import Tensor, nn
 
 import cutaway as ca
@@ -67,8 +68,8 @@ def test_regions_are_in_one_piece_and_about_as_many_as_asked(segments: int) -> N
 
 
 def test_regions_keep_to_the_edges_of_each_picture() -> None:
-    """Squares would not: of their pixels a part is on the other side of a shape's edge, and here none is."""
-    assert mixed(regions()) == 0
+    """Squares would not: of their pixels a part is on the other side of a shape's edge."""
+    assert mixed(regions()) < 0.02
     assert mixed(regions(compactness=1000.0)) > 0.05
 
 
@@ -79,9 +80,17 @@ def mixed(found: Array) -> float:
     return sum(min(part.sum(), (~part).sum()) for part in parts) / found.size
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_regions_are_those_of_scikit_image_by_hand(channels: int) -> None:
+    images = 5.0 * pictures(channels) - 2.0  # as normalised for a model
+    for row, found in enumerate(features._superpixels("image", ca.Superpixels(12), images)[:, 0]):
+        expected = slic(images[row].permute(1, 2, 0).numpy(), 12, 1.0, start_label=0, convert2lab=False)
+        np.testing.assert_array_equal(np.unique(expected, return_inverse=True)[1].reshape(SIDE, SIDE), found)
+
+
 def test_without_colours_regions_are_a_grid() -> None:
-    found = regions(16, torch.full((2, 3, SIDE, SIDE), 0.5))
-    assert np.array_equal(found[0], Y.numpy() // 10 * 4 + X.numpy() // 10)
+    (found, _) = regions(16, torch.full((2, 3, SIDE, SIDE), 0.5))
+    assert {int((found == number).sum()) for number in range(16)} <= {*range(80, 125)}
 
 
 def test_a_row_has_the_regions_that_it_has_alone() -> None:

@@ -47,9 +47,8 @@ Fraction = Annotated[float, bounded(lambda value: 0 < value <= 1, "a fraction is
 class Superpixels:
     """Regions of similar colours in the pictures of an input, each in one piece: of each picture its own, by SLIC.
 
-    Each pixel goes to the nearest of the means of nine regions around it, by colour and place; ten times. Achanta et
-    al. 2012, doi:10.1109/TPAMI.2012.120; nine regions as Ren and Reid 2011, gSLIC. Colours are divided by the standard
-    deviation of the picture.
+    Achanta et al. 2012, doi:10.1109/TPAMI.2012.120, as ``skimage.segmentation.slic`` computes it, without its change to
+    CIELAB: what a model takes are numbers of the picture's own range.
 
     Args:
         segments: about how many regions a picture has.

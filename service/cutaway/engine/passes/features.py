@@ -242,10 +242,9 @@ def regions_found(request: Any, features: Features, rows: int) -> Inputs:
 
 _PICTURE = 4
 _A_PICTURE = "a picture, [batch, channels, height, width]"
-_ITERATIONS = 10
 
 MAX_PIXELS = 1 << 22
-"""The most pixels of all rows in which superpixels are found: 83 pictures at 224×224, which take some 10 s."""
+"""The most pixels of all rows in which superpixels are found: 83 pictures at 224×224."""
 _SEEN: MutableMapping[Tensor, dict[requests.Superpixels, Tensor]] = WeakTensorKeyDictionary()
 """What was found in a tensor: several attributions and metrics of a request ask for the same."""
 
@@ -269,51 +268,11 @@ def _superpixels(name: str, asked: requests.Superpixels, pictures: Tensor) -> Te
 
 def _slic(picture: Tensor, asked: requests.Superpixels) -> Tensor:
     """Returns the regions of one picture [channels, height, width], [height, width]; see `requests.Superpixels`."""
-    channels, height, width = picture.shape
-    side = (height * width / asked.segments) ** 0.5
-    rows, columns = (min(size, max(1, round(size / side))) for size in (height, width))
-    y, x = (places.flatten() for places in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
-    cell_y, cell_x = y * rows // height, x * columns // width
-    colours = picture.nan_to_num(0.0, 0.0, 0.0).flatten(1)
-    colours = (colours - colours.mean()) / colours.std(correction=0).clamp(min=torch.finfo(torch.float32).tiny)
-    places = torch.stack([y, x]) * (asked.compactness / side)
-    points = torch.cat([colours / channels**0.5, places]).T.contiguous()
-    regions, centres = cell_y * columns + cell_x, points.new_zeros(rows * columns, channels + 2)
-    for _ in range(_ITERATIONS):
-        sizes = torch.bincount(regions, minlength=len(centres)).unsqueeze(1)
-        sums = torch.zeros_like(centres).index_add_(0, regions, points)
-        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
-        nearest = points.new_full((len(points),), torch.inf)
-        for near_y, near_x in product((0, -1, 1), repeat=2):
-            others = (cell_y + near_y).clamp(0, rows - 1) * columns + (cell_x + near_x).clamp(0, columns - 1)
-            distances = (points - centres[others]).square().sum(dim=1)
-            regions = torch.where(distances < nearest, others, regions)
-            nearest = torch.minimum(distances, nearest)
-    return _in_one_piece(regions.reshape(height, width).numpy())
+    from skimage.segmentation import slic  # here, because it takes a second
 
-
-def _in_one_piece(regions: Array) -> Tensor:
-    """Returns ``regions`` [height, width] with only the largest piece of each, counted from 0; the other pixels join a
-    region beside them."""
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
-    numbers, labels = np.arange(regions.size).reshape(regions.shape), regions.ravel()
-    beside = [(numbers[:, 1:], numbers[:, :-1]), (numbers[1:], numbers[:-1])]
-    pairs = np.concatenate([np.stack([one.ravel(), other.ravel()]) for one, other in beside], axis=1)
-    pairs = pairs[:, labels[pairs[0]] == labels[pairs[1]]]
-    graph = coo_matrix((np.ones(pairs.shape[1]), pairs), (regions.size, regions.size))
-    count, pieces = connected_components(graph, directed=False)
-    label, largest = np.zeros(count, np.int64), np.zeros(regions.max() + 1, np.int64)
-    label[pieces] = labels
-    by_size = np.argsort(np.bincount(pieces), kind="stable")
-    largest[label[by_size]] = by_size
-    found = np.where(largest[labels] == pieces, labels, -1).reshape(regions.shape)
-    while (found < 0).any():
-        wide = np.pad(found, 1, constant_values=-1)
-        for neighbours in (wide[:-2, 1:-1], wide[2:, 1:-1], wide[1:-1, :-2], wide[1:-1, 2:]):
-            found = np.where(found < 0, neighbours, found)
-    return torch.from_numpy(np.unique(found, return_inverse=True)[1].reshape(regions.shape).astype(np.int64))
+    pixels = picture.nan_to_num(0.0, 0.0, 0.0).permute(1, 2, 0).numpy()
+    found: Array = slic(pixels, asked.segments, asked.compactness, start_label=0, convert2lab=False)
+    return torch.from_numpy(np.unique(found, return_inverse=True)[1].reshape(found.shape).astype(np.int64))
 
 
 def _mask(name: str, mask: Array, like: Tensor) -> Tensor:
