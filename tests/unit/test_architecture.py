@@ -70,7 +70,7 @@ OPTIONAL_PACKAGES = {
 """Packages outside the base install that a function of a module imports. Without them, compression raises an error that
 says what to install, as displays and plots do; the trace context does nothing."""
 TERMINAL_PACKAGES = {"matplotlib", "rich", "typer", "yaml"}
-ENGINE_PACKAGES = {"captum", "jaxtyping", "ml_dtypes", "numpy", "re2", "scipy", "sklearn", "torch"}
+ENGINE_PACKAGES = {"captum", "jaxtyping", "ml_dtypes", "numpy", "re2", "scipy", "skimage", "sklearn", "torch"}
 ENGINE_MAY_IMPORT = {"contract", "engine"}
 
 

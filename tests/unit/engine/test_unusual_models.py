@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import cutaway as ca
+from cutaway.contract.errors import InvalidArgument
 from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, Point, PointName
 from cutaway.contract.results import InspectResult, WarningCode
 from cutaway.engine.execution.inspect import inspect
@@ -723,6 +724,20 @@ def test_an_owners_own_hook_acts_and_stays() -> None:
         assert equal(result.captures["a"].output, model.a(X["x"]))
     finally:
         handle.remove()
+
+
+@pytest.mark.parametrize("at", ["output", ("input", "output"), ("output", "grad_output")])
+def test_an_error_of_an_owners_pre_hook_is_the_models(at: Any) -> None:
+    """The module's call never began for our hooks, and those that end it run all the same."""
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("the owner takes four columns")
+
+    layer = nn.Linear(3, 3)
+    model = InspectedModel(nn.Sequential(layer, nn.ReLU()), lambda inputs: model.module(inputs["x"]))
+    with layer.register_forward_pre_hook(refuse), pytest.raises(InvalidArgument, match="four columns") as failure:
+        inspect(model, ca.InspectRequest("m", captures=(ca.Capture("0", at=at),)), {"x": torch.ones(1, 3)})
+    assert failure.value.reason == "MODEL_FAILED"
 
 
 def test_a_padding_mask_does_not_change_what_comes_back() -> None:

@@ -238,6 +238,8 @@ class _ModuleHooks:
     def _after(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Ends the call, and records and edits the module's outputs, as a forward hook that also runs after an
         error."""
+        if not self._open:  # the call never began: a pre-hook of the model's own raised an error
+            return None
         with self._recording.hook_scope():
             call, inputs = self._open.pop()
             tensors = leaves(output)
