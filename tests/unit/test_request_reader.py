@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 import cutaway as ca
 from cutaway.contract.errors import CutawayError, Reason
@@ -81,7 +81,12 @@ def in_file(directory: Path, array: Array) -> str:
 @settings(deadline=None, max_examples=100)
 @given(questions)
 def test_every_field_can_be_said(question: InspectRequest) -> None:
-    """Whatever a request holds, but its model and inputs, can be written down as YAML and files of arrays."""
+    """Whatever a request holds, but its model, inputs and examples as bytes, can be written down as YAML and files of
+    arrays."""
+    concepts, influence = question.concepts, question.influence
+    examples = [*concepts.concepts.values(), *concepts.random] if concepts else []
+    examples += [influence.training] if influence else []
+    assume(all(not each.raw and bool(each.tensors) != bool(each.data_set) for each in examples))
     request = with_arrays(for_files, dataclasses.replace(question, model="", tensors={}, raw=(), feature_names={}))
     with TemporaryDirectory() as directory:
         words = as_mapping(request, partial(in_file, Path(directory)))

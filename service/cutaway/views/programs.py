@@ -20,9 +20,11 @@ from cutaway.contract.request_reader.reader import CLASSES, choice
 from cutaway.contract.requests import (
     JOB_FIELDS,
     OF_ONE_REPLY,
+    Attack,
     Attribution,
     Capture,
     ClassIndex,
+    ConceptExamples,
     Edit,
     InspectRequest,
     NeuronAttribution,
@@ -410,7 +412,7 @@ def program_of(question: Question, language: str) -> str:
 
 # Requests as plain mappings, which `cutaway.contract.request_reader.reader` reads.
 
-_TAGS = {Attribution: "method", Edit: "edit"}
+_TAGS = {Attack: "attack", Attribution: "method", Edit: "edit"}
 """The field that names the class, by base class; other classes have their name around their fields."""
 
 
@@ -450,6 +452,8 @@ def as_mapping(value: Any, array: Callable[[Array], Any] = np.ndarray.tolist) ->
         return [as_mapping(element, array) for element in value]
     if not is_dataclass(value):
         return value
+    if isinstance(value, ConceptExamples) and not (value.raw or value.data_set):
+        return as_mapping(value.tensors, array)
     words = {name: as_mapping(own, array) for name, own in given(value).items()}
     if isinstance(value, NeuronAttribution):
         words["neuron"] = words["neuron"]["neuron"]  # which is always a neuron, and needs no name
