@@ -56,11 +56,12 @@ async function inSeveral(client, method, request, ...how) {
 // The tensors of a response, in the order in which chunks number them: that of the fields' numbers.
 function tensorsOf(response) {
   const named = (list) => list.map(({ tensor }) => tensor);
-  const ofAttribution = ({ values, metrics, tokens, standard_errors, references }) => [
+  const ofAttribution = ({ values, metrics, tokens, standard_errors, features, references }) => [
     ...named(values),
     ...metrics.flatMap(({ curve }) => (curve ? [curve] : [])),
-    ...(tokens ? [tokens.ids, tokens.values] : []),
+    ...(tokens ? [tokens.ids, tokens.values, ...(tokens.baseline_ids ? [tokens.baseline_ids] : [])] : []),
     ...named(standard_errors),
+    ...named(features),
     ...named(references),
   ];
   const leaves = response.captures.flatMap(({ calls }) => calls.flatMap((call) => call.leaves));
@@ -80,11 +81,16 @@ function tensorsOf(response) {
     ]),
     ...response.concepts.flatMap(({ derivatives, vectors }) => (vectors ? [derivatives, vectors] : [derivatives])),
     ...(response.influence ? tensorsOfInfluence(response.influence) : []),
+    ...(response.counterfactual ? tensorsOfCounterfactual(response.counterfactual, named) : []),
   ];
 }
 
 function tensorsOfInfluence({ helpful, helpful_scores, harmful, harmful_scores, self_influence }) {
   return [helpful, helpful_scores, harmful, harmful_scores, ...(self_influence ? [self_influence] : [])];
+}
+
+function tensorsOfCounterfactual({ inputs, changed, predictions }, named) {
+  return [...named(inputs), ...named(changed), ...named(predictions)];
 }
 
 // The status of a failed call, and its details by their type: "ErrorInfo", "BadRequest", "RetryInfo".

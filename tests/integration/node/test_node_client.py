@@ -69,7 +69,11 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
         },
     ),
     "counterfactual": ("net", IMAGE, {"counterfactual": {"masks": ca.Superpixels(9)}}),
-    "agreement": ("net", IMAGE, {"attributions": ["saliency", "input_x_gradient"], "agreement": True}),
+    "agreement": (
+        "net",
+        IMAGE,
+        {"attributions": ["saliency", ca.FeatureAblation(masks=ca.Superpixels(9))], "agreement": True},
+    ),
     "an error in its place": (
         "net",
         IMAGE,

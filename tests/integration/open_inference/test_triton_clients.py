@@ -181,7 +181,7 @@ def test_the_id_comes_back(door: Door) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "type": ({"inputs": {"image": X.astype(np.float64)}}, "image"),
+    "type": ({"inputs": {"image": X.astype(np.int32)}}, "image"),
     "name": ({"inputs": {"picture": X}}, "picture"),
     "no json": ({"inputs": {"image": X}, "parameters": {"cutaway": "{"}}, "parameters.cutaway: the request is no JSON"),
     "unknown field": ({"inputs": {"image": X}, "parameters": {"cutaway": '{"mode": 1}'}}, 'no field named "mode"'),
