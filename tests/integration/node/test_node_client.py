@@ -72,7 +72,7 @@ QUESTIONS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "agreement": (
         "net",
         IMAGE,
-        {"attributions": ["saliency", ca.FeatureAblation(masks=ca.Superpixels(9))], "agreement": True},
+        {"attributions": ["saliency", ca.FeatureAblation(masks={"": ca.Superpixels(9)})], "agreement": True},
     ),
     "an error in its place": (
         "net",
