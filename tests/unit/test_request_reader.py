@@ -33,7 +33,7 @@ def test_a_file_says_what_python_says(text: str, tmp_path: Path) -> None:
     assert canonical(read_request(load_yaml(tmp_path / "request.yaml"))) == canonical(REQUESTS[text])
 
 
-NOT_OF_ROWS = ("parameter:", "predictions:", "sweep:", "direct:", "by_token:", "attacks:")
+NOT_OF_ROWS = ("parameter:", "predictions:", "sweep:", "direct:", "by_token:", "attacks:", "counterfactual:")
 """What is about one reply, and no part of a job."""
 
 

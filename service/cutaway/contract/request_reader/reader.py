@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, fields
 from enum import Enum
 from functools import cache, partial
 from operator import index
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 import numpy as np
 
@@ -199,7 +199,8 @@ def _mask(value: Any) -> ArrayLike | Superpixels:
 
 def _masks(value: Any) -> Masks:
     """Reads features by input name; superpixels without a name are those of every picture."""
-    return {"": _mask(value)} if isinstance(value, Superpixels) else _by_name(_mask, value)
+    given = {"": value} if isinstance(value, Superpixels) else value
+    return map_values(_mask, given) if isinstance(given, Mapping) else _arrays(given)
 
 
 def _arrays(value: Any) -> Distributions:
@@ -333,8 +334,7 @@ def read(kind: type[T], value: Any) -> T:
     Raises:
         InvalidArgument: ``INVALID_VALUE``, with the field at fault.
     """
-    hint: Any = kind
-    result: T = _reader(hint)(value)
+    result: T = _reader(cast("Any", kind))(value)
     return result
 
 
