@@ -235,8 +235,10 @@ async def test_a_cancelled_call_is_not_begun(remote: RemoteWorker, wide: Wide, m
             known.set()
 
     monkeypatch.setattr(Calls, "cancel", cancelled_now)
-    turns = [asyncio.ensure_future(replies(remote, each)) for each in (call(-1), waiting)]
-    await asyncio.to_thread(wide.entered.wait, PATIENCE_S)
+    turns = [asyncio.ensure_future(replies(remote, call(-1)))]
+    await asyncio.to_thread(wide.entered.wait, PATIENCE_S)  # before, others may run between two passes of this call
+    turns.append(asyncio.ensure_future(replies(remote, waiting)))
+    await asyncio.sleep(0)  # it is sent before it is cancelled
     remote.cancel(10**9)
     remote.cancel(waiting.number)
     await asyncio.to_thread(known.wait, PATIENCE_S)  # the model waits meanwhile
