@@ -324,6 +324,7 @@ def test_an_archive_has_them_and_says_so(tmp_path: Path) -> None:
         ({"data_sets": {"a": "few.safetensors"}}, r"\[data_set.a\].*3 examples and 2 labels"),
         ({"data_sets": {"a": "floats.safetensors"}}, r"\[data_set.a\].*int64"),
         ({"data_sets": {"a": "empty.txt"}}, r"\[data_set.a\].*0 examples"),
+        ({"data_sets": {"a": "bare"}}, r"\[data_set\].*is a folder without files"),
         ({"data_sets": {"a": "folder"}}, r"\[data_set.a\].*'violet' is no label"),
         ({"checkpoints": [(0.0, "state.safetensors")]}, r"\[checkpoint\].*above 0"),
         ({"checkpoints": [(0.1, "none.safetensors")]}, r"\[checkpoint\].*none"),
@@ -343,6 +344,7 @@ def test_what_is_not_packaged(fields: dict[str, Any], expected: str, tmp_path: P
     save_model(Table(), str(tmp_path / "state.safetensors"))
     (tmp_path / "text.safetensors").write_text("no tensors")
     (tmp_path / "empty.txt").write_text("\n\n")
+    (tmp_path / "bare" / "empty").mkdir(parents=True)
     (tmp_path / "folder" / "violet").mkdir(parents=True)
     (tmp_path / "folder" / "violet" / "a.txt").write_text("1 2 3 4")
     given = {

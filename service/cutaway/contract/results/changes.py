@@ -1,4 +1,4 @@
-"""What requests changed: attacks, counterfactuals, texts that were written, receipts of edits."""
+"""Changes that requests made: attacks, counterfactuals, texts that were written, receipts of edits."""
 
 from __future__ import annotations
 

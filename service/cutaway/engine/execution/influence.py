@@ -459,7 +459,7 @@ class _Influenced:
 
 
 class _Reference(NamedTuple):
-    """What scores should be: products of vectors of the request's rows and of the training rows.
+    """The scores that are right: products of vectors of the request's rows and of the training rows.
 
     Attributes:
         scores: [rows, training rows].

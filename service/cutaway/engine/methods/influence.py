@@ -51,7 +51,7 @@ NO_FUSED_ATTENTION: ProcessSetting[tuple[bool, ...]] = ProcessSetting(
 
 
 class Rows(NamedTuple):
-    """What Captum computes influence of.
+    """The rows that Captum computes influence of, and the model that reads them.
 
     Attributes:
         run: returns the logits of rows by their numbers; the training rows are the first.

@@ -292,7 +292,7 @@ _COMPLAINTS = {
     "int64": re.compile(r"\b([Ll]ong|int64|mixed dtype)\b"),
     "float64": re.compile(r"\b([Dd]ouble|float64|mixed dtype)\b"),
 }
-"""What PyTorch says where it takes another type than these, which callers send without meaning it."""
+"""Patterns of PyTorch's errors where it takes another type than these, which callers send without meaning it."""
 
 
 def naming_undeclared_type(

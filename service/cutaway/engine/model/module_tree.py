@@ -22,7 +22,8 @@ class ModuleTree:
     """The modules of a model by name, as ``named_modules()`` names them.
 
     A module with several names (weight tying) is one module: its first name is its own, the others are aliases. Hooks
-    that are requested by several of its names are registered once.
+    that are requested by several of its names are registered once. In models of transformers, hooks that collect states
+    run last from now on.
 
     Args:
         root: the model.

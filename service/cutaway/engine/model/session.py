@@ -270,7 +270,7 @@ class Checkpoint(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What was packaged with a model, besides its weights: data sets by name, and checkpoints in order."""
+    """The data sets, by name, and the checkpoints, in order, that were packaged with a model."""
 
     data_sets: Mapping[str, Examples] = MappingProxyType({})
     checkpoints: tuple[Checkpoint, ...] = ()

@@ -246,7 +246,7 @@ _A_PICTURE = "a picture, [batch, channels, height, width]"
 MAX_PIXELS = 1 << 22
 """The most pixels of all rows in which superpixels are found: 83 pictures at 224×224."""
 _SEEN: MutableMapping[Tensor, dict[requests.Superpixels, Tensor]] = WeakTensorKeyDictionary()
-"""What was found in a tensor: several attributions and metrics of a request ask for the same."""
+"""The regions of a tensor: several attributions and metrics of a request ask for the same."""
 
 
 def _superpixels(name: str, asked: requests.Superpixels, pictures: Tensor) -> Tensor:

@@ -264,6 +264,8 @@ def _with_data_sets(members: Mapping[str, Path], data_sets: Mapping[str, Path]) 
             raise _invalid(fault.replace("model name", "name of a data set"), "data_set")
         if path.is_dir():
             files = [file for file in path.rglob("*") if file.is_file() and not file.name.startswith(".")]
+            if not files:
+                raise _invalid(f"{path} is a folder without files", "data_set")
             found |= {f"data_sets/{name}/{file.relative_to(path).as_posix()}": file for file in files}
         elif path.suffix not in (".safetensors", ".txt") or not path.is_file():
             raise _invalid(f"{path} is no folder, and no file whose name ends in .safetensors or .txt", "data_set")

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from cutaway.adapters import Adapter, decoded
+from cutaway.adapters import Adapter
 from cutaway.contract.errors import CutawayError, Reason, at, error, release_frames
 from cutaway.contract.requests import Attribution, ConceptExamples, InspectRequest, field_name
 from cutaway.contract.results import AttributionResult, InputSpec, InspectResult, TokenAttribution
@@ -35,6 +35,7 @@ from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, Examples
 from cutaway.engine.planning.plan import RequestPlan, without
 from cutaway.engine.runtime.numerics import from_numpy
 from cutaway.server.settings import Settings
+from cutaway.server.worker.loading import decoded
 from cutaway.v1 import worker_pb2
 
 log = logging.getLogger(__name__)

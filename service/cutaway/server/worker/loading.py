@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from cutaway.adapters import Adapter, create_adapter, decoded, find_adapter, load_model
+from cutaway.adapters import Adapter, create_adapter, find_adapter, load_model
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Raw
 from cutaway.contract.results import DataSet
 from cutaway.engine.execution.fitting import rows_that_fit
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, failures_of
 from cutaway.engine.model.session import Cancellation, Checkpoint, Examples, Kept
 from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
 from cutaway.server.archive.reader import ALIGNMENT, LABELS, ArchiveManifest
@@ -322,3 +322,18 @@ def _mappings(path: Path) -> dict[range, int]:
                 start, stop = (int(address, 16) for address in addresses.split("-"))
                 found[range(start, stop)] = int(offset, 16)
     return found
+
+
+def decoded(adapter: Adapter, raw: Sequence[Raw], cancellation: Cancellation) -> Inputs:
+    """Returns the examples of a request as one batch.
+
+    Raises:
+        InvalidArgument: ``RAW_UNDECODABLE``, with the example; ``INPUT_SHAPE`` if they make no batch.
+    """
+    examples = []
+    for index, each in enumerate(raw):
+        cancellation.raise_if_cancelled()
+        with at(f"examples[{index}]"), failures_of("the adapter's preprocess", reason=Reason.RAW_UNDECODABLE):
+            examples.append(adapter.decode(each.data, each.media_type))
+    with at("examples"), failures_of("the adapter's collate", reason=Reason.INPUT_SHAPE):
+        return adapter.collate(examples)
