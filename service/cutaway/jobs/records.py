@@ -101,8 +101,10 @@ def measured_output(fields: Iterable[Any]) -> str:
 
 def _probed_field(name: str, several: Sequence[Cells], tensors: str, captures_to: str) -> Any:
     to_zarr = captures_to == "zarr" and several[0].about["kind"] in _CAPTURED
-    field = _field(name, {**several[0].about, _STORE: "zarr" if to_zarr else ""}, _arrow_type(several, tensors))
-    if to_zarr and is_ragged(field.type):
+    arrow = _arrow_type(several, tensors)
+    ragged = "true" if is_ragged(arrow) else ""
+    field = _field(name, {**several[0].about, _STORE: "zarr" if to_zarr else "", "ragged": ragged}, arrow)
+    if to_zarr and ragged:
         what = f"{name} differs in shape between rows, and a Zarr array has one shape: leave captures_to out"
         raise error(Reason.INVALID_VALUE, what, "output.captures_to")
     return field

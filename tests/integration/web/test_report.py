@@ -475,9 +475,12 @@ def test_every_shape_has_a_picture(shape: tuple[int, ...], browser: Browser, tmp
 
 
 def test_a_bare_result_has_a_page(browser: Browser, tmp_path: Path) -> None:
-    """A job without classes, checks or explanations, whose captures differ in shape."""
+    """A job without classes, checks or explanations, whose captures and outputs differ in shape: no numbers."""
     ragged: list[Any] = [np.ones((length, 4), np.float32) for length in (1, 2, 3)]
-    cells = [Cells("capture:m@output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, ragged)]
+    cells = [
+        Cells("capture:m@output", {"kind": "capture", "layer": "m", "point": "output", "call": "0"}, ragged),
+        Cells("output:boxes", {"kind": "output"}, ragged),
+    ]
     with opened_report(browser, handmade(tmp_path, cells, 3)) as inspector:
         assert [line[1:4] for line in lines_of(inspector, "layers")] == [["varies", "1", "0"]]
         assert cards_in(inspector, "the-first-rows") == [0, 1, 2]

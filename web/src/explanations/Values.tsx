@@ -38,7 +38,7 @@ export function Values({ asked, row, attribution, others }: ExplanationProps & O
     const sums = others ? byToken(exampleOf(asked, Object.values(others)[0] as Tensor, row), texts.length) : values;
     return (
       <>
-        <Tokens {...{ texts, scale }} values={sums} against={againstOf(tokens, row)} onChoose={tryAt} />
+        <Tokens {...{ texts, scale }} values={sums} against={others ? "" : againstOf(tokens, row)} onChoose={tryAt} />
         {!others && <Swap {...{ asked, row, texts }} />}
       </>
     );

@@ -36,7 +36,7 @@ type Props = Readonly<{ folder: JobFolder; samples: readonly Sample[] }>;
 
 /** Whether attributions are of an input that is a number, or a vector of features. */
 function isOfFeatures(column: Column): boolean {
-  return Boolean(column["input"]) && sizesOf(column).length <= 1;
+  return Boolean(column["input"]) && !column["ragged"] && sizesOf(column).length <= 1;
 }
 
 /** Returns the predicted class of a sample; "" for a model without classes. */

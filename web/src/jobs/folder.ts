@@ -110,7 +110,8 @@ export function columnsOf({ columns }: Pick<JobFolder, "columns">, kinds: readon
 /** Returns the only output, if it is one number for each row, and rows have no classes. */
 export function measuredOf(folder: Pick<JobFolder, "columns">): Column[] {
   const outputs = columnsOf(folder, ["output"]);
-  const isNumber = outputs.length === 1 && outputs.every((output) => sizeOf(sizesOf(output)) === 1);
+  const isNumber =
+    outputs.length === 1 && outputs.every((output) => !output["ragged"] && sizeOf(sizesOf(output)) === 1);
   return isNumber && columnsOf(folder, ["prediction"]).length === 0 ? outputs : [];
 }
 
