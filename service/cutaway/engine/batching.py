@@ -28,6 +28,7 @@ from cutaway.engine.execution.generation import Arrival, Arrivals, generate_toge
 from cutaway.engine.execution.inspect import finish, run_plan
 from cutaway.engine.execution.main_pass import MainPass, may_share, run_main_pass
 from cutaway.engine.execution.missing import untested_names
+from cutaway.engine.execution.repeated import answered_again, identity
 from cutaway.engine.execution.row_parts import independence_key, plan_rows_independent
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.tokens import MASK, TEXT
@@ -48,7 +49,7 @@ def bundles(plans: Mapping[int, RequestPlan]) -> list[dict[int, RequestPlan]]:
     """Splits ``plans``, which may share a pass, into those that `joined` may join."""
     identical: dict[Hashable, dict[int, RequestPlan]] = {}
     for number, plan in plans.items():
-        identical.setdefault(_identity(plan) if _may_join(plan) else number, {})[number] = plan
+        identical.setdefault(identity(plan.request) if _may_join(plan) else number, {})[number] = plan
     if len(identical) < 2:
         return [*identical.values()]
     alike: dict[Hashable, dict[int, RequestPlan]] = {}
@@ -56,15 +57,6 @@ def bundles(plans: Mapping[int, RequestPlan]) -> list[dict[int, RequestPlan]]:
         question = key if isinstance(key, int) else _question(next(iter(bundle.values())))
         alike.setdefault(question, {}).update(bundle)
     return [*alike.values()]
-
-
-def _identity(plan: RequestPlan) -> Hashable:
-    """Returns the identities of the request's objects, without its inputs. Plans with equal identities ask the same
-    question.
-
-    The decoder returns the same object for equal parts of requests, so that no comparison by value is needed.
-    """
-    return tuple(id(value) for name, value in vars(plan.request).items() if name not in requests.INPUT_FIELDS)
 
 
 def _question(plan: RequestPlan) -> Hashable:
@@ -440,15 +432,33 @@ def _run_together(group: Group, tell: Tell, proof_ms: float) -> None:
     # Of a request that cannot share, an exception may end all: alone each gets its result, or its own error.
     with suppress(BaseException):
         parts = [*_bundles(group)]
+        plans = [joined([*part.values()]) for part in parts]
         with first.model.session(cancellation, first.request.arguments):
             with _without_draws(group):
-                mains = run_main_pass([joined([*part.values()]) for part in parts])
+                if len(plans) == 1 and (again := _answered_again(plans[0], group, companions)):
+                    for number, outcome in again.items():
+                        tell(number, outcome)
+                    return
+                mains = run_main_pass(plans)
             mains[0].timings.proof_ms += proof_ms  # which all have in common
             for part, main in zip(parts, mains):
                 _tell_main_pass(part, main)
             for part, main in sorted(zip(parts, mains), key=lambda each: bool(each[1].plan.attributions)):
                 for number, outcome in _finished(part, main, companions).items():
                     tell(number, outcome)
+
+
+def _answered_again(joint: RequestPlan, group: Group, companions: int) -> dict[int, Outcome]:
+    """Returns the outcome of each request of ``group``, which ``joint`` joins, if they were asked before."""
+    plans = [*group.values()]
+    again = None if any(plan.listener for plan in plans) else answered_again(joint)
+    return {} if again is None else dict(zip(group, _shared(again, plans, companions)))
+
+
+def _shared(result: InspectResult, plans: Sequence[RequestPlan], companions: int) -> list[InspectResult]:
+    """Returns the result of each of ``plans`` from that of all, whose pass ``companions`` shared."""
+    shared = changed(result, provenance=changed(result.provenance, companions=companions))
+    return split(shared, [plan.rows for plan in plans])
 
 
 def _tell_main_pass(part: Group, main: MainPass) -> None:
@@ -484,8 +494,7 @@ def _finished(part: Group, main: MainPass, companions: int) -> dict[int, Outcome
         seed = main.plan.seed if main.plan.attributions else None  # keeping the generators takes a while
         with cancelled, model.passes.uncounted(), model.drawing_from(seed), telling(plans, by_request) as tell:
             result = finish(main._replace(timings=replace(main.timings)), tell=tell)
-            result = replace(result, provenance=replace(result.provenance, companions=companions))
-            return dict(zip(part, by_request(result)))
+            return dict(zip(part, _shared(result, plans, companions)))
     except BaseException as failure:
         alone = len(part) == 1 and not is_out_of_memory(failure)  # by itself, it may have enough
         return dict.fromkeys(part, failure) if alone else {}

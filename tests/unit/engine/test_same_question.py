@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.engine import batching
 from cutaway.engine.execution.main_pass import run_main_pass
+from cutaway.engine.planning.plan import MOST_RECENT
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.worker import Worker
 from tests.support.reply_equality import differences
@@ -269,8 +270,8 @@ def test_an_error_in_its_place_is_that_of_each(subject: Worker) -> None:
 
 def test_what_is_remembered_of_captures_is_bounded(subject: Worker) -> None:
     """Whatever callers ask: each other question takes the place of old ones."""
-    for call in range(200):
+    for call in range(2 * MOST_RECENT):
         together(subject, [row(inputs(1, 0), captures=[ca.Capture("first", call=call)])])
-        assert len(subject._model.recent_sites) <= 64
+        assert len(subject._model.recent) <= MOST_RECENT
     asked = JOINED["captures and gradients"]
     same(subject, [row(inputs(1, seed), **asked) for seed in range(3)])

@@ -219,9 +219,17 @@ def numbered(names: Iterable[str], taken: Iterable[str] = ()) -> Iterator[str]:
 def _rebuilt(part: T, function: ArrayFunction, where: Where) -> T:
     """Returns ``part`` with each of its arrays replaced by the result of ``function``; None stays None."""
     kind: Any = type(part)
-    values = {name: (rebuild, getattr(part, name)) for name, rebuild in _rebuilders(kind)}
-    replaced = {name: rebuild(value, function, where) for name, (rebuild, value) in values.items() if value is not None}
-    return changed(part, **replaced)
+    values = [(name, rebuild, getattr(part, name)) for name, rebuild in _rebuilders(kind)]
+    return changed(
+        part, **{name: rebuild(value, function, where) for name, rebuild, value in values if _has_any(value)}
+    )
+
+
+def _has_any(value: Any) -> bool:
+    return value is not None and (type(value) not in _CONTAINERS or bool(value))
+
+
+_CONTAINERS = (tuple, dict)
 
 
 @cache

@@ -171,6 +171,8 @@ Rules: TypeAlias = Mapping[str, FieldRule]
 
 _UNIONS = (Union, types.UnionType)
 
+_CONTAINERS = (tuple, dict)
+
 _Put: TypeAlias = Callable[[Any, Any], None]
 _Take: TypeAlias = Callable[[Any], Any]
 
@@ -420,10 +422,13 @@ def _scalar_access(field: FieldDescriptor, attribute: str, codec: Scalar, defaul
 
 def _container_access(name: str, attribute: str, codec: Codec) -> tuple[_Put, _Take]:
     write, read = codec.write, codec.read
-    return (
-        lambda owner, message: write(getattr(owner, attribute), getattr(message, name)),
-        lambda message: read(getattr(message, name)),
-    )
+
+    def put(owner: Any, message: Any) -> None:
+        value = getattr(owner, attribute)
+        if type(value) not in _CONTAINERS or value:  # most fields of a reply are empty
+            write(value, getattr(message, name))
+
+    return put, lambda message: read(getattr(message, name))
 
 
 def _message_access(name: str, attribute: str, codec: Codec, default: object) -> tuple[_Put, _Take]:

@@ -84,7 +84,7 @@ def _left_out_inputs(main: MainPass) -> Iterator[results.Warning]:
             yield results.Warning(results.WarningCode.INPUT_NOT_EXPLAINED, f"attributions[{number}].inputs", text)
 
 
-def _far_inputs(main: MainPass) -> Iterator[results.Warning]:
+def far_inputs(main: MainPass) -> Iterator[results.Warning]:
     """Yields a warning for each input that has numbers far outside of those that the adapter makes of pictures."""
     for name, (low, high) in main.plan.model.ranges.items():
         tensor = main.plan.inputs.get(name)
@@ -165,7 +165,7 @@ def collect_main_pass(main: MainPass, unedited: Outputs) -> results.InspectResul
             *missing.comparison_warnings(plan, unedited, main.outputs),
             *unexplained_rows(main),
             *_left_out_inputs(main),
-            *_far_inputs(main),
+            *far_inputs(main),
             *missing.unread_warnings(plan),
         ),
         example_axes=_example_axes(main, unedited),

@@ -40,6 +40,7 @@ from cutaway.engine.execution.generation import generate
 from cutaway.engine.execution.influence import with_influence
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.missing import with_unread_inputs
+from cutaway.engine.execution.repeated import answered_again, remembered
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
 from cutaway.engine.execution.sweep import with_direct, with_sweep
 from cutaway.engine.hooks.capture_spec import watching
@@ -127,8 +128,7 @@ def each_attribution(
 def _one_attribution(
     main: MainPass, index: int, compute: Callable[[int], Iterator[results.AttributionResult]]
 ) -> tuple[results.AttributionResult, ...]:
-    """Returns the results of one attribution of the plan, several for a top-k target. An error becomes a result if the
-    request takes errors in their places."""
+    """Returns the results of one attribution, several for a top-k target; or its error, if the request takes these."""
     plan, number = main.plan, main.plan.numbers[index]
     try:
         with _attribution_errors(number):
@@ -193,8 +193,7 @@ def problems(main: MainPass, index: int, read_neuron: ReadNeuron | None = None) 
 
 
 def _targets(main: MainPass, attribution: ResolvedAttribution, read_neuron: ReadNeuron) -> Sequence[ResolvedTarget]:
-    """Returns what is explained: the neuron for methods that explain neurons, else the target, or each class of a top-k
-    target. A method without a target gets the first output."""
+    """Returns what is explained: a neuron, the target, each class of a top-k target, or else the first output."""
     request, model, method = attribution.request, attribution.model, method_of(attribution.request)
     if not method.differentiates:
         return (ResolvedTarget(next(iter(main.outputs)), identity),)
@@ -273,8 +272,7 @@ def _attribute(problem: AttributionProblem, main: MainPass) -> results.Attributi
 
 
 def _result_and_values(problem: AttributionProblem, main: MainPass) -> tuple[results.AttributionResult, Values]:
-    """Computes the attribution. If no gradient of the target reaches some of the inputs, computes again, with zeros as
-    the attribution of these inputs."""
+    """Computes the attribution; again, with zeros for some inputs, if no gradient of the target reaches these."""
     try:
         return _computed(problem, main)
     except FailedPrecondition as failure:
@@ -436,6 +434,8 @@ def run_plan(plan: RequestPlan, tell: Tell | None = None) -> results.InspectResu
     """Answers the request of ``plan``, as `inspect`; see `finish` for ``tell``."""
     plan.model.passes.reset()
     with plan.model.session(plan.cancellation, plan.request.arguments), plan.model.drawing_from(plan.seed):
+        if (again := answered_again(plan)) is not None:
+            return again
         plan = with_unread_inputs(plan)
         if plan.request.generate:
             return generate(plan, tell)
@@ -467,7 +467,7 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
     result = with_agreements(with_attributions(result, [*chain(*groups)], main), groups, main)
     result = with_influence(with_concepts(with_direct(with_sweep(result, main), main), main), main)
     result = with_counterfactual(with_attacks(result, main, run_attributions), main)
-    return whole_result(result, main)
+    return remembered(main, whole_result(result, main))
 
 
 # The description of a model: its modules, its outputs, and the operators of its forward pass.

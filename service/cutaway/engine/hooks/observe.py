@@ -46,9 +46,10 @@ from cutaway.engine.hooks.hook_site import (
     shares_memory,
 )
 from cutaway.engine.hooks.operators import Operators, is_address
-from cutaway.engine.hooks.recording import HookScope, RecordedCall, Recording
+from cutaway.engine.hooks.recording import HookScope, RecordedCall, Recording, copy_to_host
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs, graph_nodes
 from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.runtime.layouts import has_array
 from cutaway.engine.runtime.numerics import Path, argument_tensors, leaves, map_leaves, replace_arguments
 
 
@@ -154,6 +155,30 @@ def observing_together(
         _thread.recordings.remove(joint)
         for recording in (joint, *(share.recording for share in shares)):
             recording.release()
+
+
+@contextmanager
+def keeping_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor | None]]:
+    """Keeps a copy on the host of the tensor that each module returns while the block runs, and nothing else.
+
+    Yields:
+        The copies, by name; None for a module that is called twice, or returns anything but an array.
+    """
+    seen: dict[str, Tensor | None] = {}
+
+    def keeping(name: str) -> Callable[..., None]:
+        def keep(_module: nn.Module, _args: object, output: object) -> None:
+            is_first = name not in seen
+            seen[name] = copy_to_host(output) if is_first and type(output) is Tensor and has_array(output) else None
+
+        return keep
+
+    handles = [module.register_forward_hook(keeping(name)) for name, module in modules.items()]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -149,7 +149,7 @@ class InspectedModel:
         passes: counts its passes.
         properties: results of tests of the model, by test and kind of inputs: see `remembered`.
         proofs: which of these found nothing, also in other processes.
-        recent_sites: what recent requests capture, resolved by the planner.
+        recent: what recent requests have left for those that ask the same.
         kept: the data sets and the checkpoints that were packaged with the model.
         cancellation: of the call under way; safe to read from any thread.
         after_slow_forward: called with the outputs of forward passes that took long, and the seconds that they took.
@@ -179,7 +179,7 @@ class InspectedModel:
         self.weights_sha256 = digest(module.state_dict())
         self.properties: dict[Hashable, Any] = {}
         self.proofs, self.kept = Proofs(), Kept()
-        self.recent_sites: dict[Hashable, Any] = {}
+        self.recent: dict[Hashable, Any] = {}
         self.turns, self.request_bytes = Turns(), cast("int | None", None)
         self._has_more_memory, self._is_divisible = False, True
         self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in self.tree.modules.values())

@@ -439,19 +439,19 @@ def _sites(model: InspectedModel, request: requests.InspectRequest) -> CaptureSi
     """Returns what is captured; the same object for the same captures, as long as these are few and recent."""
     captured = (request.captures, request.reply_data_type)
     try:
-        sites = model.recent_sites.get(captured)
+        sites = model.recent.get(captured)
     except TypeError:  # arrays of a projection have no hash
         return resolve_sites(model.tree, request)
     if sites is None:
         sites = resolve_sites(model.tree, request)
-        if len(sites) <= _MOST_PLACES:  # globs of large models would take megabytes each
-            if len(model.recent_sites) >= _MOST_RECENT:
-                model.recent_sites.clear()
-            model.recent_sites[captured] = sites
+        if len(sites) <= MOST_PLACES:  # globs of large models would take megabytes each
+            if len(model.recent) >= MOST_RECENT:
+                model.recent.clear()
+            model.recent[captured] = sites
     return sites
 
 
-_MOST_RECENT, _MOST_PLACES = 64, 256
+MOST_RECENT, MOST_PLACES = 256, 256
 
 
 def in_place(

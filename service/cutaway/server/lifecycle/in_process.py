@@ -25,7 +25,7 @@ from cutaway.server.memory import RequestMemory, share_of_worker
 from cutaway.server.model_store import ModelStore
 from cutaway.server.settings import Settings
 from cutaway.server.worker.calls import Calls
-from cutaway.server.worker.gpus import device_of, gpu_in_turn, request_memory
+from cutaway.server.worker.loading import device_of, gpu_in_turn, request_memory
 from cutaway.server.worker.model_threads import ModelThreads
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import ScratchDirectory

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from cutaway.contract.wire.worker_reply import Parts, Reply
 from cutaway.server.worker.call import Call, as_failure
-from cutaway.server.worker.gpus import is_lost
+from cutaway.server.worker.loading import is_lost
 from cutaway.server.worker.model_threads import Job
 from cutaway.server.worker.worker import Worker
 from cutaway.v1 import worker_pb2

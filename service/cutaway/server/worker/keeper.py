@@ -35,7 +35,7 @@ import torch._dynamo  # noqa: F401
 
 from cutaway.contract.results import ModelName
 from cutaway.server import load_records
-from cutaway.server.worker.gpus import gpu_in_turn
+from cutaway.server.worker.loading import gpu_in_turn
 from cutaway.server.worker.process import WorkerProcess
 from cutaway.server.worker_protocol import WORKERS, KeeperOrder
 

@@ -1,8 +1,9 @@
-"""Builds the model of an archive, refuses one whose parameters are random, and says how large it is."""
+"""Builds the model of an archive, refuses one with random parameters, and says how large it is, and where it runs."""
 
 from __future__ import annotations
 
 import mimetypes
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -27,7 +28,7 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel, failure
 from cutaway.engine.model.session import Cancellation, Checkpoint, Examples, Kept
 from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
 from cutaway.server.archive.reader import ALIGNMENT, LABELS, ArchiveManifest
-from cutaway.server.memory import RequestMemory
+from cutaway.server.memory import MemoryPool, RequestMemory
 
 # An archive without weights leaves the parameters to its adapter. They are random if they depend on the state of the
 # random number generators: then two builds from different states differ. One that draws nothing needs no second build.
@@ -337,3 +338,48 @@ def decoded(adapter: Adapter, raw: Sequence[Raw], cancellation: Cancellation) ->
             examples.append(adapter.decode(each.data, each.media_type))
     with at("examples"), failures_of("the adapter's collate", reason=Reason.INPUT_SHAPE):
         return adapter.collate(examples)
+
+
+# The GPUs of workers: which one a worker gets, whether it still answers, and the memory for requests there.
+
+_OWN, _SHARED = 16, 2
+"""The divisors of a GPU's memory that give a worker's own memory for requests, and the pool of all its workers."""
+
+
+def gpu_in_turn(number: int) -> int | None:
+    """Returns the GPU of the worker ``number``, or None where torch finds none: workers take the GPUs in turn."""
+    return number % torch.cuda.device_count() if torch.cuda.is_available() else None
+
+
+def device_of(gpu: int | None) -> str:
+    """Returns the name of a GPU as a device, or ``cpu`` for None and where torch finds no GPU."""
+    return "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"
+
+
+def is_lost(device: torch.device) -> bool:
+    """Returns whether ``device`` refuses all further work of this process.
+
+    A kernel that reads beyond a tensor, as an embedding of a token that does not exist, ends CUDA in its process:
+    https://docs.pytorch.org/docs/stable/notes/cuda.html
+    """
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.current_stream(device).query()
+    except RuntimeError:
+        return True
+    return False
+
+
+def request_memory(device: torch.device, directory: Path | None) -> RequestMemory:
+    """Returns the memory that requests may take on a GPU, beyond the weights of all models there.
+
+    Args:
+        device: the GPU.
+        directory: where workers of this server share a pool; None for a process whose models share all of it.
+    """
+    total = torch.cuda.get_device_properties(device).total_memory
+    if directory is None or sys.platform != "linux":
+        return RequestMemory(total // _SHARED, give_back=torch.cuda.empty_cache)
+    pool = MemoryPool(directory / f"memory-{device.index}", total // _SHARED)
+    return RequestMemory(total // _OWN, pool, give_back=torch.cuda.empty_cache)

@@ -19,7 +19,7 @@ from cutaway.server.archive import reader
 from cutaway.server.child_processes import give_children_default_signals
 from cutaway.server.memory import MemoryPool, RequestMemory, keep_modules, return_memory
 from cutaway.server.worker.call import Call
-from cutaway.server.worker.gpus import device_of, request_memory
+from cutaway.server.worker.loading import device_of, request_memory
 from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import POOL_BYTES, POOL_IN, WORKERS, ScratchDirectory

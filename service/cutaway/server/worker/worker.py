@@ -35,6 +35,7 @@ from cutaway.engine.cost.estimate import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs, expected_passes
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.inspect import describe
+from cutaway.engine.execution.repeated import answered_before
 from cutaway.engine.hooks.observe import CancelledPasses
 from cutaway.engine.model.input_validation import naming_undeclared_type
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
@@ -61,8 +62,7 @@ from cutaway.server.worker.call import (
     with_texts,
     within_passes,
 )
-from cutaway.server.worker.gpus import is_lost
-from cutaway.server.worker.loading import load, load_archived, outlines, what_fits
+from cutaway.server.worker.loading import is_lost, load, load_archived, outlines, what_fits
 from cutaway.server.worker.model_threads import Job, ModelThreads
 from cutaway.server.worker.proofs import IdleProofs, proof_file
 from cutaway.server.worker.streamed_reply import StreamedReply
@@ -410,6 +410,9 @@ class Worker:
         """Returns the plan, and how many passes of each row it may take besides the first."""
         check_counts(request, len(failed), self._settings)
         inputs, check = self._inputs.of(request, cancellation), partial(check_steps, self._settings)
+        _, before = answered_before(self._model, request, inputs)
+        if before is not None and not failed:
+            return before.plan_of(request, inputs, cancellation), 0
         plan = plan_request(self._model, self._inputs.read(request, cancellation), inputs, cancellation, failed, check)
         if self.memory is not None:
             check_memory(request, least_bytes(plan, self.memory.most), self.memory.most)

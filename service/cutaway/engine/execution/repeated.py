@@ -1,0 +1,212 @@
+"""Answers a question that was asked before: with hooks for just its places, and what its first answer said.
+
+The general way leaves a `Repeated` behind its first answer to a question that has a main pass and nothing else. It
+serves for inputs of the same types and shapes. Where the model does otherwise than at first, the general way answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import fields
+from functools import partial
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from cutaway.contract import requests
+from cutaway.contract.errors import at
+from cutaway.contract.requests import Point
+from cutaway.contract.results import CapturedCall, InspectResult, ModuleCapture, Timings
+from cutaway.contract.values import changed
+from cutaway.engine.checks.row_independence import dependence_warnings
+from cutaway.engine.execution.collect import arrays, far_inputs, provenance
+from cutaway.engine.execution.main_pass import MainPass, may_share
+from cutaway.engine.hooks.capture_spec import CaptureSpec
+from cutaway.engine.hooks.observe import keeping_outputs
+from cutaway.engine.hooks.operators import is_address
+from cutaway.engine.hooks.recording import Recording
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, gradients
+from cutaway.engine.model.session import Cancellation, ran_out_of_memory, timed
+from cutaway.engine.passes.pass_recorder import Values, neuron_output
+from cutaway.engine.passes.targets import resolve_target
+from cutaway.engine.planning.plan import MOST_PLACES, MOST_RECENT, RequestPlan
+from cutaway.engine.runtime.layouts import dense
+from cutaway.engine.runtime.numerics import to_numpy
+
+_parts: Callable[[requests.InspectRequest], tuple[object, ...]] = attrgetter(
+    *(field.name for field in fields(requests.InspectRequest) if field.name not in (*requests.INPUT_FIELDS, "target"))
+)
+
+
+def identity(request: requests.InspectRequest) -> Hashable:
+    """Returns the identities of the parts of ``request``, without its inputs. Requests with equal ones ask the same.
+
+    The decoder returns the same object for equal parts of requests, so that no comparison by value is needed.
+    """
+    target = request.target
+    return target if isinstance(target, requests.ClassIndex) else id(target), *map(id, _parts(request))
+
+
+def answered_before(
+    model: InspectedModel, request: requests.InspectRequest, inputs: Inputs
+) -> tuple[Hashable, Repeated | None]:
+    """Returns the key of a question about inputs of these types and shapes, and what its first answer has left."""
+    key = identity(request), *((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
+    return key, model.recent.get(key)
+
+
+def answered_again(plan: RequestPlan) -> InspectResult | None:
+    """Returns the result of a question that was asked before; None where the general way has to answer."""
+    _, known = answered_before(plan.model, plan.request, plan.inputs)
+    if known is None or known.is_unlike or plan.listener is not None:
+        return None
+    result = known.answer(plan)
+    if result is None:
+        known.is_unlike = True  # or each such request would run the model twice
+        plan.model.passes.reset()
+    return result
+
+
+def remembered(main: MainPass, result: InspectResult) -> InspectResult:
+    """Returns ``result``; keeps what the next answers to its question need, if they may be given so."""
+    plan, recent = main.plan, main.plan.model.recent
+    key, known = answered_before(plan.model, plan.request, plan.inputs)
+    if known is None and _is_plain(plan) and not result.warnings and _is_whole(main):
+        if len(recent) >= MOST_RECENT:
+            recent.clear()
+        recent[key] = Repeated(main, result)
+    return result
+
+
+def _is_plain(plan: RequestPlan) -> bool:
+    """Returns whether a main pass on a CPU is all that ``plan`` is about, with outputs of modules as they are."""
+    request, model = plan.request, plan.model
+    is_more = plan.attributions or plan.failed or plan.parameters or plan.unread or plan.unasked
+    return (
+        not (is_more or request.explain_if or model.takes_any_name)
+        and model.device.type == "cpu"
+        and plan.missing is None
+        and plan.listener is None
+        and len(plan.sites) <= MOST_PLACES
+        and may_share(request)
+        and all(specs == _OUTPUT and not is_address(name) for name, specs in plan.sites.items())
+    )
+
+
+_OUTPUT = {Point.OUTPUT: CaptureSpec()}
+
+
+def _is_whole(main: MainPass) -> bool:
+    """Returns whether each module was called once and returned one tensor, and all gradients arrived."""
+    return main.plan.gradients_of == tuple(main.input_gradients) and all(
+        len(calls := main.recording.calls[name]) == 1 and [place for *place, _ in calls[0].entries()] == _ONLY
+        and not calls[0].without_array
+        for name in main.plan.sites
+    )  # fmt: skip
+
+
+_ONLY = [[Point.OUTPUT, ""]]
+
+
+class Repeated:
+    """What the first answer to a question leaves.
+
+    Args:
+        main: its main pass.
+        result: the answer.
+
+    Attributes:
+        is_unlike: whether the model did otherwise later.
+    """
+
+    def __init__(self, main: MainPass, result: InspectResult) -> None:
+        plan, self.is_unlike = main.plan, False
+        self._plan = changed(plan, request=plan.request.with_input(), inputs={}, parts=())
+        self._needs_target, self._differentiates = plan.needs_target, plan.differentiates
+        self._batch, self._outputs = main.batch, _kinds(main.outputs)
+        self._modules = {name: plan.model.tree.modules[name] for name in plan.sites}
+        self._captured = _kinds({name: main.recording.calls[name][0].at(Point.OUTPUT)[""] for name in plan.sites})
+        self._said = changed(
+            result, predictions={}, classes=(), targets=None, target_values=None, captures={}, input_gradients={}
+        )
+
+    def plan_of(self, request: requests.InspectRequest, inputs: Inputs, cancellation: Cancellation) -> RequestPlan:
+        """Returns the plan of ``request``, which asks the same about other ``inputs``."""
+        return changed(self._plan, request=request, inputs=inputs, cancellation=cancellation)
+
+    def answer(self, plan: RequestPlan) -> InspectResult | None:
+        """Returns the result of ``plan``; None if the model did otherwise than at first, or ran out of memory."""
+        timings, leaves = Timings(), {name: plan.inputs[name].detach().requires_grad_() for name in plan.gradients_of}
+        try:
+            with timed(timings, "forward_ms"):
+                seen, outputs = self._run(plan, {**plan.inputs, **leaves})
+            if _kinds(seen) != self._captured or _kinds(outputs) != self._outputs:
+                return None
+            main = MainPass(plan, Recording(), timings, outputs, {}, self._batch)
+            if self._needs_target:
+                main = self._with_target(main)
+            if leaves:
+                with timed(timings, "backward_ms"):
+                    arrived = _gradients(main, leaves)
+                if arrived is None:
+                    return None
+                main = main._replace(input_gradients=arrived)
+        except Exception as failure:
+            if ran_out_of_memory(failure):
+                return None
+            raise
+        return self._result(main, seen)
+
+    def _run(self, plan: RequestPlan, inputs: Inputs) -> tuple[dict[str, Tensor | None], Outputs]:
+        """Returns copies of what the modules returned, None for what no prepared answer has, and the outputs."""
+        with keeping_outputs(self._modules) as seen, torch.set_grad_enabled(self._differentiates):
+            return seen, plan.model.run(inputs)
+
+    def _with_target(self, main: MainPass) -> MainPass:
+        plan = main.plan
+        with at("target"):
+            read = partial(neuron_output, None)  # a neuron is no plain target
+            targets, source = resolve_target(plan.model, plan.request.target, main.outputs, self._batch, read)
+        return main._replace(targets=targets, source=source)
+
+    def _result(self, main: MainPass, seen: Mapping[str, Tensor | None]) -> InspectResult:
+        plan = main.plan
+        outputs = {name: output.detach().clone() for name, output in main.outputs.items()}
+        main = main._replace(outputs=outputs, source=None if main.source is None else main.source.detach().clone())
+        classes, values, shows = main.target_classes, main.target_values, not plan.request.omit_predictions
+        return changed(
+            self._said,
+            predictions=arrays(outputs) if shows else {},
+            classes=main.predictions if shows else (),
+            targets=None if classes is None else to_numpy(classes),
+            target_values=None if values is None else to_numpy(values),
+            captures={
+                name: ModuleCapture((CapturedCall({Point.OUTPUT: {"": to_numpy(tensor)}}, {}),))
+                for name, tensor in seen.items()
+                if tensor is not None
+            },
+            input_gradients=arrays(main.input_gradients),
+            warnings=(*far_inputs(main), *dependence_warnings(plan.model, plan.inputs)),
+            provenance=changed(provenance(plan.model), seed=plan.seed or 0),
+            timings=main.timings,
+        )
+
+
+def _gradients(main: MainPass, leaves: Values) -> Values | None:
+    """Returns the gradients at ``leaves``; None if one does not arrive, which is an error or a warning."""
+    if main.source is None or not main.source.requires_grad:
+        return None
+    (target,) = main.targets
+    edges = [get_gradient_edge(leaf) for leaf in leaves.values()]
+    arrived = {
+        name: dense(gradient)
+        for name, gradient in zip(leaves, gradients(target.scalars(main.source), edges))
+        if gradient is not None
+    }
+    return arrived if len(arrived) == len(leaves) else None
+
+
+def _kinds(tensors: Mapping[str, Tensor | None]) -> dict[str, tuple[torch.Size, torch.dtype] | None]:
+    return {name: None if tensor is None else (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
