@@ -276,6 +276,7 @@ def test_another_question_is_another_question(again: list[bool]) -> None:
         *({"captures": [name]} for name in ("conv", "norm", "conv*", "head")),
         {"target": ca.OutputSum()},
         {"target": ca.OutputNorm()},
+        {"captures": ["relu", "head", "conv"]},
         {"target": 1, "captures": ["conv"]},
         {"target": 1, "captures": ["norm"]},
         {"captures": [ca.Capture("conv", slices=(ca.Slice(1, 0, 1),))]},

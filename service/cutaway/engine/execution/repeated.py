@@ -182,10 +182,10 @@ class Repeated:
             classes=main.predictions if shows else (),
             targets=None if classes is None else to_numpy(classes),
             target_values=None if values is None else to_numpy(values),
-            captures={
+            captures={  # in the order of the request
                 name: ModuleCapture((CapturedCall({Point.OUTPUT: {"": to_numpy(tensor)}}, {}),))
-                for name, tensor in seen.items()
-                if tensor is not None
+                for name in self._captured
+                if (tensor := seen[name]) is not None
             },
             input_gradients=arrays(main.input_gradients),
             warnings=(*far_inputs(main), *dependence_warnings(plan.model, plan.inputs)),
