@@ -134,10 +134,12 @@ class Codec(NamedTuple):
     Attributes:
         write: takes a value, and the empty message or container to fill.
         read: takes the message or container, and returns the value.
+        refuses_empty: whether `write` raises for a value without elements.
     """
 
     write: Callable[[Any, Any], None]
     read: Callable[[Any], Any]
+    refuses_empty: bool = False
 
 
 class Spread(NamedTuple):
@@ -315,15 +317,15 @@ def only(message: Descriptor, codec: Codec | None = None) -> Codec:
     """
     (field,) = message.fields
     name = field.name
-    write_field, read_field = codec or _default(field)
+    of_field = codec or _default(field)
 
     def write(value: Any, filled: Any) -> None:
         with at(name):
-            write_field(value, getattr(filled, name))
+            of_field.write(value, getattr(filled, name))
 
     def read(filled: Any) -> Any:
         with at(name):
-            return read_field(getattr(filled, name))
+            return of_field.read(getattr(filled, name))
 
     return Codec(write, read)
 
@@ -421,11 +423,11 @@ def _scalar_access(field: FieldDescriptor, attribute: str, codec: Scalar, defaul
 
 
 def _container_access(name: str, attribute: str, codec: Codec) -> tuple[_Put, _Take]:
-    write, read = codec.write, codec.read
+    write, read, refuses_empty = codec
 
     def put(owner: Any, message: Any) -> None:
         value = getattr(owner, attribute)
-        if type(value) not in _CONTAINERS or value:  # most fields of a reply are empty
+        if type(value) not in _CONTAINERS or value or refuses_empty:  # most fields of a reply are empty
             write(value, getattr(message, name))
 
     return put, lambda message: read(getattr(message, name))

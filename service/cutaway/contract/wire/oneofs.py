@@ -183,7 +183,7 @@ _FIELDS = spread(
     Capture,
     capture_pb2.CaptureRequest.DESCRIPTOR.fields,
     {
-        "points": FieldRule("at", Codec(_write_points, _read_points), check=distinct),
+        "points": FieldRule("at", Codec(_write_points, _read_points, refuses_empty=True), check=distinct),
         "slices": FieldRule(codec=SLICES),
         "reduction": FieldRule("reduce", REDUCTIONS.codec),
         "data_type": FieldRule(codec=FLOATING_TYPE),
