@@ -145,23 +145,15 @@ function labelledRows(): JobRow[] {
 
 /** How far predicted numbers are from the labels. */
 export function Residuals(): preact.JSX.Element | null {
-  const pairs = rows.value.flatMap(({ value, residual, problem }) =>
-    value === undefined || !Number.isFinite(residual ?? Number.NaN) || problem
-      ? []
-      : [{ value, residual: residual ?? 0 }],
+  const pairs = rows.value.flatMap(({ value, residual = NaN, problem }) =>
+    value === undefined || !Number.isFinite(residual) || problem ? [] : [{ value, residual, label: value + residual }],
   );
   if (pairs.length === 0) return null;
-  const [residuals, labels] = [
-    pairs.map(({ residual }) => residual),
-    pairs.map(({ value, residual }) => value + residual),
-  ];
-  const [own, all] = [statisticsOf(residuals), statisticsOf(labels)];
-  const squares = residuals.reduce((sum, residual) => sum + residual ** 2, 0);
-  const spread = labels.reduce((sum, label) => sum + (label - all.mean) ** 2, 0);
-  const [low, high] = [
-    Math.min(all.least, ...pairs.map(({ value }) => value)),
-    Math.max(all.most, ...pairs.map(({ value }) => value)),
-  ];
+  const residuals = pairs.map(({ residual }) => residual);
+  const [own, sizes] = [statisticsOf(residuals), statisticsOf(residuals.map(Math.abs))];
+  const [labels, told] = [statisticsOf(pairs.map(({ label }) => label)), statisticsOf(pairs.map(({ value }) => value))];
+  const [low, high] = [Math.min(labels.least, told.least), Math.max(labels.most, told.most)];
+  const [meanSquare, spread] = [own.norm ** 2 / own.count, labels.deviation ** 2];
   const at = (number: number): number => (100 * (number - low)) / (high - low || 1);
   const every = Math.ceil(pairs.length / MOST_DOTS);
   return (
@@ -169,10 +161,10 @@ export function Residuals(): preact.JSX.Element | null {
       <FactLine
         facts={[
           ["rows", pairs.length],
-          ["mean |residual|", residuals.reduce((sum, residual) => sum + Math.abs(residual), 0) / pairs.length],
-          ["root of the mean square", Math.sqrt(squares / pairs.length)],
+          ["mean |residual|", sizes.mean],
+          ["root of the mean square", Math.sqrt(meanSquare)],
           ["mean residual", own.mean],
-          ["R²", spread > 0 ? 1 - squares / spread : undefined],
+          ["R²", spread > 0 ? 1 - meanSquare / spread : undefined],
         ]}
       />
       <p class="muted small">
@@ -183,8 +175,8 @@ export function Residuals(): preact.JSX.Element | null {
         <line x1={0} y1={100} x2={100} y2={0} />
         {pairs
           .filter((_, index) => index % every === 0)
-          .map(({ value, residual }, index) => (
-            <circle key={index} cx={at(value + residual)} cy={100 - at(value)} r={1} />
+          .map(({ value, label }, index) => (
+            <circle key={index} cx={at(label)} cy={100 - at(value)} r={1} />
           ))}
       </svg>
     </Panel>

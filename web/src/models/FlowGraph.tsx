@@ -8,21 +8,15 @@ import { Button, Failure, Panel, shapeText, Slider } from "../ui/index.js";
 import { type Box, type Drawing, Flow, MOST, near } from "./flow.js";
 import type { ModuleNode } from "./tree.js";
 
-type Drawn = Readonly<{ of: ModelDetail; flow: Flow; draw: typeof import("./layout.js") }>;
+type Drawn = Readonly<{ flow: Flow; draw: typeof import("./layout.js") }>;
 
-/** What was read last, and why it was not. */
-const drawn = signal<Drawn | undefined>(undefined);
-const refused = signal<{ of: ModelDetail; error: CutawayError } | undefined>(undefined);
+/** What was read last, or why it was not, and of which model. */
+const known = signal<{ of: ModelDetail; read: Drawn | CutawayError } | undefined>(undefined);
 
-async function read(of: ModelDetail): Promise<void> {
-  const name = of.model?.name.replace(/^models\//, "") ?? "";
-  try {
-    const asked = client.value.model(name, { operators: true, dataFlow: true });
-    const [detail, draw] = await Promise.all([asked, import("./layout.js")]);
-    drawn.value = { of, flow: new Flow(detail), draw };
-  } catch (failure) {
-    refused.value = { of, error: note(failure) };
-  }
+async function readFlow({ model }: ModelDetail): Promise<Drawn> {
+  const asked = client.value.model(model?.name.replace(/^models\//, "") ?? "", { operators: true, dataFlow: true });
+  const [detail, draw] = await Promise.all([asked, import("./layout.js")]);
+  return { flow: new Flow(detail), draw };
 }
 
 type ChosenProps = Readonly<{ chosen: string | undefined; onChoose: (row: ModuleNode) => void }>;
@@ -30,26 +24,27 @@ type ChosenProps = Readonly<{ chosen: string | undefined; onChoose: (row: Module
 /** Shows the graph, or a button that draws it. */
 export function FlowGraph({ detail, ...others }: ChosenProps & { detail: ModelDetail }): preact.JSX.Element {
   const [reading, setReading] = useState(false);
-  const now = drawn.value?.of === detail ? drawn.value : undefined;
-  const failed = refused.value?.of === detail ? refused.value.error : undefined;
-  const start = (): void => {
+  const read = known.value?.of === detail ? known.value.read : undefined;
+  const start = async (): Promise<void> => {
     setReading(true);
-    void read(detail).finally(() => setReading(false));
+    known.value = { of: detail, read: await readFlow(detail).catch(note) };
+    setReading(false);
   };
   return (
     <Panel id="graph" title="The flow of data" kind="graph">
-      {now ? (
-        <Graph {...now} {...others} />
-      ) : failed ? (
-        <Failure error={failed} />
+      {read && "flow" in read ? (
+        <Graph {...read} {...others} />
       ) : (
-        <div class="actions">
-          <Button text={reading ? "Drawing…" : "Draw it"} disabled={reading} onClick={start} />
-          <p class="muted small">
-            Which module or operator gives a tensor to which, residual connections included. It takes two passes of the
-            model’s own example.
-          </p>
-        </div>
+        <>
+          <div class="actions">
+            <Button text={reading ? "Drawing…" : "Draw it"} disabled={reading} onClick={() => void start()} />
+            <p class="muted small">
+              Which module or operator gives a tensor to which, residual connections included. It takes two passes of
+              the model’s own example.
+            </p>
+          </div>
+          {read && <Failure error={read} />}
+        </>
       )}
     </Panel>
   );
@@ -99,10 +94,15 @@ type CanvasProps = Pick<Drawn, "draw"> &
 /** The keys that lead along edges: to what a box gives tensors to, or takes them from. */
 const ALONG: Readonly<Record<string, readonly [number, number]>> = { ArrowDown: [0, 1], ArrowUp: [1, 0] };
 
-const size = (width: number, height: number): Record<string, string> => ({
-  width: `${width}px`,
-  height: `${height}px`,
-});
+/** How far from the middle a box is in sight, as a share of the side. */
+const NEAR = 0.45;
+
+const MARKER = { id: "arrow", refX: 8, refY: 4, markerWidth: 8, markerHeight: 8, orient: "auto" };
+
+/** A size as a style. */
+function size(width: number, height: number): Record<string, string> {
+  return { width: `${width}px`, height: `${height}px` };
+}
 
 function Canvas({ drawing, draw, shown, scale, onChoose, onOpen }: CanvasProps): preact.JSX.Element {
   const box = useRef<HTMLDivElement>(null);
@@ -113,10 +113,8 @@ function Canvas({ drawing, draw, shown, scale, onChoose, onOpen }: CanvasProps):
     const [view, at] = [box.current, places.get(shown ?? first ?? "")];
     if (!view || !at) return;
     const [x, y] = [at.x * scale - view.clientWidth / 2, at.y * scale - view.clientHeight / 2];
-    const isSeen =
-      2 * Math.max(Math.abs(x - view.scrollLeft) / view.clientWidth, Math.abs(y - view.scrollTop) / view.clientHeight) <
-      0.9;
-    if (!isSeen) view.scrollTo(x, shown === undefined ? 0 : y);
+    const isFar = Math.abs(x - view.scrollLeft) > NEAR * view.clientWidth;
+    if (isFar || Math.abs(y - view.scrollTop) > NEAR * view.clientHeight) view.scrollTo(x, shown === undefined ? 0 : y);
     if (view.contains(document.activeElement))
       view.querySelector<HTMLElement>("[aria-pressed=true]")?.focus({ preventScroll: true });
   }, [shown, places]);
@@ -163,25 +161,13 @@ function Canvas({ drawing, draw, shown, scale, onChoose, onOpen }: CanvasProps):
       <div style={size(width * scale, height * scale)}>
         <div class="scaled" style={{ ...size(width, height), transform: `scale(${scale})` }}>
           <svg {...{ width, height }} aria-hidden="true">
-            <marker
-              id="arrow"
-              refX={8}
-              refY={4}
-              markerWidth={8}
-              markerHeight={8}
-              markerUnits="userSpaceOnUse"
-              orient="auto"
-            >
+            <marker {...MARKER} markerUnits="userSpaceOnUse">
               <path d="M0 0l8 4-8 4z" />
             </marker>
-            {paths.map(([from, to, path]) => (
-              <path
-                key={`${from}\n${to}`}
-                class={[from, to].includes(shown ?? "\n") ? "chosen" : ""}
-                d={path}
-                marker-end="url(#arrow)"
-              />
-            ))}
+            {paths.map(([from, to, d]) => {
+              const kind = [from, to].includes(shown ?? "\n") ? "chosen" : "";
+              return <path key={`${from}\n${to}`} class={kind} d={d} marker-end="url(#arrow)" />;
+            })}
           </svg>
           {[...drawing.boxes].map(([key, each]) => one(key, each))}
         </div>
