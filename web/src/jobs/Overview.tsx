@@ -287,17 +287,18 @@ export function Provenance({ folder: { manifest } }: { folder: JobFolder }): pre
 }
 
 /** Returns the shares of rows that are predicted as labelled, and of checked attributions that agree, as facts. */
-export function sharesOf(folder: JobFolder): (readonly [string, string])[] {
+export function sharesOf(folder: JobFolder): (readonly [string, string | undefined])[] {
   const labelled = labelledRows();
   const right = labelled.filter(({ wrong }) => !wrong).length;
   const verdicts = columnsOf(folder, ["verdict"]).flatMap(({ name }) =>
     folder.lines.map(({ cells }) => verdictOf(cells[name])).filter(Boolean),
   );
   const agreeing = verdicts.filter((verdict) => verdict === Verdict.AGREES).length;
-  const share = (part: number, all: number): string => `${short((100 * part) / all, 3)} %`;
+  const share = (part: number, all: number): string | undefined =>
+    all ? `${short((100 * part) / all, 3)} %` : undefined;
   return [
-    ...(labelled.length ? [["predicted as labelled", share(right, labelled.length)] as const] : []),
-    ...(verdicts.length ? [["attributions checked", verdicts.length.toLocaleString("en")] as const] : []),
-    ...(verdicts.length ? [["of these agree", share(agreeing, verdicts.length)] as const] : []),
+    ["predicted as labelled", share(right, labelled.length)],
+    ["attributions checked", verdicts.length ? verdicts.length.toLocaleString("en") : undefined],
+    ["of these agree", share(agreeing, verdicts.length)],
   ];
 }
