@@ -79,15 +79,20 @@ export class Client {
   }
 
   /**
-   * Returns the inputs, outputs and module tree of a model; with `operators` the operators in it, and with `example` the
-   * model's own example.
+   * Returns the inputs, outputs and module tree of a model; with `operators` the operators in it, with `example` the
+   * model's own example, and with `dataFlow` which part gave a tensor to which in a pass of that example.
    */
   async model(
     model: string,
-    { operators = false, example = false, ...options }: CallOptions & { operators?: boolean; example?: boolean } = {},
+    {
+      operators = false,
+      example = false,
+      dataFlow = false,
+      ...options
+    }: CallOptions & { operators?: boolean; example?: boolean; dataFlow?: boolean } = {},
   ): Promise<ModelDetail> {
     return this.#told(options, async () => {
-      const { model: detail } = await this.#calls.getModel({ model, operators, example }, options);
+      const { model: detail } = await this.#calls.getModel({ model, operators, example, dataFlow }, options);
       if (detail === undefined) throw new CutawayError("INTERNAL", "the reply is damaged", "", Code.Internal);
       return detail;
     });

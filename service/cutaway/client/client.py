@@ -39,11 +39,24 @@ class Client(BaseClient[Inspection, ReplyStream]):
     _reply_stream = ReplyStream
 
     def get_model(
-        self, model: str, *, operators: bool = False, example: bool = False, timeout: float | None = None
+        self,
+        model: str,
+        *,
+        operators: bool = False,
+        example: bool = False,
+        data_flow: bool = False,
+        timeout: float | None = None,
     ) -> ModelDetail:
-        """Returns the inputs, outputs and module tree of a model; with ``operators`` the operators in it, and with
-        ``example`` the model's own example."""
-        return self._run(self._call(self._transport.get_model(model, operators, example), timeout))
+        """Returns the inputs, outputs and module tree of a model.
+
+        Args:
+            model: its name, or with its version: ``digits/versions/1.0``.
+            operators: whether the operators inside modules are listed too.
+            example: whether the model's own example comes too.
+            data_flow: whether the flow of data comes too, which takes two more passes of the example.
+            timeout: seconds to wait.
+        """
+        return self._run(self._call(self._transport.get_model(model, operators, example, data_flow), timeout))
 
     def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
         """Returns every model that is served, by name and version."""
@@ -109,10 +122,16 @@ class AsyncClient(BaseClient[Coroutine[Any, Any, Inspection], AsyncReplyStream])
     _reply_stream = AsyncReplyStream
 
     async def get_model(
-        self, model: str, *, operators: bool = False, example: bool = False, timeout: float | None = None
+        self,
+        model: str,
+        *,
+        operators: bool = False,
+        example: bool = False,
+        data_flow: bool = False,
+        timeout: float | None = None,
     ) -> ModelDetail:
         """Does what `Client.get_model` does."""
-        return await self._run(self._call(self._transport.get_model(model, operators, example), timeout))
+        return await self._run(self._call(self._transport.get_model(model, operators, example, data_flow), timeout))
 
     async def list_models(self, *, timeout: float | None = None) -> list[ModelName]:
         """Does what `Client.list_models` does."""

@@ -63,11 +63,12 @@ class Transport(ABC):
         payload = wire_requests.serialize(request)
         return self._call("inspect", request.model, payload, partial(_decode_result, request.max_reply_bytes))
 
-    def get_model(self, model: str, operators: bool, example: bool) -> Call[ModelDetail]:
-        """Returns the call that describes a model, on request with its operators and its example."""
+    def get_model(self, model: str, operators: bool, example: bool, data_flow: bool) -> Call[ModelDetail]:
+        """Returns the call that describes a model, on request with its operators, its example and its data flow."""
         check_text(model, "model")
+        more = {"operators": operators, "example": example, "data_flow": data_flow}
         with at("model"):
-            request = wire_models.encode_model_request(model, operators=operators, example=example)
+            request = wire_models.encode_model_request(model, **more)
         return self._call("describe", model, request, _decode_detail)
 
     def inspect_stream(self, request: InspectRequest, in_parts: bool) -> Call[bytes]:

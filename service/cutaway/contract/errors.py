@@ -95,6 +95,11 @@ class Reason(StrEnum):
         "The model is compiled by torch.compile: its hooks never fire.",
     )
     MODEL_SCRIPTED = "MODEL_SCRIPTED", Code.FAILED_PRECONDITION, "The model is a ScriptModule, which takes no hooks."
+    DATA_FLOW_UNKNOWN = (
+        "DATA_FLOW_UNKNOWN",
+        Code.FAILED_PRECONDITION,
+        "The flow of data is not known: the model has no example, or computes where PyTorch shows nothing.",
+    )
     MODEL_QUANTISED = "MODEL_QUANTISED", Code.FAILED_PRECONDITION, "The model is quantised and has no gradients."
     # The target.
     LABEL_NOT_FOUND = "LABEL_NOT_FOUND", _BAD, "A target names a label that no class has, or several."

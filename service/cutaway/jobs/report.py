@@ -87,7 +87,7 @@ def _page(files: Mapping[str, bytes]) -> str:
     What comes from the job is base64, so that none of it is markup; the policy allows the page's script alone.
     """
     static = Path(str(resources.files("cutaway.server") / "web" / "static"))
-    script, style = (next((static / "assets").glob(f"*.{kind}")).read_text("utf-8") for kind in ("js", "css"))
+    script, style = (next((static / "assets").glob(f"index-*.{kind}")).read_text("utf-8") for kind in ("js", "css"))
     script = script.replace("</script", r"<\/script").replace("<!--", r"<\!--")
     policy = _POLICY.format(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode())
     inside = [

@@ -27,7 +27,7 @@ from cutaway.v1 import model_pb2 as cutaway_dot_v1_dot_model__pb2
 from cutaway.v1 import tensor_pb2 as cutaway_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#cutaway/v1/inspection_service.proto\x12\ncutaway.v1\x1a\x1b\x63utaway/v1/inspection.proto\x1a\x16\x63utaway/v1/model.proto\x1a\x17\x63utaway/v1/tensor.proto\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\x7f\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.cutaway.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12-\n\x08unserved\x18\x03 \x03(\x0b\x32\x1b.cutaway.v1.UnservedArchive\"D\n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\toperators\x18\x02 \x01(\x08\x12\x0f\n\x07\x65xample\x18\x03 \x01(\x08\":\n\x10GetModelResponse\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.cutaway.v1.ModelDetail\"j\n\x14InspectStreamRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.cutaway.v1.InspectRequest\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\x12\x10\n\x08in_parts\x18\x03 \x01(\x08\"?\n\x15InspectStreamResponse\x12&\n\x05piece\x18\x01 \x01(\x0b\x32\x17.cutaway.v1.StreamPiece\"\xdb\x01\n\x0bStreamPiece\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x18.cutaway.v1.StreamHeaderH\x00\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.cutaway.v1.StreamChunkH\x00\x12,\n\x07trailer\x18\x03 \x01(\x0b\x32\x19.cutaway.v1.StreamTrailerH\x00\x12.\n\x08progress\x18\x04 \x01(\x0b\x32\x1a.cutaway.v1.StreamProgressH\x00\x42\x06\n\x04kindJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0fJ\x04\x08\x0f\x10\x10\"=\n\x0cStreamHeader\x12-\n\x08response\x18\x01 \x01(\x0b\x32\x1b.cutaway.v1.InspectResponse\"`\n\x0eStreamProgress\x12\x13\n\x0bpasses_done\x18\x01 \x01(\x04\x12\x0e\n\x06passes\x18\x02 \x01(\x04\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\x12\x13\n\x0b\x61ttribution\x18\x04 \x01(\r\"i\n\x0bStreamChunk\x12\x0e\n\x06tensor\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12,\n\x0b\x63ompression\x18\x04 \x01(\x0e\x32\x17.cutaway.v1.Compression\"\x1f\n\rStreamTrailer\x12\x0e\n\x06\x63rc32c\x18\x01 \x03(\x07\x32\xc3\x02\n\x11InspectionService\x12K\n\nListModels\x12\x1d.cutaway.v1.ListModelsRequest\x1a\x1e.cutaway.v1.ListModelsResponse\x12\x45\n\x08GetModel\x12\x1b.cutaway.v1.GetModelRequest\x1a\x1c.cutaway.v1.GetModelResponse\x12\x42\n\x07Inspect\x12\x1a.cutaway.v1.InspectRequest\x1a\x1b.cutaway.v1.InspectResponse\x12V\n\rInspectStream\x12 .cutaway.v1.InspectStreamRequest\x1a!.cutaway.v1.InspectStreamResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#cutaway/v1/inspection_service.proto\x12\ncutaway.v1\x1a\x1b\x63utaway/v1/inspection.proto\x1a\x16\x63utaway/v1/model.proto\x1a\x17\x63utaway/v1/tensor.proto\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\x7f\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.cutaway.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12-\n\x08unserved\x18\x03 \x03(\x0b\x32\x1b.cutaway.v1.UnservedArchive\"W\n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\toperators\x18\x02 \x01(\x08\x12\x0f\n\x07\x65xample\x18\x03 \x01(\x08\x12\x11\n\tdata_flow\x18\x04 \x01(\x08\":\n\x10GetModelResponse\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.cutaway.v1.ModelDetail\"j\n\x14InspectStreamRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.cutaway.v1.InspectRequest\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\r\x12\x10\n\x08in_parts\x18\x03 \x01(\x08\"?\n\x15InspectStreamResponse\x12&\n\x05piece\x18\x01 \x01(\x0b\x32\x17.cutaway.v1.StreamPiece\"\xdb\x01\n\x0bStreamPiece\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x18.cutaway.v1.StreamHeaderH\x00\x12(\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x17.cutaway.v1.StreamChunkH\x00\x12,\n\x07trailer\x18\x03 \x01(\x0b\x32\x19.cutaway.v1.StreamTrailerH\x00\x12.\n\x08progress\x18\x04 \x01(\x0b\x32\x1a.cutaway.v1.StreamProgressH\x00\x42\x06\n\x04kindJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0fJ\x04\x08\x0f\x10\x10\"=\n\x0cStreamHeader\x12-\n\x08response\x18\x01 \x01(\x0b\x32\x1b.cutaway.v1.InspectResponse\"`\n\x0eStreamProgress\x12\x13\n\x0bpasses_done\x18\x01 \x01(\x04\x12\x0e\n\x06passes\x18\x02 \x01(\x04\x12\x14\n\x0cseconds_left\x18\x03 \x01(\x01\x12\x13\n\x0b\x61ttribution\x18\x04 \x01(\r\"i\n\x0bStreamChunk\x12\x0e\n\x06tensor\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12,\n\x0b\x63ompression\x18\x04 \x01(\x0e\x32\x17.cutaway.v1.Compression\"\x1f\n\rStreamTrailer\x12\x0e\n\x06\x63rc32c\x18\x01 \x03(\x07\x32\xc3\x02\n\x11InspectionService\x12K\n\nListModels\x12\x1d.cutaway.v1.ListModelsRequest\x1a\x1e.cutaway.v1.ListModelsResponse\x12\x45\n\x08GetModel\x12\x1b.cutaway.v1.GetModelRequest\x1a\x1c.cutaway.v1.GetModelResponse\x12\x42\n\x07Inspect\x12\x1a.cutaway.v1.InspectRequest\x1a\x1b.cutaway.v1.InspectResponse\x12V\n\rInspectStream\x12 .cutaway.v1.InspectStreamRequest\x1a!.cutaway.v1.InspectStreamResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,23 +39,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTMODELSRESPONSE']._serialized_start=189
   _globals['_LISTMODELSRESPONSE']._serialized_end=316
   _globals['_GETMODELREQUEST']._serialized_start=318
-  _globals['_GETMODELREQUEST']._serialized_end=386
-  _globals['_GETMODELRESPONSE']._serialized_start=388
-  _globals['_GETMODELRESPONSE']._serialized_end=446
-  _globals['_INSPECTSTREAMREQUEST']._serialized_start=448
-  _globals['_INSPECTSTREAMREQUEST']._serialized_end=554
-  _globals['_INSPECTSTREAMRESPONSE']._serialized_start=556
-  _globals['_INSPECTSTREAMRESPONSE']._serialized_end=619
-  _globals['_STREAMPIECE']._serialized_start=622
-  _globals['_STREAMPIECE']._serialized_end=841
-  _globals['_STREAMHEADER']._serialized_start=843
-  _globals['_STREAMHEADER']._serialized_end=904
-  _globals['_STREAMPROGRESS']._serialized_start=906
-  _globals['_STREAMPROGRESS']._serialized_end=1002
-  _globals['_STREAMCHUNK']._serialized_start=1004
-  _globals['_STREAMCHUNK']._serialized_end=1109
-  _globals['_STREAMTRAILER']._serialized_start=1111
-  _globals['_STREAMTRAILER']._serialized_end=1142
-  _globals['_INSPECTIONSERVICE']._serialized_start=1145
-  _globals['_INSPECTIONSERVICE']._serialized_end=1468
+  _globals['_GETMODELREQUEST']._serialized_end=405
+  _globals['_GETMODELRESPONSE']._serialized_start=407
+  _globals['_GETMODELRESPONSE']._serialized_end=465
+  _globals['_INSPECTSTREAMREQUEST']._serialized_start=467
+  _globals['_INSPECTSTREAMREQUEST']._serialized_end=573
+  _globals['_INSPECTSTREAMRESPONSE']._serialized_start=575
+  _globals['_INSPECTSTREAMRESPONSE']._serialized_end=638
+  _globals['_STREAMPIECE']._serialized_start=641
+  _globals['_STREAMPIECE']._serialized_end=860
+  _globals['_STREAMHEADER']._serialized_start=862
+  _globals['_STREAMHEADER']._serialized_end=923
+  _globals['_STREAMPROGRESS']._serialized_start=925
+  _globals['_STREAMPROGRESS']._serialized_end=1021
+  _globals['_STREAMCHUNK']._serialized_start=1023
+  _globals['_STREAMCHUNK']._serialized_end=1128
+  _globals['_STREAMTRAILER']._serialized_start=1130
+  _globals['_STREAMTRAILER']._serialized_end=1161
+  _globals['_INSPECTIONSERVICE']._serialized_start=1164
+  _globals['_INSPECTIONSERVICE']._serialized_end=1487
 # @@protoc_insertion_point(module_scope)

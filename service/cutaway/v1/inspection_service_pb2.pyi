@@ -90,22 +90,26 @@ class GetModelRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     OPERATORS_FIELD_NUMBER: _builtins.int
     EXAMPLE_FIELD_NUMBER: _builtins.int
+    DATA_FLOW_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """`digits`, or `digits/versions/1.0`; required."""
     operators: _builtins.bool
     """True also lists the operators inside the modules."""
     example: _builtins.bool
     """True also returns the model's own example."""
+    data_flow: _builtins.bool
+    """True also returns the flow of data, from two more passes of the model's own example."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         operators: _builtins.bool = ...,
         example: _builtins.bool = ...,
+        data_flow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["example", b"example", "model", b"model", "operators", b"operators"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_flow", b"data_flow", "example", b"example", "model", b"model", "operators", b"operators"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,33 +25,35 @@ _sym_db = _symbol_database.Default()
 from cutaway.v1 import tensor_pb2 as cutaway_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63utaway/v1/model.proto\x12\ncutaway.v1\x1a\x17\x63utaway/v1/tensor.proto\"5\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"\x91\x01\n\x0fUnservedArchive\x12\x0f\n\x07\x61rchive\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.cutaway.v1.ArchiveState\x12\x0b\n\x03why\x18\x05 \x01(\t\x12\x17\n\x0fprevious_serves\x18\x06 \x01(\x08\"\x8a\x03\n\x0bModelDetail\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.cutaway.v1.Model\x12%\n\x06inputs\x18\x02 \x03(\x0b\x32\x15.cutaway.v1.InputSpec\x12\'\n\x07outputs\x18\x03 \x03(\x0b\x32\x16.cutaway.v1.OutputSpec\x12\x0e\n\x06labels\x18\x04 \x03(\t\x12\x13\n\x0bmedia_types\x18\x05 \x03(\t\x12#\n\x07modules\x18\x06 \x03(\x0b\x32\x12.cutaway.v1.Module\x12*\n\nprovenance\x18\x07 \x01(\x0b\x32\x16.cutaway.v1.Provenance\x12\'\n\toperators\x18\x08 \x03(\x0b\x32\x14.cutaway.v1.Operator\x12(\n\x07\x65xample\x18\t \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12&\n\tdata_sets\x18\n \x03(\x0b\x32\x13.cutaway.v1.DataSet\x12\x18\n\x10\x63heckpoint_rates\x18\x0b \x03(\x01\"7\n\x07\x44\x61taSet\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x10\n\x08labelled\x18\x03 \x01(\x08\"T\n\x08Operator\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12(\n\routput_shapes\x18\x02 \x03(\x0b\x32\x11.cutaway.v1.Shape\x12\r\n\x05\x63\x61lls\x18\x03 \x01(\r\"z\n\tInputSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\tdata_type\x18\x02 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x10\n\x08optional\x18\x04 \x01(\x08\x12\x15\n\rfeature_names\x18\x05 \x03(\t\"R\n\nOutputSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\tdata_type\x18\x02 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x82\x01\n\x06Module\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\x03\x12(\n\routput_shapes\x18\x04 \x03(\x0b\x32\x11.cutaway.v1.Shape\x12\r\n\x05\x63\x61lls\x18\x05 \x01(\r\x12\x0f\n\x07\x61liases\x18\x06 \x03(\t\"\x16\n\x05Shape\x12\r\n\x05sizes\x18\x01 \x03(\x03\"\x8c\x02\n\nProvenance\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0eweights_sha256\x18\x03 \x01(\t\x12\x15\n\rtorch_version\x18\x04 \x01(\t\x12\x16\n\x0e\x63\x61ptum_version\x18\x05 \x01(\t\x12\x17\n\x0f\x63utaway_version\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\'\n\tdata_type\x18\x08 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x10\n\x08\x66orwards\x18\n \x01(\r\x12\x11\n\tbackwards\x18\x0b \x01(\r\x12\x12\n\ncompanions\x18\x0c \x01(\r*\x7f\n\x0c\x41rchiveState\x12\x1d\n\x19\x41RCHIVE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41RCHIVE_STATE_LOADING\x10\x01\x12\x1b\n\x17\x41RCHIVE_STATE_NOT_WHOLE\x10\x02\x12\x18\n\x14\x41RCHIVE_STATE_FAILED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63utaway/v1/model.proto\x12\ncutaway.v1\x1a\x17\x63utaway/v1/tensor.proto\"5\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"\x91\x01\n\x0fUnservedArchive\x12\x0f\n\x07\x61rchive\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\'\n\x05state\x18\x04 \x01(\x0e\x32\x18.cutaway.v1.ArchiveState\x12\x0b\n\x03why\x18\x05 \x01(\t\x12\x17\n\x0fprevious_serves\x18\x06 \x01(\x08\"\xb3\x03\n\x0bModelDetail\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.cutaway.v1.Model\x12%\n\x06inputs\x18\x02 \x03(\x0b\x32\x15.cutaway.v1.InputSpec\x12\'\n\x07outputs\x18\x03 \x03(\x0b\x32\x16.cutaway.v1.OutputSpec\x12\x0e\n\x06labels\x18\x04 \x03(\t\x12\x13\n\x0bmedia_types\x18\x05 \x03(\t\x12#\n\x07modules\x18\x06 \x03(\x0b\x32\x12.cutaway.v1.Module\x12*\n\nprovenance\x18\x07 \x01(\x0b\x32\x16.cutaway.v1.Provenance\x12\'\n\toperators\x18\x08 \x03(\x0b\x32\x14.cutaway.v1.Operator\x12(\n\x07\x65xample\x18\t \x03(\x0b\x32\x17.cutaway.v1.NamedTensor\x12&\n\tdata_sets\x18\n \x03(\x0b\x32\x13.cutaway.v1.DataSet\x12\x18\n\x10\x63heckpoint_rates\x18\x0b \x03(\x01\x12\'\n\tdata_flow\x18\x0c \x03(\x0b\x32\x14.cutaway.v1.DataEdge\"I\n\x08\x44\x61taEdge\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\r\n\x05input\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x0e\n\x06output\x18\x04 \x01(\t\"7\n\x07\x44\x61taSet\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x10\n\x08labelled\x18\x03 \x01(\x08\"T\n\x08Operator\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12(\n\routput_shapes\x18\x02 \x03(\x0b\x32\x11.cutaway.v1.Shape\x12\r\n\x05\x63\x61lls\x18\x03 \x01(\r\"z\n\tInputSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\tdata_type\x18\x02 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x10\n\x08optional\x18\x04 \x01(\x08\x12\x15\n\rfeature_names\x18\x05 \x03(\t\"R\n\nOutputSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\tdata_type\x18\x02 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x82\x01\n\x06Module\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\x03\x12(\n\routput_shapes\x18\x04 \x03(\x0b\x32\x11.cutaway.v1.Shape\x12\r\n\x05\x63\x61lls\x18\x05 \x01(\r\x12\x0f\n\x07\x61liases\x18\x06 \x03(\t\"\x16\n\x05Shape\x12\r\n\x05sizes\x18\x01 \x03(\x03\"\x8c\x02\n\nProvenance\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0eweights_sha256\x18\x03 \x01(\t\x12\x15\n\rtorch_version\x18\x04 \x01(\t\x12\x16\n\x0e\x63\x61ptum_version\x18\x05 \x01(\t\x12\x17\n\x0f\x63utaway_version\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\'\n\tdata_type\x18\x08 \x01(\x0e\x32\x14.cutaway.v1.DataType\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x10\n\x08\x66orwards\x18\n \x01(\r\x12\x11\n\tbackwards\x18\x0b \x01(\r\x12\x12\n\ncompanions\x18\x0c \x01(\r*\x7f\n\x0c\x41rchiveState\x12\x1d\n\x19\x41RCHIVE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41RCHIVE_STATE_LOADING\x10\x01\x12\x1b\n\x17\x41RCHIVE_STATE_NOT_WHOLE\x10\x02\x12\x18\n\x14\x41RCHIVE_STATE_FAILED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cutaway.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ARCHIVESTATE']._serialized_start=1442
-  _globals['_ARCHIVESTATE']._serialized_end=1569
+  _globals['_ARCHIVESTATE']._serialized_start=1558
+  _globals['_ARCHIVESTATE']._serialized_end=1685
   _globals['_MODEL']._serialized_start=63
   _globals['_MODEL']._serialized_end=116
   _globals['_UNSERVEDARCHIVE']._serialized_start=119
   _globals['_UNSERVEDARCHIVE']._serialized_end=264
   _globals['_MODELDETAIL']._serialized_start=267
-  _globals['_MODELDETAIL']._serialized_end=661
-  _globals['_DATASET']._serialized_start=663
-  _globals['_DATASET']._serialized_end=718
-  _globals['_OPERATOR']._serialized_start=720
-  _globals['_OPERATOR']._serialized_end=804
-  _globals['_INPUTSPEC']._serialized_start=806
-  _globals['_INPUTSPEC']._serialized_end=928
-  _globals['_OUTPUTSPEC']._serialized_start=930
-  _globals['_OUTPUTSPEC']._serialized_end=1012
-  _globals['_MODULE']._serialized_start=1015
-  _globals['_MODULE']._serialized_end=1145
-  _globals['_SHAPE']._serialized_start=1147
-  _globals['_SHAPE']._serialized_end=1169
-  _globals['_PROVENANCE']._serialized_start=1172
-  _globals['_PROVENANCE']._serialized_end=1440
+  _globals['_MODELDETAIL']._serialized_end=702
+  _globals['_DATAEDGE']._serialized_start=704
+  _globals['_DATAEDGE']._serialized_end=777
+  _globals['_DATASET']._serialized_start=779
+  _globals['_DATASET']._serialized_end=834
+  _globals['_OPERATOR']._serialized_start=836
+  _globals['_OPERATOR']._serialized_end=920
+  _globals['_INPUTSPEC']._serialized_start=922
+  _globals['_INPUTSPEC']._serialized_end=1044
+  _globals['_OUTPUTSPEC']._serialized_start=1046
+  _globals['_OUTPUTSPEC']._serialized_end=1128
+  _globals['_MODULE']._serialized_start=1131
+  _globals['_MODULE']._serialized_end=1261
+  _globals['_SHAPE']._serialized_start=1263
+  _globals['_SHAPE']._serialized_end=1285
+  _globals['_PROVENANCE']._serialized_start=1288
+  _globals['_PROVENANCE']._serialized_end=1556
 # @@protoc_insertion_point(module_scope)

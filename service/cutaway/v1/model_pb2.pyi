@@ -140,6 +140,7 @@ class ModelDetail(_message.Message):
     EXAMPLE_FIELD_NUMBER: _builtins.int
     DATA_SETS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_RATES_FIELD_NUMBER: _builtins.int
+    DATA_FLOW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> Global___Model:
         """The model and its version."""
@@ -186,6 +187,12 @@ class ModelDetail(_message.Message):
     def checkpoint_rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The learning rates of the packaged checkpoints of its training, in order."""
 
+    @_builtins.property
+    def data_flow(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataEdge]:
+        """The flow of data in a pass of the model's own example, in the order in which tensors were taken, where it was
+        requested.
+        """
+
     def __init__(
         self,
         *,
@@ -200,14 +207,52 @@ class ModelDetail(_message.Message):
         example: _abc.Iterable[_tensor_pb2.NamedTensor] | None = ...,
         data_sets: _abc.Iterable[Global___DataSet] | None = ...,
         checkpoint_rates: _abc.Iterable[_builtins.float] | None = ...,
+        data_flow: _abc.Iterable[Global___DataEdge] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "provenance", b"provenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_rates", b"checkpoint_rates", "data_sets", b"data_sets", "example", b"example", "inputs", b"inputs", "labels", b"labels", "media_types", b"media_types", "model", b"model", "modules", b"modules", "operators", b"operators", "outputs", b"outputs", "provenance", b"provenance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_rates", b"checkpoint_rates", "data_flow", b"data_flow", "data_sets", b"data_sets", "example", b"example", "inputs", b"inputs", "labels", b"labels", "media_types", b"media_types", "model", b"model", "modules", b"modules", "operators", b"operators", "outputs", b"outputs", "provenance", b"provenance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelDetail: _TypeAlias = ModelDetail  # noqa: Y015
+
+@_typing.final
+class DataEdge(_message.Message):
+    """A tensor that one part of a model returned and another one took. Parts are operators, and modules that show none: such
+    as return what they take, or run code that PyTorch does not show. The model's own tensors, such as parameters, come
+    from no part. Numbers that leave tensors, such as sizes and conditions, are not followed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """The operator, by its address, or the module that returned it; empty with `input`, and for the model itself."""
+    input: _builtins.str
+    """The model's input that it is."""
+    target: _builtins.str
+    """The operator or module that took it, or wrote into it; empty with `output`, and for the model itself."""
+    output: _builtins.str
+    """The model's output that it is."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        input: _builtins.str = ...,
+        target: _builtins.str = ...,
+        output: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataEdge: _TypeAlias = DataEdge  # noqa: Y015
 
 @_typing.final
 class DataSet(_message.Message):

@@ -213,6 +213,7 @@ def test_a_model_is_described_as_far_as_it_may_be_seen(front: Front) -> None:
     """With `inspect`, all of it; without, what goes in and comes out."""
     with front.client("all") as client:
         whole = client.get_model("net", operators=True)
+        assert {edge.input for edge in client.get_model("net", data_flow=True).data_flow} > {""}
     assert {"secretive.0", "open1", "open2"} < {module.name for module in whole.modules}
     assert whole.operators
     for scopes in SUBSETS[1:]:
@@ -223,7 +224,7 @@ def test_a_model_is_described_as_far_as_it_may_be_seen(front: Front) -> None:
             if "inspect" in scopes:
                 assert client.get_model("net", operators=True).operators == whole.operators
             else:
-                for field in ("operators", "example"):
+                for field in ("operators", "example", "data_flow"):
                     with pytest.raises(ca.PermissionDenied) as caught:
                         client.get_model("net", **{field: True})
                     assert caught.value.field == field

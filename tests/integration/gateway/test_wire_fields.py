@@ -72,7 +72,7 @@ def test_a_reply_in_pieces(channel: grpc.Channel) -> None:
 DESCRIPTIONS: dict[str, tuple[Message, Any]] = {
     "ListModels": (inspection_service_pb2.ListModelsRequest(), inspection_service_pb2.ListModelsResponse),
     "GetModel": (
-        inspection_service_pb2.GetModelRequest(model="net", operators=True),
+        inspection_service_pb2.GetModelRequest(model="net", operators=True, data_flow=True),
         inspection_service_pb2.GetModelResponse,
     ),
 }

@@ -523,10 +523,11 @@ def test_models(site: Site) -> None:
     for path in ("classes", "classes/versions/1.0"):
         known = json.loads(post(f"{site.url}/v1/models/{path}", None, {})[2])
         assert (known["name"], known["ready"], known["model"]["labels"]) == ("classes", True, ["a", "b", "c"])
-        assert not {"operators", "example"} & known["model"].keys()
-        more = json.loads(post(f"{site.url}/v1/models/{path}?example&operators", None, {})[2])["model"]
+        assert not {"operators", "example", "dataFlow"} & known["model"].keys()
+        more = json.loads(post(f"{site.url}/v1/models/{path}?example&operators&data_flow", None, {})[2])["model"]
         assert [each["name"] for each in more["example"]] == ["input"]
         assert more["operators"]
+        assert more["dataFlow"][0]["input"] == "input"
         assert site.post(f"/v1/models/{path}:predict", {"instances": X.tolist()})[0] == 200
 
 

@@ -407,7 +407,8 @@ def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector,
     assert np.array_equal(np.asarray(json.loads(run.stdout), np.float32), result.predictions["output"])
     answered.go("Edits")
     answered.page.click("button:text-is('Keep it in the question')")  # another one does not take its place
-    assert len(answered.texts("section:has(#others) .chips bdi")) == 2
+    answered.page.wait_for_selector("section:has(#others) .chips li:nth-child(2)")
+    assert answered.page.locator("section:has(#others) .chips li").count() == 2
     answered.go("Ask")
     for _ in range(2):
         answered.page.click("section:has(#others) .remove")

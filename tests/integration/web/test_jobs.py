@@ -117,7 +117,7 @@ def test_a_row_is_asked_of_the_live_model(folder: Path, inspector: Inspector) ->
     results = read(folder)
     name, probability = results["prediction_name"][7], results["probability"][7]
     assert said
-    assert said.inner_text() == f"It says {name}, {100 * probability:.1f} %, with the weights of the job."
+    assert said.inner_text() == f"It says \u2068{name}\u2069, {100 * probability:.1f} %, with the weights of the job."
     inspector.page.click("button:text-is('Look inside')")
     inspector.page.wait_for_selector(".explanations .picture canvas")
     targets = inspector.texts(".explanation h2 + *, .explanation p.muted.small")

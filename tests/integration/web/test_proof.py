@@ -233,6 +233,31 @@ def test_tokens_are_swapped_and_special_ones_stay(browser: Browser, opinions: Se
         assert page.page.input_value(".texts textarea") == "A bad film"
 
 
+PLACES = """() => {
+    const text = document.querySelector(".history bdi").firstChild;
+    return [...text.data].map((letter, at) => {
+        const range = new Range();
+        range.setStart(text, at);
+        range.setEnd(text, at + 1);
+        return [letter, range.getBoundingClientRect().left];
+    });
+}"""
+
+
+def test_a_label_does_not_turn_what_stands_beside_it(inspector: Inspector) -> None:
+    """One with a mark of the other direction: the probability behind it is read from the left to the right."""
+    inspector.choose("named")
+    inspector.go("Ask")
+    inspector.ask()
+    inspector.ask()
+    inspector.page.wait_for_selector(".history li:nth-child(2)")
+    letters = inspector.page.evaluate(PLACES)
+    behind = letters[max(at for at, (letter, _) in enumerate(letters) if letter == ",") :]
+    lefts = [left for _, left in behind]
+    assert "".join(letter for letter, _ in behind).endswith(" %")
+    assert lefts == sorted(lefts)
+
+
 VIEW, BUTTON = "nav a:text-is('{}')".format, "button:text-is('{}')".format
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "What does the model say?": (VIEW("Ask"), ".prediction .bar"),
@@ -278,7 +303,7 @@ FITS = """() => [...document.querySelectorAll("main *")].filter((each) => {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1920, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1920, "light"), (390, "light"), (1920, "dark")])
 def test_the_proof_fits(browser: Browser, site: Served, width: int, scheme: str) -> None:
     """Nothing is wider than what it is in, and axe-core finds nothing: with references, measured effects, sliders."""
     options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}

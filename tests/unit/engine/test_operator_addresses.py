@@ -15,7 +15,8 @@ import cutaway as ca
 from cutaway.adapters import Adapter
 from cutaway.contract.requests import Point
 from cutaway.contract.results import InputSpec
-from cutaway.engine.execution.inspect import describe, inspect
+from cutaway.engine.execution.description import describe
+from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.gateway import serve
 from tests.oracles.hooks import equal

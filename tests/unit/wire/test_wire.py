@@ -231,16 +231,17 @@ def test_targets_that_are_no_grid_are_refused() -> None:
 
 
 def test_question_about_a_model_survives_the_wire() -> None:
-    """Whether operators and the example are asked for reaches the worker, through the gateway and without it."""
-    for operators, example in ((True, False), (False, True)):
-        front = GatewayTransport().get_model("m/versions/2.0", operators, example).payload
+    """Which details are asked for reaches the worker, through the gateway and without it."""
+    for chosen in ((True, False, False), (False, True, False), (False, False, True)):
+        front = GatewayTransport().get_model("m/versions/2.0", *chosen).payload
         direct = worker_pb2.TorchServePredictionsRequest.FromString(
-            TorchServeTransport().get_model("m/versions/2.0", operators, example).payload
+            TorchServeTransport().get_model("m/versions/2.0", *chosen).payload
         )
         assert (direct.model_name, direct.model_version) == ("m", "2.0")
         for data in (front, direct.input["describe"]):
             received = wire_models.decode_model_request(data)
-            assert (received.model, received.operators, received.example) == ("m/versions/2.0", operators, example)
+            assert received.model == "m/versions/2.0"
+            assert tuple(getattr(received, name) for name in wire_models.DETAILS) == chosen
     assert not wire_models.decode_model_request(b"").operators
 
 

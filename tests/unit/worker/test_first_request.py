@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from cutaway.adapters import TensorAdapter
 from cutaway.contract.results import InputSpec
+from cutaway.contract.wire.models import DETAILS
 from cutaway.server.worker.call import Call
 from cutaway.v1 import inspection_service_pb2
 from tests.support.worker_calls import response, worker
@@ -62,14 +64,14 @@ def test_a_model_is_described_once() -> None:
     model = Counting()
     served = worker(TensorAdapter(model, inputs=[InputSpec("x", "float32", (-1, 3))]))
     requests = [
-        inspection_service_pb2.GetModelRequest(model="m", operators=operators, example=example).SerializeToString()
-        for operators in (False, True)
-        for example in (False, True)
+        inspection_service_pb2.GetModelRequest(model="m", **dict(zip(DETAILS, chosen))).SerializeToString()
+        for chosen in itertools.product((False, True), repeat=len(DETAILS))
     ]
     first = [response(*served.answer([Call("describe", data)])) for data in requests]
     passes = model.passes[0]
     assert [response(*served.answer([Call("describe", data)])) for data in reversed(requests)] == first[::-1]
     assert model.passes[0] == passes
     details = [inspection_service_pb2.GetModelResponse.FromString(data).model for data in first]
-    assert [bool(detail.operators) for detail in details] == [False, False, True, True]
-    assert [bool(detail.example) for detail in details] == [False, True, False, True]
+    for number, detail in enumerate(details):
+        found = [bool(getattr(detail, name)) for name in DETAILS]
+        assert found == [bool(number & 4), bool(number & 2), bool(number & 1)]

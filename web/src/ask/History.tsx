@@ -1,7 +1,7 @@
 /** What was asked during this visit. */
 
 import { asked, type Exchange, history, recall, rowsOf } from "../state/index.js";
-import { Panel, percent, short } from "../ui/index.js";
+import { isolated, Panel, percent, short } from "../ui/index.js";
 import { textOf } from "./Writing.js";
 import { outputsOf } from "./probabilities.js";
 
@@ -34,7 +34,7 @@ function aboutText({ question: { inputs, edits = [] }, reply, when }: Exchange):
   const [first] = Array.isArray(inputs) ? (inputs as readonly unknown[]) : [];
   const made = reply.attributions.filter(({ message }) => !message.error).length;
   return [
-    ...(typeof first === "string" ? [`“${first.length > MOST ? `${first.slice(0, MOST)}…` : first}”`] : []),
+    ...(typeof first === "string" ? [`“${isolated(first.length > MOST ? `${first.slice(0, MOST)}…` : first)}”`] : []),
     ...(edits.length ? ["edited"] : []),
     made === 1 ? "1 explanation" : `${made} explanations`,
     when.toLocaleTimeString("en-GB"),
@@ -58,6 +58,6 @@ export function outputText(reply: Exchange["reply"], row: number): string {
 /** Returns an answer about an example in a few words. */
 export function predictionText({ reply }: Exchange, row = 0): string {
   const first = reply.classes[row];
-  if (!first) return textOf(reply.message, row).slice(0, 2 * MOST) || outputText(reply, row);
-  return `${first.label || `class ${first.index}`}, ${percent(first.probability)}`;
+  if (!first) return isolated(textOf(reply.message, row).slice(0, 2 * MOST) || outputText(reply, row));
+  return `${isolated(first.label || `class ${first.index}`)}, ${percent(first.probability)}`;
 }

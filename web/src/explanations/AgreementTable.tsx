@@ -2,19 +2,12 @@
 
 import { cosine } from "../measures/agreement.js";
 import { type Exchange, exampleOf } from "../state/exchange.js";
-import { Heads, Panel } from "../ui/parts.js";
-import { short } from "../ui/text.js";
+import { Panel, short, Table } from "../ui/index.js";
 import type { ExplanationProps } from "./Values.js";
 
 /** Two explanations, and how far they agree; of two answers there is the cosine alone. */
-type Pair = Readonly<{
-  one: ExplanationProps;
-  other: ExplanationProps;
-  cosine: number;
-  ranks?: number | undefined;
-  top?: number | undefined;
-  ofMagnitudes?: boolean;
-}>;
+type Pair = Readonly<Record<"one" | "other", ExplanationProps>> &
+  Readonly<{ cosine: number; figures?: readonly preact.ComponentChildren[]; ofMagnitudes?: boolean }>;
 
 /** What a cosine says, from which on. */
 const WORDS = [
@@ -45,27 +38,19 @@ export function AgreementTable({ asked, row, others }: Props): preact.JSX.Elemen
   const figures = others.length ? [] : ["Rank correlation", "Largest tenth in common"];
   return (
     <Panel id="agreement" title={others.length ? "Do the two answers agree?" : "Do the methods agree?"}>
-      <div class="wide">
-        <table class="agreement">
-          <Heads of={["Methods", "Cosine", ...figures, "In words"]} />
-          <tbody>
-            {pairs.map(({ one, other, cosine, ranks, top, ofMagnitudes }, index) => (
-              <tr key={index}>
-                <th scope="row">
-                  {[...new Set([nameOf(one), nameOf(other)])].join(" and ")}
-                  {ofMagnitudes && <p class="muted small">magnitudes: one of them has no signs</p>}
-                </th>
-                <td class="number">{short(cosine)}</td>
-                {ranks !== undefined && <td class="number">{short(ranks)}</td>}
-                {top !== undefined && <td class="number">{short(100 * top, 2)} %</td>}
-                <td>
-                  {WORDS.find(([least]) => cosine >= least)?.[1] ?? "cannot be compared: one is zero or not finite"}
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        kind="agreement"
+        heads={["Methods", "Cosine", ...figures, "In words"]}
+        rows={pairs.map(({ one, other, cosine, figures = [], ofMagnitudes }) => [
+          <>
+            {[...new Set([nameOf(one), nameOf(other)])].join(" and ")}
+            {ofMagnitudes && <p class="muted small">magnitudes: one of them has no signs</p>}
+          </>,
+          cosine,
+          ...figures,
+          WORDS.find(([least]) => cosine >= least)?.[1] ?? "cannot be compared: one is zero or not finite",
+        ])}
+      />
       {alone.length > 0 && (
         <p class="muted small">
           Not compared, because no other explanation is of the same places and target:{" "}
@@ -82,10 +67,12 @@ function pairsIn(asked: Exchange, row: number): Pair[] {
   return message.agreements.flatMap(({ first, second, cosine, rankCorrelation, topInCommon, ofMagnitudes }) => {
     const [one, other] = [attributions[first], attributions[second]];
     if (!one || !other) return [];
-    const figures = { cosine: cosine[row] ?? Number.NaN, ranks: rankCorrelation[row], top: topInCommon[row] };
-    return [
-      { one: { asked, row, attribution: one }, other: { asked, row, attribution: other }, ...figures, ofMagnitudes },
+    const [own, others] = [one, other].map((attribution) => ({ asked, row, attribution })) as [
+      ExplanationProps,
+      ExplanationProps,
     ];
+    const figures = [rankCorrelation[row], <div class="number">{short(100 * (topInCommon[row] ?? NaN), 2)} %</div>];
+    return [{ one: own, other: others, cosine: cosine[row] ?? NaN, figures, ofMagnitudes }];
   });
 }
 

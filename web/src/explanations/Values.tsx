@@ -1,9 +1,9 @@
 /** The values of one explanation, as what they are about: an image, a text, features. */
 
 import { type Attribution, type Example, fromMessage, HookPoint, type Tensor } from "@cutaway/client";
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { tryWithout } from "../edits/live.js";
-import { axisNames, flattened, layoutOf, type Part, statisticsOf, unpaddedLength } from "../measures/index.js";
+import { axisNames, flattened, layoutOf, type Part, statisticsOf, sumsBy, unpaddedLength } from "../measures/index.js";
 import { Bars, type Named } from "../pictures/Bars.js";
 import { HeatMap, Legend, Picture } from "../pictures/Picture.js";
 import { Series } from "../pictures/Series.js";
@@ -19,7 +19,7 @@ import {
   veilOf,
 } from "../pictures/colours.js";
 import { ask, exampleOf, type Exchange, tensorsIn } from "../state/index.js";
-import { Button, Check, exact, Form, Select, short, signed, Slider, TextField } from "../ui/index.js";
+import { Button, Check, exact, Form, Select, short, signed, Slider, TextField, useLoaded } from "../ui/index.js";
 
 const MOST_BARS = 40;
 
@@ -60,11 +60,8 @@ type OtherProps = Readonly<{ others?: Attribution["values"] }>;
 
 /** Returns the sum of each token, of values [tokens, width]; of Grad-CAM, [1, tokens], the values themselves. */
 export function byToken({ values }: Pick<Part, "values">, count: number): Float64Array {
-  const sums = new Float64Array(count);
   const width = values.length / count;
-  for (let index = 0; index < values.length; index++)
-    sums[Math.floor(index / width)] = (sums[Math.floor(index / width)] ?? 0) + (values[index] ?? 0);
-  return sums;
+  return sumsBy(values, count, (index) => Math.floor(index / width));
 }
 
 /** Values, what they belong to, and what is known of that. */
@@ -90,11 +87,9 @@ export function Figures({ label, parts }: Readonly<{ label: string; parts: reado
   return (
     <>
       {joined.length > 0 && <Vectors parts={joined} />}
-      {parts
-        .filter((each) => !joined.includes(each))
-        .map((each) => (
-          <Figure key={each.name} {...each} label={`${label} of ${each.name}`} />
-        ))}
+      {parts.map(
+        (each) => joined.includes(each) || <Figure key={each.name} {...each} label={`${label} of ${each.name}`} />,
+      )}
     </>
   );
 }
@@ -175,14 +170,9 @@ const MOST_SIDE = 512;
 
 /** Returns the image file that was sent as an example, as the browser reads it; undefined where there is none. */
 export function useFile({ question: { inputs } }: Pick<Exchange, "question">, row: number): Pixels | undefined {
-  const [read, setRead] = useState<{ given: unknown; pixels: Pixels }>();
   const given = Array.isArray(inputs) ? (inputs as readonly Example[])[row] : undefined;
-  useEffect(() => {
-    if (typeof given !== "object" || !given.mediaType.startsWith("image/")) return;
-    const keep = (pixels: Pixels): void => setRead({ given, pixels });
-    void imageIn(given).then(keep, () => undefined); // the server reads formats that a browser does not
-  }, [given]);
-  return read?.given === given ? read?.pixels : undefined;
+  const isFile = typeof given === "object" && given.mediaType.startsWith("image/");
+  return useLoaded(() => (isFile ? imageIn(given) : undefined), [given]).value; // a browser reads fewer formats than the server
 }
 
 async function imageIn({ data, mediaType }: Exclude<Example, string>): Promise<Pixels> {

@@ -16,11 +16,7 @@ const MOST_FEATURES = 6;
 export function Cards({ folder, rows }: { folder: JobFolder; rows: readonly JobRow[] }): preact.JSX.Element {
   return (
     <div class={columnsOf(folder, ["tokens"]).length ? "cards texts" : "cards"}>
-      {rows
-        .filter((row) => filtered.value.includes(row))
-        .map((row) => (
-          <Card key={row.number} folder={folder} row={row} />
-        ))}
+      {rows.map((row) => filtered.value.includes(row) && <Card key={row.number} folder={folder} row={row} />)}
     </div>
   );
 }

@@ -181,7 +181,7 @@ function Ordering(): preact.JSX.Element {
   );
 }
 
-function factsOf(open: JobFolder): (readonly [string, string])[] {
+function factsOf(open: JobFolder): (readonly [string, string | undefined])[] {
   const { manifest, lines } = open;
   const [all, read] = [manifest.rows, lines.length].map((count) => count.toLocaleString("en"));
   const { data = "" } = manifest.job;
@@ -189,7 +189,7 @@ function factsOf(open: JobFolder): (readonly [string, string])[] {
   return [
     ["model", `${manifest.model} ${manifest.version}`],
     ["rows", all === read ? `${all}` : `${read} of ${all}`],
-    ...(path ? [["data", path.split("/").at(-1) ?? ""] as const] : []),
+    ["data", path.split("/").at(-1) || undefined],
     ["bad rows", rows.value.filter(({ problem }) => problem).length.toLocaleString("en")],
     ...sharesOf(open),
   ];

@@ -145,23 +145,15 @@ function labelledRows(): JobRow[] {
 
 /** How far predicted numbers are from the labels. */
 export function Residuals(): preact.JSX.Element | null {
-  const pairs = rows.value.flatMap(({ value, residual, problem }) =>
-    value === undefined || !Number.isFinite(residual ?? Number.NaN) || problem
-      ? []
-      : [{ value, residual: residual ?? 0 }],
+  const pairs = rows.value.flatMap(({ value, residual = NaN, problem }) =>
+    value === undefined || !Number.isFinite(residual) || problem ? [] : [{ value, residual, label: value + residual }],
   );
   if (pairs.length === 0) return null;
-  const [residuals, labels] = [
-    pairs.map(({ residual }) => residual),
-    pairs.map(({ value, residual }) => value + residual),
-  ];
-  const [own, all] = [statisticsOf(residuals), statisticsOf(labels)];
-  const squares = residuals.reduce((sum, residual) => sum + residual ** 2, 0);
-  const spread = labels.reduce((sum, label) => sum + (label - all.mean) ** 2, 0);
-  const [low, high] = [
-    Math.min(all.least, ...pairs.map(({ value }) => value)),
-    Math.max(all.most, ...pairs.map(({ value }) => value)),
-  ];
+  const residuals = pairs.map(({ residual }) => residual);
+  const [own, sizes] = [statisticsOf(residuals), statisticsOf(residuals.map(Math.abs))];
+  const [labels, told] = [statisticsOf(pairs.map(({ label }) => label)), statisticsOf(pairs.map(({ value }) => value))];
+  const [low, high] = [Math.min(labels.least, told.least), Math.max(labels.most, told.most)];
+  const [meanSquare, spread] = [own.norm ** 2 / own.count, labels.deviation ** 2];
   const at = (number: number): number => (100 * (number - low)) / (high - low || 1);
   const every = Math.ceil(pairs.length / MOST_DOTS);
   return (
@@ -169,10 +161,10 @@ export function Residuals(): preact.JSX.Element | null {
       <FactLine
         facts={[
           ["rows", pairs.length],
-          ["mean |residual|", residuals.reduce((sum, residual) => sum + Math.abs(residual), 0) / pairs.length],
-          ["root of the mean square", Math.sqrt(squares / pairs.length)],
+          ["mean |residual|", sizes.mean],
+          ["root of the mean square", Math.sqrt(meanSquare)],
           ["mean residual", own.mean],
-          ["R²", spread > 0 ? 1 - squares / spread : undefined],
+          ["R²", spread > 0 ? 1 - meanSquare / spread : undefined],
         ]}
       />
       <p class="muted small">
@@ -183,8 +175,8 @@ export function Residuals(): preact.JSX.Element | null {
         <line x1={0} y1={100} x2={100} y2={0} />
         {pairs
           .filter((_, index) => index % every === 0)
-          .map(({ value, residual }, index) => (
-            <circle key={index} cx={at(value + residual)} cy={100 - at(value)} r={1} />
+          .map(({ value, label }, index) => (
+            <circle key={index} cx={at(label)} cy={100 - at(value)} r={1} />
           ))}
       </svg>
     </Panel>
@@ -295,17 +287,18 @@ export function Provenance({ folder: { manifest } }: { folder: JobFolder }): pre
 }
 
 /** Returns the shares of rows that are predicted as labelled, and of checked attributions that agree, as facts. */
-export function sharesOf(folder: JobFolder): (readonly [string, string])[] {
+export function sharesOf(folder: JobFolder): (readonly [string, string | undefined])[] {
   const labelled = labelledRows();
   const right = labelled.filter(({ wrong }) => !wrong).length;
   const verdicts = columnsOf(folder, ["verdict"]).flatMap(({ name }) =>
     folder.lines.map(({ cells }) => verdictOf(cells[name])).filter(Boolean),
   );
   const agreeing = verdicts.filter((verdict) => verdict === Verdict.AGREES).length;
-  const share = (part: number, all: number): string => `${short((100 * part) / all, 3)} %`;
+  const share = (part: number, all: number): string | undefined =>
+    all ? `${short((100 * part) / all, 3)} %` : undefined;
   return [
-    ...(labelled.length ? [["predicted as labelled", share(right, labelled.length)] as const] : []),
-    ...(verdicts.length ? [["attributions checked", verdicts.length.toLocaleString("en")] as const] : []),
-    ...(verdicts.length ? [["of these agree", share(agreeing, verdicts.length)] as const] : []),
+    ["predicted as labelled", share(right, labelled.length)],
+    ["attributions checked", verdicts.length ? verdicts.length.toLocaleString("en") : undefined],
+    ["of these agree", share(agreeing, verdicts.length)],
   ];
 }

@@ -52,21 +52,15 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: JobRow }):
   );
 }
 
-function factsOf(
-  { manifest }: JobFolder,
-  { label, prediction, probability, value, residual, line }: JobRow,
-): [string, string][] {
-  const target = line.cells["targets"];
-  const facts: [string, string][] = [
-    ["label", label],
-    ["prediction", probability === undefined ? prediction : `${prediction}, ${percent(probability)}`],
-    ["residual", residual === undefined ? "" : `${signed(residual)}, the label minus the prediction`],
-    [
-      "explained",
-      target == null || value !== undefined ? "" : (manifest.labels[Number(target)] ?? String(Number(target))),
-    ],
+function factsOf({ manifest }: JobFolder, row: JobRow): (readonly [string, string | undefined])[] {
+  const { label, prediction, probability, value, residual, line } = row;
+  const target = value === undefined ? line.cells["targets"] : undefined;
+  return [
+    ["label", label || undefined],
+    ["prediction", (probability === undefined ? prediction : `${prediction}, ${percent(probability)}`) || undefined],
+    ["residual", residual === undefined ? undefined : `${signed(residual)}, the label minus the prediction`],
+    ["explained", target == null ? undefined : (manifest.labels[Number(target)] ?? String(Number(target)))],
   ];
-  return facts.filter(([, value]) => value !== "");
 }
 
 /** Scrolls where it is not in sight. */

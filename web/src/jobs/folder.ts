@@ -2,8 +2,8 @@
 
 import { decompress } from "fzstd";
 import { type AsyncBuffer, type FileMetaData, parquetMetadataAsync, parquetReadObjects } from "hyparquet";
-import { useEffect, useState } from "preact/hooks";
 import { type Part, sizeOf } from "../measures/index.js";
+import { useLoaded } from "../ui/loaded.js";
 
 /** Where the results come from: what this page needs of `_manifest.json`. */
 export interface Manifest {
@@ -140,19 +140,10 @@ export async function samplesOf({ lines, manifest }: JobFolder, columns: readonl
   return samples;
 }
 
-/** What was read of a row, or why it cannot be read. */
-type Read = Readonly<Partial<{ cells: Cells; failure: string }>>;
-
-/** Returns columns of a row, which stays the same as long as the component lives; nothing while they are read. */
-export function useCells(line: Line, columns: readonly Column[]): Read {
-  const [read, setRead] = useState<Read>({});
-  useEffect(() => {
-    cellsOf(line, columns).then(
-      (cells) => setRead({ cells }),
-      (failure: unknown) => setRead({ failure: failure instanceof Error ? failure.message : String(failure) }),
-    );
-  }, []);
-  return read;
+/** Returns columns of a row, or why it cannot be read; nothing while they are read. */
+export function useCells(line: Line, columns: readonly Column[]): { cells?: Cells; failure?: string } {
+  const { value: cells, failure } = useLoaded(() => cellsOf(line, columns), [line]);
+  return { ...(cells && { cells }), ...(failure instanceof Error && { failure: failure.message }) };
 }
 
 /** Returns the sizes of a tensor in a column, without the axis of rows; none where rows differ. */

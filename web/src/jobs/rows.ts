@@ -112,21 +112,15 @@ function withPlaces(all: JobRow[]): JobRow[] {
   const limits = [0.25, 0.5, 0.75].map((share) => quantile(values, share));
   const most = statisticsOf(residuals).deviation;
   return all.map((row) => {
-    const { value, residual } = row;
+    const { value, residual = NaN } = row;
     if (value === undefined) return row;
     const quarter = QUARTERS[limits.filter((limit) => value > limit).length] ?? "";
-    const far =
-      residual === undefined || Number.isNaN(residual)
-        ? ""
-        : residual > most
-          ? "too low"
-          : residual < -most
-            ? "too high"
-            : "near the label";
-    return { ...row, quarter, deviation: far };
+    const side = Number(residual > most) - Number(residual < -most);
+    return { ...row, quarter, deviation: Number.isNaN(residual) ? "" : (DEVIATIONS[1 + side] ?? "") };
   });
 }
 
+const DEVIATIONS = ["too high", "near the label", "too low"];
 const QUARTERS = ["lowest quarter", "second quarter", "third quarter", "highest quarter"];
 
 /** The rows that have every value of the filters. */

@@ -1,6 +1,6 @@
 /** What the tensors of many rows have in common: importance of features, means by class, activations of layers. */
 
-import { flattened, type Numbers, type Part, quantile, unpaddedLength } from "../measures/index.js";
+import { flattened, type Numbers, type Part, quantile, sizeOf, sumsBy, unpaddedLength } from "../measures/index.js";
 
 /** The attributions of one row: its predicted class, "" without classes, and the inputs that they are of, if known. */
 export type Explained = Readonly<{ part: Part; predicted: string; input?: Numbers | undefined }>;
@@ -69,9 +69,10 @@ export function meanPicture(parts: readonly Part[]): Part | undefined {
   const pictures = parts.map((part) => flattened(part));
   const [first, ...others] = pictures;
   if (!first || others.some(({ values }) => values.length !== first.values.length)) return undefined;
-  const sum = Float64Array.from(first.values);
-  for (const { values } of others) for (let at = 0; at < sum.length; at++) sum[at] = (sum[at] ?? 0) + (values[at] ?? 0);
-  return { values: sum.map((value) => value / pictures.length), shape: first.shape };
+  const mean = first.values.map(
+    (_, at) => pictures.reduce((sum, { values }) => sum + (values[at] ?? 0), 0) / pictures.length,
+  );
+  return { values: mean, shape: first.shape };
 }
 
 /** A token, the mean of its attributions, and how often it occurs. */
@@ -102,19 +103,15 @@ export function unitsOf(parts: readonly Part[]): Units {
   const [first] = parts;
   const count = first ? countOf(first) : 0;
   if (parts.some((part) => countOf(part) !== count)) return { means: [], dead: [] };
-  const [sums, peaks] = [new Float64Array(count), new Float64Array(count)];
-  let elements = 0;
-  for (const part of parts) {
-    const step = part.shape.slice(axisOf(part) + 1).reduce((product, size) => product * size, 1);
-    elements += part.values.length / count;
-    for (const [index, value] of part.values.entries()) {
-      const unit = Math.floor(index / step) % count;
-      sums[unit] = (sums[unit] ?? 0) + finite(value);
-      peaks[unit] = Math.max(peaks[unit] ?? 0, Math.abs(finite(value)));
-    }
-  }
-  const dead = [...peaks.entries()].filter(([, peak]) => peak === 0).map(([unit]) => unit);
-  return { means: Array.from(sums, (sum) => sum / elements), dead };
+  const [sums, sizes] = [finite, (value: number) => Math.abs(finite(value))].map((measure) => {
+    const all = parts.map((part) => {
+      const step = sizeOf(part.shape.slice(axisOf(part) + 1));
+      return sumsBy(part.values.map(measure), count, (index) => Math.floor(index / step) % count);
+    });
+    return Array.from({ length: count }, (_, unit) => all.reduce((sum, own) => sum + (own[unit] ?? 0), 0));
+  }) as [number[], number[]];
+  const elements = parts.reduce((sum, { values }) => sum + values.length / count, 0);
+  return { means: sums.map((sum) => sum / elements), dead: sums.flatMap((_, unit) => (sizes[unit] ? [] : [unit])) };
 }
 
 function finite(value = 0): number {

@@ -1,6 +1,6 @@
 /** How a tensor is best looked at, from its shape. */
 
-import { type Part, sizeOf } from "./numbers.js";
+import { type Part, sizeOf, sumsBy } from "./numbers.js";
 
 /** A way to look at one example of a tensor. */
 export type Layout =
@@ -26,7 +26,7 @@ export function layoutOf(shape: readonly number[], names?: readonly string[]): L
   if (named && height > 1 && sizeOf(shape) === height * width)
     return { kind: "series", steps: height, features: width };
   if (shape.length < 3) return { kind: "rows", rows: height, width };
-  return { kind: "planes", planes: shape.slice(0, -2).reduce((product, size) => product * size, 1), height, width };
+  return { kind: "planes", planes: sizeOf(shape.slice(0, -2)), height, width };
 }
 
 /** What the axes behind that of the batch are called, by how many there are. */
@@ -67,7 +67,7 @@ export function indicesOf(shape: readonly number[], element: number): number[] {
 /** Returns one of the parts: a plane, a row, or an element. */
 export function planeOf({ values, shape }: Part, part: number): Part {
   const own = shape.slice(shape.length < 3 ? 1 : -2);
-  const size = own.reduce((product, each) => product * each, 1);
+  const size = sizeOf(own);
   return { values: values.subarray(part * size, (part + 1) * size), shape: own };
 }
 
@@ -75,8 +75,5 @@ export function planeOf({ values, shape }: Part, part: number): Part {
 export function flattened({ values, shape }: Part): Part {
   const [height = 1, width = 1] = shape.slice(-2);
   const size = height * width;
-  const sum = new Float64Array(size);
-  for (let index = 0; index < values.length; index++)
-    sum[index % size] = (sum[index % size] ?? 0) + (values[index] ?? 0);
-  return { values: sum, shape: [height, width] };
+  return { values: sumsBy(values, size, (index) => index % size), shape: [height, width] };
 }

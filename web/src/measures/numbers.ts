@@ -22,14 +22,21 @@ export function partOf(tensor: Tensor, row: number, rows: number): Part {
   return { values: values.subarray(row * size, (row + 1) * size), shape };
 }
 
+/** Returns the sum of each of `count` groups of numbers; `groupOf` tells that of an index. */
+export function sumsBy(values: ArrayLike<number>, count: number, groupOf: (index: number) => number): Float64Array {
+  const sums = new Float64Array(count);
+  for (let index = 0; index < values.length; index++) {
+    const group = groupOf(index);
+    sums[group] = (sums[group] ?? 0) + (values[index] ?? 0);
+  }
+  return sums;
+}
+
 /** Returns the features of a series [time, features], those with the largest sums of magnitudes first. */
 export function weightsOfFeatures({ values, shape }: Part): number[] {
   const features = shape.at(-1) ?? 1;
-  const sums = new Float64Array(features);
-  for (let index = 0; index < values.length; index++) {
-    const size = Math.abs(values[index] ?? 0);
-    if (Number.isFinite(size)) sums[index % features] = (sums[index % features] ?? 0) + size;
-  }
+  const sizes = values.map((value) => (Number.isFinite(value) ? Math.abs(value) : 0));
+  const sums = sumsBy(sizes, features, (index) => index % features);
   return Array.from(sums.keys()).sort((one, other) => (sums[other] ?? 0) - (sums[one] ?? 0));
 }
 

@@ -10,9 +10,10 @@ import { mayInspect } from "../ask/start.js";
 import { tryAt } from "../edits/live.js";
 import { alter, ask, asked, draft, go, messageOf, model } from "../state/index.js";
 import { Button, Check, Facts, Panel, shapeText } from "../ui/index.js";
+import { FlowGraph } from "./FlowGraph.js";
 import { ModuleTree } from "./ModuleTree.js";
-import { capturing, parameterAt, requestAt, spread } from "./places.js";
-import { allIn, type ModuleNode, type NodesProps, ran, treeOf } from "./tree.js";
+import { capturing, parameterAt, requestAt } from "./places.js";
+import { allIn, type ModuleNode, treeOf } from "./tree.js";
 import "./models.css";
 
 /** The address of the place that is chosen. */
@@ -26,7 +27,10 @@ export function ModelsView(): preact.JSX.Element | null {
   const rows = useMemo(() => treeOf(modules, withOperators ? operators : []), [detail, withOperators]);
   if (detail === undefined) return null;
   const { provenance } = detail;
-  const onChoose = ({ address }: ModuleNode): string => (chosen.value = address);
+  const onChoose = ({ address, kind }: ModuleNode): void => {
+    chosen.value = address;
+    if (kind === "operator") setWithOperators(true);
+  };
   const place = allIn(rows).find(({ address }) => address === chosen.value);
   const counts = [
     ["Parameters", (rows[0]?.parameters ?? 0).toLocaleString("en")],
@@ -58,9 +62,9 @@ export function ModelsView(): preact.JSX.Element | null {
       {mayInspect(detail) && (
         <div class="beside">
           <PlaceDetails row={place ?? rows[0]} />
-          <Graph key={detail.model?.name} rows={rows} chosen={place} onChoose={onChoose} />
         </div>
       )}
+      {mayInspect(detail) && <FlowGraph key={detail.model?.name} {...{ detail, onChoose }} chosen={chosen.value} />}
     </div>
   );
 }
@@ -69,60 +73,6 @@ type Port = Pick<ModelDetail["outputs"][number], "name" | "dataType" | "shape">;
 
 function portText({ name, dataType, shape }: Port): string {
   return `${name}: ${dataType ? DataType[dataType].toLowerCase() : ""} ${shapeText(shape.map(Number))}`;
-}
-
-/** The most modules that are shown inside one. */
-const MOST = 300;
-
-/** Shows the path. */
-export function Graph(props: NodesProps): preact.JSX.Element {
-  return (
-    <Panel id="graph" title="The path of data" kind="graph">
-      <p class="muted">Modules that ran for the model’s own example, in the order of the tree.</p>
-      <Path {...props} />
-    </Panel>
-  );
-}
-
-function Path({ rows, ...others }: NodesProps): preact.JSX.Element {
-  const all = rows.filter(ran);
-  const path = spread(all, MOST);
-  return (
-    <ol>
-      {path.length < all.length && (
-        <li class="muted small">
-          {path.length} of {all.length}, from the first to the last; the tree has all.
-        </li>
-      )}
-      {path.map((row) => (
-        <Box key={row.address} row={row} {...others} />
-      ))}
-    </ol>
-  );
-}
-
-/** A module, or what is inside it. */
-function Box({ row, ...others }: Omit<NodesProps, "rows"> & { row: ModuleNode }): preact.JSX.Element {
-  const [isOpen, setOpen] = useState(row.address === "");
-  const unfolds = row.inside.some(ran);
-  const open = unfolds && isOpen;
-  const turn = (): void => {
-    others.onChoose(row);
-    setOpen(!isOpen);
-  };
-  return (
-    <li class={`${open ? "open" : ""} ${row === others.chosen ? "chosen" : ""}`}>
-      <button title={row.address} {...(unfolds ? { "aria-expanded": open } : {})} onClick={turn}>
-        <bdi class="mono">{row.name}</bdi> {unfolds && (open ? "−" : "+")}
-        {!open && <bdi class="muted small">{row.type}</bdi>}
-      </button>
-      {open ? (
-        <Path rows={row.inside} {...others} />
-      ) : (
-        <span class="muted small flows">{shapeText(row.shapes[0] ?? [])}</span>
-      )}
-    </li>
-  );
 }
 
 const { OUTPUT, GRAD_OUTPUT } = HookPoint;

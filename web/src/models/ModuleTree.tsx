@@ -1,7 +1,7 @@
 /** The module tree: of ten thousand modules, only those in sight are in the page. */
 
 import type { ComponentChildren } from "preact";
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Button, Search, shapeText } from "../ui/index.js";
 import { allIn, foldable, foldedAtFirst, type ModuleNode, type NodesProps, type Shown, shownRows } from "./tree.js";
 
@@ -23,6 +23,11 @@ export function ModuleTree({ rows, ...others }: NodesProps): preact.JSX.Element 
   const [sought, setSought] = useState("");
   const shown = useMemo(() => shownRows(rows, folded, sought.trim()), [rows, folded, sought]);
   const [count, inner] = useMemo(() => [allIn(rows).length, foldable(rows)] as const, [rows]);
+  useEffect(() => {
+    const { address = "" } = others.chosen ?? {};
+    const isOutside = (each: string): boolean => !address.startsWith(each) || !/^[.:]/.test(address.slice(each.length));
+    setFolded(new Set([...folded].filter(isOutside))); // what is chosen elsewhere is seen here
+  }, [others.chosen]);
   const turn = ({ address }: ModuleNode): void => {
     const turned = new Set(folded);
     if (!turned.delete(address)) turned.add(address);
@@ -55,11 +60,11 @@ function Rows({ shown, folded, chosen, onChoose, turn }: ShownProps): preact.JSX
   const first = Math.max(0, Math.floor(top / ROW) - SPARE);
   const inSight = shown.slice(first, first + Math.ceil(Math.max(innerHeight, screen.height) / ROW) + 2 * SPARE);
   const at = shown.findIndex(({ row }) => row === chosen);
-  const goTo = (index: number, box: HTMLElement): void => {
-    const to = Math.min(Math.max(index, 0), shown.length - 1);
-    if (shown[to]) onChoose(shown[to].row);
-    box.scrollTop = Math.min(ROW * to, Math.max(box.scrollTop, ROW * (to + 2) - box.clientHeight));
-  };
+  const box = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const { scrollTop = 0, clientHeight = 0 } = box.current ?? {};
+    if (at >= 0) box.current?.scrollTo({ top: Math.min(ROW * at, Math.max(scrollTop, ROW * (at + 2) - clientHeight)) });
+  }, [chosen, at < 0]);
   const onKeyDown = (event: preact.TargetedKeyboardEvent<HTMLElement>): void => {
     const { row: current, depth: deep = 0 } = shown[at] ?? {};
     const page = Math.floor(event.currentTarget.clientHeight / ROW) - 1;
@@ -71,11 +76,12 @@ function Rows({ shown, folded, chosen, onChoose, turn }: ShownProps): preact.JSX
     event.preventDefault();
     const turning = current && folded.has(current.address) ? "ArrowRight" : "ArrowLeft";
     if (current?.inside.length && event.key === turning) turn(current);
-    else goTo(to, event.currentTarget);
+    else for (const { row } of shown.slice(Math.min(Math.max(to, 0), shown.length - 1)).slice(0, 1)) onChoose(row);
   };
   return (
     <div
       class="tree"
+      ref={box}
       role="treegrid"
       aria-label="Modules"
       aria-rowcount={shown.length}

@@ -4,8 +4,10 @@ import { create } from "@bufbuild/protobuf";
 import { HookPoint } from "@cutaway/client";
 import { ModelDetailSchema } from "@cutaway/contract/model_pb";
 import { describe, expect, it } from "vitest";
+import { type Drawing, Flow, near } from "./flow.js";
+import { HEIGHT, layoutOf, WIDTH } from "./layout.js";
 import { blocksOf, capturing, leavesOf, requestAt, spread } from "./places.js";
-import { allIn, foldedAtFirst, matches, ran, shownRows, treeOf } from "./tree.js";
+import { allIn, foldedAtFirst, matches, shownRows, treeOf } from "./tree.js";
 
 const DETAIL = create(ModelDetailSchema, {
   modules: [
@@ -125,9 +127,86 @@ describe("leaves", () => {
   });
 });
 
-describe("the path of data", () => {
-  it("is of modules that ran, or in which one did", () => {
-    const inner = allIn(ROWS).filter(ran);
-    expect(inner.map(({ name }) => name)).toEqual(["Net", "layer1", "0", "fc"]);
+describe("the flow of data", () => {
+  const named = (...modules: string[]): { name: string; type: string; calls: number }[] =>
+    modules.map((name) => ({ name, type: "M", calls: 1 }));
+  const flowOf = (modules: string[], operators: string[], edges: [string, string][]): Flow => {
+    const dataFlow = edges.map(([from, to]) => ({
+      ...(from.startsWith("<") ? { input: from.slice(1) } : { source: from }),
+      ...(to.startsWith(">") ? { output: to.slice(1) } : { target: to }),
+    }));
+    const ran = operators.map((address) => ({ address, calls: 1 }));
+    return new Flow(create(ModelDetailSchema, { modules: named(...modules), operators: ran, dataFlow }));
+  };
+  const residual = flowOf(
+    ["", "stem", "block", "block.conv", "block.act"],
+    ["stem:conv#0", "block.conv:conv#0", "block:add#0", "block.act:relu#0"],
+    [
+      ["<x", "stem:conv#0"],
+      ["stem:conv#0", "block.conv:conv#0"],
+      ["stem:conv#0", "block:add#0"],
+      ["block.conv:conv#0", "block:add#0"],
+      ["block:add#0", "block.act:relu#0"],
+      ["block.act:relu#0", ">y"],
+    ],
+  );
+  const edgesOf = ({ edges }: Drawing): string[] => edges.map((pair) => pair.join(" > "));
+
+  it("has a box for each module that is closed, and edges between boxes", () => {
+    expect(edgesOf(residual.drawn(new Set([""])))).toEqual(["x → > stem", "stem > block", "block > → y"]);
+    const open = residual.drawn(new Set(["", "block"]));
+    expect(edgesOf(open)).toEqual([
+      "x → > stem",
+      "stem > block.conv",
+      "stem > block:add#0",
+      "block.conv > block:add#0",
+      "block:add#0 > block.act",
+      "block.act > → y",
+    ]);
+    expect(open.boxes.get("block:add#0")?.row?.kind).toBe("operator");
+    expect(residual.openAtFirst()).toEqual(new Set(["", "block"]));
+    expect(residual.around("block.act:relu#0")).toEqual(["block.act", "block", ""]);
+  });
+
+  it("shows a part that feeds itself, and no loop of what is inside a closed one", () => {
+    const cells = flowOf(
+      ["", "cell", "cell.a", "cell.b"],
+      ["cell.a:mul#0", "cell.b:add#0", ":sum#0"],
+      [
+        ["cell.a:mul#0", "cell.b:add#0"],
+        [":sum#0", ":sum#0"],
+      ],
+    );
+    expect(edgesOf(cells.drawn(new Set([""])))).toEqual([":sum#0 > :sum#0"]);
+  });
+
+  it("is opened as far as it fits, and cut around a box where it does not", () => {
+    const layers = Array.from({ length: 5000 }, (_, at) => `layers.${at}`);
+    const chain = flowOf(
+      ["", "layers", ...layers],
+      [],
+      layers.slice(1).map((each, at) => [layers[at] ?? "", each]),
+    );
+    expect(chain.openAtFirst()).toEqual(new Set([""]));
+    const all = chain.drawn(new Set(["", "layers"]));
+    expect(all.boxes.size).toBe(5000);
+    const around = near(all, "layers.2500");
+    expect(around.boxes.size).toBe(300);
+    expect([...around.boxes.keys()].slice(0, 1)).toEqual(["layers.2350"]);
+    expect(edgesOf(around)).toHaveLength(299);
+    expect([...near(all, undefined).boxes.keys()].at(-1)).toBe("layers.299");
+  });
+
+  it("is drawn from the top to the bottom, without boxes over each other", () => {
+    const { places, paths } = layoutOf(residual.drawn(new Set(["", "block"])));
+    const y = (key: string): number => places.get(key)?.y ?? NaN;
+    for (const [one, other, path] of paths) {
+      expect(y(one)).toBeLessThan(y(other));
+      expect(path).toMatch(/^M[\d.]+ [\d.]+ (Q[\d.]+ [\d.]+ [\d.]+ [\d.]+ )*L[\d.]+ [\d.]+$/);
+    }
+    const all = [...places.values()];
+    for (const [at, one] of all.entries())
+      for (const other of all.slice(at + 1))
+        expect(Math.abs(one.x - other.x) >= WIDTH || Math.abs(one.y - other.y) >= HEIGHT).toBe(true);
   });
 });

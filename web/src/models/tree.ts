@@ -90,11 +90,6 @@ export function foldedAtFirst(rows: readonly ModuleNode[]): Set<string> {
   return new Set(allIn(rows).length > LARGE ? foldable(rows) : []);
 }
 
-/** Whether a module ran, or one inside it. */
-export function ran({ kind, calls, inside }: ModuleNode): boolean {
-  return kind === "module" && (calls > 0 || inside.some(ran));
-}
-
 /** Whether a whole name matches a glob; in time linear in the length of either, unlike regular expressions. */
 export function matches(pattern: string, name: string): boolean {
   const parts = pattern.match(/\*\*|[^]/gu) ?? [];

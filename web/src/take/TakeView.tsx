@@ -2,10 +2,10 @@
 
 import type { Question } from "@cutaway/client";
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { save } from "../pictures/saving.js";
 import { changed, question as now, textOf, type ViewProps, writeFragment } from "../state/index.js";
-import { Button, Check, Choice, Panel } from "../ui/index.js";
+import { Button, Check, Choice, Panel, useLoaded } from "../ui/index.js";
 import { npzFile, storedFile } from "./files.js";
 import { isForFile, type Language, LANGUAGES, programOf, QUESTION_FILE } from "./programs.js";
 import "./take.css";
@@ -59,19 +59,8 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
 
 /** The question in a language. */
 function Program({ question, language }: { question: Question; language: Language }): preact.JSX.Element {
-  const [program, setProgram] = useState({ question, language, text: "" });
-  useEffect(() => {
-    let isLast = true;
-    const put = (text: unknown): void => {
-      if (isLast) setProgram({ question, language, text: String(text) });
-    };
-    programOf(question, language).then(put, put);
-    return (): void => {
-      isLast = false;
-    };
-  }, [question, language]);
-  const isOfThis = program.question === question && program.language === language;
-  return <Snippet text={isOfThis ? program.text : ""} label={LANGUAGES[language]} />;
+  const { value, failure } = useLoaded(() => programOf(question, language), [question, language]);
+  return <Snippet text={value ?? (failure instanceof Error ? String(failure) : "")} label={LANGUAGES[language]} />;
 }
 
 type KeptProps = Readonly<{ title: string; onSave: () => void; children: ComponentChildren }>;

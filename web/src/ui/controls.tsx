@@ -153,11 +153,8 @@ export function Slider(props: SliderProps): preact.JSX.Element {
   );
 }
 
-type SlidingProps = Readonly<{ label: ComponentChildren; value: number; least: number; most: number; step: number }> &
-  Readonly<{ onChange: (value: number) => void; onDone?: () => void }>;
-
 /** A number that a person slides within a range, or types, which may be beyond it. */
-export function SlidingNumber({ label, value, onDone, ...range }: SlidingProps): preact.JSX.Element {
+export function SlidingNumber({ label, value, onDone, ...range }: SliderProps): preact.JSX.Element {
   const type = (typed = 0): void => {
     range.onChange(typed);
     onDone?.();

@@ -41,37 +41,30 @@ export function Empty({ title, text, action, onAct }: EmptyProps): preact.JSX.El
   );
 }
 
-/** Names and what they stand for, side by side. */
-export function Facts({ facts }: { facts: readonly (readonly [string, string])[] }): preact.JSX.Element {
-  return (
-    <dl class="facts">
-      {facts.map(([name, value]) => (
-        <div key={name + value}>
-          <dt>{name}</dt>
-          <dd>
-            <bdi>{value}</bdi>
-          </dd>
-        </div>
-      ))}
-    </dl>
-  );
-}
+type FactsProps = Readonly<{ facts: readonly (readonly [string, string | number | undefined])[]; kind?: string }>;
 
-/** Names and numbers in a line; without those that are undefined. */
-export function FactLine({ facts }: { facts: readonly (readonly [string, number | undefined])[] }): preact.JSX.Element {
+/** Names and what they stand for, side by side; without those that are undefined. `kind` is the class. */
+export function Facts({ facts, kind = "facts" }: FactsProps): preact.JSX.Element {
   return (
-    <dl class="line-of-facts small">
+    <dl class={kind}>
       {facts.map(
         ([name, value]) =>
           value !== undefined && (
-            <div key={name} class={name === "not finite" ? "bad" : ""}>
+            <div key={name + String(value)} class={name === "not finite" ? "bad" : ""}>
               <dt class="muted">{name}</dt>
-              <dd>{name === "zeros" ? `${(100 * value).toFixed(1)} %` : short(value)}</dd>
+              <dd>
+                <bdi>{typeof value === "number" ? short(value) : value}</bdi>
+              </dd>
             </div>
           ),
       )}
     </dl>
   );
+}
+
+/** Names and numbers in a line; without those that are undefined. */
+export function FactLine(props: FactsProps): preact.JSX.Element {
+  return <Facts kind="line-of-facts small" {...props} />;
 }
 
 /** The heads of a table's columns; one without a text is left empty. */
@@ -124,6 +117,7 @@ export function Table({ heads, rows, kind = "" }: TableProps): preact.JSX.Elemen
 /** Shows what there is to say of some numbers. */
 export function Statistics({ values }: { values: ArrayLike<number> }): preact.JSX.Element {
   const { least, mean, most: largest, deviation, norm, zeros, notFinite } = statisticsOf(values);
-  const facts = { least, mean, largest, deviation, norm, zeros, "not finite": notFinite || undefined };
+  const share = `${(100 * zeros).toFixed(1)} %`;
+  const facts = { least, mean, largest, deviation, norm, zeros: share, "not finite": notFinite || undefined };
   return <FactLine facts={Object.entries(facts)} />;
 }

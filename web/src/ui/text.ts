@@ -29,6 +29,11 @@ export function signed(value: number, text = short(value)): string {
   return value > 0 ? `+${text}` : text;
 }
 
+/** Returns a text that leaves the direction of what is around it alone, where no element can. */
+export function isolated(text: string): string {
+  return `\u2068${text}\u2069`;
+}
+
 /** Returns a shape as people read it: `1 × 16 × 8 × 8`. */
 export function shapeText(shape: readonly number[]): string {
   return shape.map((size) => (size < 0 ? "any" : `${size}`)).join(" × ");

@@ -463,6 +463,19 @@ class DataSet:
     labelled: bool = False
 
 
+@dataclass(frozen=True)
+class DataEdge:
+    """A tensor that one part of a model, or its ``input``, gave to another part, or as its ``output``.
+
+    ``source`` and ``target`` are addresses of operators, or names of modules; empty for the ends of the model.
+    """
+
+    source: str = ""
+    input: str = ""
+    target: str = ""
+    output: str = ""
+
+
 @dataclass(frozen=True, repr=False)
 class ModelDetail:
     """The description of one model."""
@@ -478,6 +491,7 @@ class ModelDetail:
     example: Mapping[str, Array] = field(default_factory=dict)
     data_sets: tuple[DataSet, ...] = ()
     checkpoint_rates: tuple[float, ...] = ()
+    data_flow: tuple[DataEdge, ...] = ()
 
     def __repr__(self) -> str:
         return describe_model(self)

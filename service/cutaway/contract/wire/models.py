@@ -8,10 +8,17 @@ from cutaway.contract.wire.message_walk import check_structure, parse
 from cutaway.contract.wire.results import NAMED_TENSORS, PROVENANCE
 from cutaway.v1 import inspection_service_pb2, model_pb2
 
+DETAILS = ("operators", "example", "data_flow")
+"""The fields of a request for more than the model's outline."""
 
-def encode_model_request(model: str, *, operators: bool = False, example: bool = False) -> bytes:
+
+def encode_model_request(
+    model: str, *, operators: bool = False, example: bool = False, data_flow: bool = False
+) -> bytes:
     """Returns a serialised `cutaway.v1.GetModelRequest`."""
-    return inspection_service_pb2.GetModelRequest(model=model, operators=operators, example=example).SerializeToString()
+    return inspection_service_pb2.GetModelRequest(
+        model=model, operators=operators, example=example, data_flow=data_flow
+    ).SerializeToString()
 
 
 def decode_model_request(data: bytes) -> inspection_service_pb2.GetModelRequest:
@@ -62,6 +69,7 @@ _DETAIL = record(
         "provenance": FieldRule(codec=PROVENANCE),
         "operators": FieldRule(codec=several(record(plain.OperatorInfo, model_pb2.Operator))),
         "example": FieldRule(codec=NAMED_TENSORS),
+        "data_flow": FieldRule(codec=several(record(plain.DataEdge, model_pb2.DataEdge))),
         "data_sets": FieldRule(codec=several(record(plain.DataSet, model_pb2.DataSet))),
     },
 )

@@ -43,13 +43,11 @@ from cutaway.engine.execution.missing import with_unread_inputs
 from cutaway.engine.execution.repeated import answered_again, remembered
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
 from cutaway.engine.execution.sweep import with_direct, with_sweep
-from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import axes_first, observing
-from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.methods.captum_call import explain, method_of, with_shared_passes
 from cutaway.engine.methods.gradients import finer_steps
 from cutaway.engine.methods.metrics import insensitive, metrics
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text, gradients
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, gradients
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, is_out_of_memory, ran_out_of_memory, timed
 from cutaway.engine.passes.features import regions_found
 from cutaway.engine.passes.pass_recorder import (
@@ -468,33 +466,3 @@ def finish(main: MainPass, unedited: Outputs | None = None, tell: Tell | None = 
     result = with_influence(with_concepts(with_direct(with_sweep(result, main), main), main), main)
     result = with_counterfactual(with_attacks(result, main, run_attributions), main)
     return remembered(main, whole_result(result, main))
-
-
-# The description of a model: its modules, its outputs, and the operators of its forward pass.
-EVERY_OPERATOR = "**:*#*"
-
-
-def describe(
-    model: InspectedModel, example: Inputs | None, *, operators: bool = False
-) -> tuple[tuple[results.ModuleInfo, ...], tuple[results.OutputSpec, ...], tuple[results.OperatorInfo, ...]]:
-    """Returns every module, the model's outputs and, with ``operators``, the operators that ran. Shapes and calls are
-    those of a forward pass of ``example``; without one they are empty."""
-    calls: dict[str, list[RecordedCall]] = {name: [] for name in model.tree.modules}
-    addresses, outputs = list[str](), Outputs()
-    if example is not None:
-        sites = {name: watching(Point.OUTPUT) for name in (*calls, *([EVERY_OPERATOR] if operators else []))}
-        with model.guard.restoring(), observing(model.tree, sites) as recording, torch.no_grad(), recording.forward():
-            outputs = model.run(example)
-        calls, addresses = recording.calls, list(recording.operators)
-    modules = []
-    for name, module in model.tree.modules.items():
-        size, aliases = sum(parameter.numel() for parameter in module.parameters()), model.tree.aliases.get(name, ())
-        called = (_shapes(calls[name]), len(calls[name]))
-        modules.append(results.ModuleInfo(name, type(module).__name__, size, *called, aliases))
-    specs = (results.OutputSpec(name, dtype_text(output), tuple(output.shape)) for name, output in outputs.items())
-    ran = (results.OperatorInfo(name, _shapes(calls[name]), len(calls[name])) for name in addresses if name in calls)
-    return tuple(modules), tuple(specs), tuple(ran)
-
-
-def _shapes(calls: list[RecordedCall]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(tensor.shape) for tensor in calls[0].at(Point.OUTPUT).values()) if calls else ()

@@ -213,11 +213,21 @@ def repeating_calls() -> Iterator[None]:
             recording.numbers = numbers
 
 
+@contextmanager
+def tracing(tree: ModuleTree, operators: Operators) -> Iterator[None]:
+    """Shows every operator of the block, and the call of every module, to ``operators`` alone."""
+    with ExitStack() as ends:
+        for handle in _scope_hooks(tree, operators):
+            ends.callback(handle.remove)
+        ends.enter_context(operators)
+        yield
+
+
 def _scope_hooks(tree: ModuleTree, operators: Operators) -> Iterator[RemovableHandle]:
     """Registers hooks that tell which module's forward is running; before all others, which run inside that scope."""
     for name, module in tree.modules.items():
         yield module.register_forward_pre_hook(partial(operators.enter, name), prepend=True)
-        yield module.register_forward_hook(operators.leave, prepend=True, always_call=True)
+        yield module.register_forward_hook(operators.leave, prepend=True, with_kwargs=True, always_call=True)
 
 
 class _ModuleHooks:

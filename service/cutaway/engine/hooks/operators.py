@@ -325,7 +325,7 @@ class _HookedOperator:
         self._inputs = {
             path: tensor for path, tensor in argument_tensors(args, kwargs).items() if path not in self._outs
         }
-        self._target = _inplace_target(name, args, kwargs)
+        self._target = inplace_target(name, args, kwargs)
         self._target_path = next((path for path, tensor in self._inputs.items() if tensor is self._target), "")
         self._substitutes = self._process_inputs()
         return self._call
@@ -439,7 +439,7 @@ _WRITES_IN_PLACE = {"iand", "ilshift", "ior", "irshift", "ixor"}
 """Operators that write in place although their names do not end in an underscore."""
 
 
-def _inplace_target(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+def inplace_target(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Returns the tensor that the operator writes into, which is its first argument; None if it writes into none."""
     if not (name.endswith("_") or name in _RETURNS_NOTHING or name in _WRITES_IN_PLACE or kwargs.get("inplace")):
         return None

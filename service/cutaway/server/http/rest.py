@@ -319,7 +319,6 @@ _KNOWN_S = 10.0
 """Seconds for which the types of a model's inputs are remembered; its archive may be replaced."""
 
 _MOST_MODELS = 10_000
-_DETAILS = ("operators", "example")
 
 
 class Rest:
@@ -340,7 +339,9 @@ class Rest:
         guard = partial(guarded, self._servicer)
         return [
             Route("/v1/models", guard("ListModels", self._models), methods=["GET"]),
-            Route("/v1/models/{model:path}", guard("GetModel", self._model, flags=_DETAILS), methods=["GET"]),
+            Route(
+                "/v1/models/{model:path}", guard("GetModel", self._model, flags=wire_models.DETAILS), methods=["GET"]
+            ),
             Route("/v1/models/{model:path}", guard("Inspect", self._verb, flags=None), methods=["POST"]),
         ]
 
@@ -349,7 +350,7 @@ class Rest:
         return JSONResponse({"models": list(dict.fromkeys(name.model for name in names))})
 
     async def _model(self, request: Request, call: TranslatedCall, _: RequestBody) -> Response:
-        more = {name: name in request.query_params for name in _DETAILS}
+        more = {name: name in request.query_params for name in wire_models.DETAILS}
         data = wire_models.encode_model_request(request.path_params["model"], **more)
         reply = await self._servicer.call("GetModel", data, call) or b""
         name = wire_models.decode_name(inspection_service_pb2.GetModelResponse.FromString(reply).model.model)

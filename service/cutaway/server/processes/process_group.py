@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import signal
@@ -98,7 +99,6 @@ IGNORING = ("/bin/sh", "-c", """trap "" TERM; exec "$@" """, "sh")
 """The beginning of a command that ignores SIGTERM, with all its processes: systemd sends it to every process of a
 service, and calls may still run. A process that wants it sets a handler."""
 
-_WATCHDOG = Path(__file__).with_name("watchdog.py")
 _KILL_TIMEOUT_S = 30.0
 
 
@@ -299,10 +299,30 @@ class Engine(ABC):
                 self._group.terminate(grace_s, self.end_signal)
 
 
+def _end_with_owner(group: str, *directories: str) -> None:
+    """Waits until the owner has ended, then kills the process group and deletes the directories: the watchdog.
+
+    The owner never writes to the pipe; the kernel closes it when the owner ends, even by SIGKILL. (Linux's parent-death
+    signal would come as soon as the *thread* that started the group ends.)
+    """
+    import contextlib
+    import os
+    import shutil
+    import signal
+    import sys
+
+    sys.stdin.buffer.read()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(int(group), signal.SIGKILL)
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _watch(group: int, *directories: Path) -> subprocess.Popen[bytes]:
-    """Starts the watchdog; isolated and without site-packages, it is small and starts quickly."""
+    """Starts the watchdog from its source; isolated and without site-packages, it is small and starts quickly."""
+    program = f"{inspect.getsource(_end_with_owner)}\nimport sys\n{_end_with_owner.__name__}(*sys.argv[1:])"
     return subprocess.Popen(
-        [*IGNORING, sys.executable, "-I", "-S", str(_WATCHDOG), str(group), *map(str, directories)],
+        [*IGNORING, sys.executable, "-I", "-S", "-c", program, str(group), *map(str, directories)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -259,7 +259,7 @@ class Servicer:
         request = wire_models.decode_model_request(data)
         name, permissions = self._resolve(request.model, caller)
         with permissions.redacted_errors():
-            for field in ("operators", "example"):
+            for field in wire_models.DETAILS:
                 if getattr(request, field):
                     permissions.require(Scope.INSPECT, field)
             reply = await self._description(name, data, context)
@@ -270,7 +270,7 @@ class Servicer:
         request, catalog = wire_models.decode_model_request(data), self._backend.catalog
         if catalog is not self._described:
             self._described, self._descriptions = catalog, {}
-        asked = name, request.operators, request.example
+        asked = name, *(getattr(request, field) for field in wire_models.DETAILS)
         if asked not in self._descriptions:
             response = (await self._call("describe", name, data, context)).complete()
             if catalog is not self._described:  # the store has changed meanwhile

@@ -34,7 +34,7 @@ from cutaway.engine.checks.row_independence import rows_independent
 from cutaway.engine.cost.estimate import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs, expected_passes
 from cutaway.engine.execution.collect import provenance
-from cutaway.engine.execution.inspect import describe
+from cutaway.engine.execution.description import describe, trace_data_flow
 from cutaway.engine.execution.repeated import answered_before
 from cutaway.engine.hooks.observe import CancelledPasses
 from cutaway.engine.model.input_validation import naming_undeclared_type
@@ -125,7 +125,7 @@ class Worker:
         self._writers = Writers(self.threads, self._fits_beside, self._write)
         self._ran_out = False
         self._passed_example = False
-        self._descriptions: dict[tuple[bool, bool], bytes] = {}
+        self._descriptions: dict[tuple[bool, ...], bytes] = {}
         self._inputs = RequestInputs(model, adapter)
         self._kinds: dict[str, Callable[[Call], _Decoded | Reply]] = {
             "inspect": self._inspect,
@@ -410,8 +410,7 @@ class Worker:
         """Returns the plan, and how many passes of each row it may take besides the first."""
         check_counts(request, len(failed), self._settings)
         inputs, check = self._inputs.of(request, cancellation), partial(check_steps, self._settings)
-        _, before = answered_before(self._model, request, inputs)
-        if before is not None and not failed:
+        if not failed and (before := answered_before(self._model, request, inputs)[1]):
             return before.plan_of(request, inputs, cancellation), 0
         plan = plan_request(self._model, self._inputs.read(request, cancellation), inputs, cancellation, failed, check)
         if self.memory is not None:
@@ -451,19 +450,19 @@ class Worker:
 
     def _describe(self, call: Call) -> Reply:
         request = wire_models.decode_model_request(call.payload)
-        asked = (request.operators, request.example)
-        if asked not in self._descriptions:
-            detail = self.describe(operators=request.operators, example=request.example)
+        asked = {field: getattr(request, field) for field in wire_models.DETAILS}
+        if (key := tuple(asked.values())) not in self._descriptions:
+            detail = self.describe(**asked)
             response = inspection_service_pb2.GetModelResponse(model=wire_models.encode(detail))
             check_reply_size(response.ByteSize(), 0, self._settings.max_message_bytes)
-            self._descriptions[asked] = response.SerializeToString()
-        return Reply(worker_pb2.WorkerReply(), [self._descriptions[asked]])
+            self._descriptions[key] = response.SerializeToString()
+        return Reply(worker_pb2.WorkerReply(), [self._descriptions[key]])
 
-    def describe(self, *, operators: bool = False, example: bool = False) -> ModelDetail:
-        """Returns the model's inputs, outputs and modules; on request the operators of its forward pass, and its
-        example."""
+    def describe(self, *, operators: bool = False, example: bool = False, data_flow: bool = False) -> ModelDetail:
+        """Returns inputs, outputs and modules; on request operators of a forward pass, the example, and its data flow."""
         inputs = self._example()
         modules, outputs, inside = describe(self._model, inputs, operators=operators)
+        edges = trace_data_flow(self._model, inputs) if data_flow else ()
         self._model.passes.reset()
         return ModelDetail(
             model=self.name,
@@ -474,6 +473,7 @@ class Worker:
             modules=modules,
             provenance=self._provenance(provenance(self._model)),
             operators=inside,
+            data_flow=edges,
             example={name: to_numpy(tensor) for name, tensor in inputs.items()} if example and inputs else {},
             **outlines(self._model.kept),
         )

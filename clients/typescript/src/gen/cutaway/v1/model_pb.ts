@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file cutaway/v1/model.proto.
  */
 export const file_cutaway_v1_model: GenFile = /*@__PURE__*/
-  fileDesc("ChZjdXRhd2F5L3YxL21vZGVsLnByb3RvEgpjdXRhd2F5LnYxIjUKBU1vZGVsEgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCSKRAQoPVW5zZXJ2ZWRBcmNoaXZlEg8KB2FyY2hpdmUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCRInCgVzdGF0ZRgEIAEoDjIYLmN1dGF3YXkudjEuQXJjaGl2ZVN0YXRlEgsKA3doeRgFIAEoCRIXCg9wcmV2aW91c19zZXJ2ZXMYBiABKAgiigMKC01vZGVsRGV0YWlsEiAKBW1vZGVsGAEgASgLMhEuY3V0YXdheS52MS5Nb2RlbBIlCgZpbnB1dHMYAiADKAsyFS5jdXRhd2F5LnYxLklucHV0U3BlYxInCgdvdXRwdXRzGAMgAygLMhYuY3V0YXdheS52MS5PdXRwdXRTcGVjEg4KBmxhYmVscxgEIAMoCRITCgttZWRpYV90eXBlcxgFIAMoCRIjCgdtb2R1bGVzGAYgAygLMhIuY3V0YXdheS52MS5Nb2R1bGUSKgoKcHJvdmVuYW5jZRgHIAEoCzIWLmN1dGF3YXkudjEuUHJvdmVuYW5jZRInCglvcGVyYXRvcnMYCCADKAsyFC5jdXRhd2F5LnYxLk9wZXJhdG9yEigKB2V4YW1wbGUYCSADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEiYKCWRhdGFfc2V0cxgKIAMoCzITLmN1dGF3YXkudjEuRGF0YVNldBIYChBjaGVja3BvaW50X3JhdGVzGAsgAygBIjcKB0RhdGFTZXQSDAoEbmFtZRgBIAEoCRIMCgRyb3dzGAIgASgEEhAKCGxhYmVsbGVkGAMgASgIIlQKCE9wZXJhdG9yEg8KB2FkZHJlc3MYASABKAkSKAoNb3V0cHV0X3NoYXBlcxgCIAMoCzIRLmN1dGF3YXkudjEuU2hhcGUSDQoFY2FsbHMYAyABKA0iegoJSW5wdXRTcGVjEgwKBG5hbWUYASABKAkSJwoJZGF0YV90eXBlGAIgASgOMhQuY3V0YXdheS52MS5EYXRhVHlwZRINCgVzaGFwZRgDIAMoAxIQCghvcHRpb25hbBgEIAEoCBIVCg1mZWF0dXJlX25hbWVzGAUgAygJIlIKCk91dHB1dFNwZWMSDAoEbmFtZRgBIAEoCRInCglkYXRhX3R5cGUYAiABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEg0KBXNoYXBlGAMgAygDIoIBCgZNb2R1bGUSDAoEbmFtZRgBIAEoCRIMCgR0eXBlGAIgASgJEhIKCnBhcmFtZXRlcnMYAyABKAMSKAoNb3V0cHV0X3NoYXBlcxgEIAMoCzIRLmN1dGF3YXkudjEuU2hhcGUSDQoFY2FsbHMYBSABKA0SDwoHYWxpYXNlcxgGIAMoCSIWCgVTaGFwZRINCgVzaXplcxgBIAMoAyKMAgoKUHJvdmVuYW5jZRINCgVtb2RlbBgBIAEoCRIPCgd2ZXJzaW9uGAIgASgJEhYKDndlaWdodHNfc2hhMjU2GAMgASgJEhUKDXRvcmNoX3ZlcnNpb24YBCABKAkSFgoOY2FwdHVtX3ZlcnNpb24YBSABKAkSFwoPY3V0YXdheV92ZXJzaW9uGAYgASgJEg4KBmRldmljZRgHIAEoCRInCglkYXRhX3R5cGUYCCABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEgwKBHNlZWQYCSABKAQSEAoIZm9yd2FyZHMYCiABKA0SEQoJYmFja3dhcmRzGAsgASgNEhIKCmNvbXBhbmlvbnMYDCABKA0qfwoMQXJjaGl2ZVN0YXRlEh0KGUFSQ0hJVkVfU1RBVEVfVU5TUEVDSUZJRUQQABIZChVBUkNISVZFX1NUQVRFX0xPQURJTkcQARIbChdBUkNISVZFX1NUQVRFX05PVF9XSE9MRRACEhgKFEFSQ0hJVkVfU1RBVEVfRkFJTEVEEANiBnByb3RvMw", [file_cutaway_v1_tensor]);
+  fileDesc("ChZjdXRhd2F5L3YxL21vZGVsLnByb3RvEgpjdXRhd2F5LnYxIjUKBU1vZGVsEgwKBG5hbWUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCSKRAQoPVW5zZXJ2ZWRBcmNoaXZlEg8KB2FyY2hpdmUYASABKAkSDQoFbW9kZWwYAiABKAkSDwoHdmVyc2lvbhgDIAEoCRInCgVzdGF0ZRgEIAEoDjIYLmN1dGF3YXkudjEuQXJjaGl2ZVN0YXRlEgsKA3doeRgFIAEoCRIXCg9wcmV2aW91c19zZXJ2ZXMYBiABKAgiswMKC01vZGVsRGV0YWlsEiAKBW1vZGVsGAEgASgLMhEuY3V0YXdheS52MS5Nb2RlbBIlCgZpbnB1dHMYAiADKAsyFS5jdXRhd2F5LnYxLklucHV0U3BlYxInCgdvdXRwdXRzGAMgAygLMhYuY3V0YXdheS52MS5PdXRwdXRTcGVjEg4KBmxhYmVscxgEIAMoCRITCgttZWRpYV90eXBlcxgFIAMoCRIjCgdtb2R1bGVzGAYgAygLMhIuY3V0YXdheS52MS5Nb2R1bGUSKgoKcHJvdmVuYW5jZRgHIAEoCzIWLmN1dGF3YXkudjEuUHJvdmVuYW5jZRInCglvcGVyYXRvcnMYCCADKAsyFC5jdXRhd2F5LnYxLk9wZXJhdG9yEigKB2V4YW1wbGUYCSADKAsyFy5jdXRhd2F5LnYxLk5hbWVkVGVuc29yEiYKCWRhdGFfc2V0cxgKIAMoCzITLmN1dGF3YXkudjEuRGF0YVNldBIYChBjaGVja3BvaW50X3JhdGVzGAsgAygBEicKCWRhdGFfZmxvdxgMIAMoCzIULmN1dGF3YXkudjEuRGF0YUVkZ2UiSQoIRGF0YUVkZ2USDgoGc291cmNlGAEgASgJEg0KBWlucHV0GAIgASgJEg4KBnRhcmdldBgDIAEoCRIOCgZvdXRwdXQYBCABKAkiNwoHRGF0YVNldBIMCgRuYW1lGAEgASgJEgwKBHJvd3MYAiABKAQSEAoIbGFiZWxsZWQYAyABKAgiVAoIT3BlcmF0b3ISDwoHYWRkcmVzcxgBIAEoCRIoCg1vdXRwdXRfc2hhcGVzGAIgAygLMhEuY3V0YXdheS52MS5TaGFwZRINCgVjYWxscxgDIAEoDSJ6CglJbnB1dFNwZWMSDAoEbmFtZRgBIAEoCRInCglkYXRhX3R5cGUYAiABKA4yFC5jdXRhd2F5LnYxLkRhdGFUeXBlEg0KBXNoYXBlGAMgAygDEhAKCG9wdGlvbmFsGAQgASgIEhUKDWZlYXR1cmVfbmFtZXMYBSADKAkiUgoKT3V0cHV0U3BlYxIMCgRuYW1lGAEgASgJEicKCWRhdGFfdHlwZRgCIAEoDjIULmN1dGF3YXkudjEuRGF0YVR5cGUSDQoFc2hhcGUYAyADKAMiggEKBk1vZHVsZRIMCgRuYW1lGAEgASgJEgwKBHR5cGUYAiABKAkSEgoKcGFyYW1ldGVycxgDIAEoAxIoCg1vdXRwdXRfc2hhcGVzGAQgAygLMhEuY3V0YXdheS52MS5TaGFwZRINCgVjYWxscxgFIAEoDRIPCgdhbGlhc2VzGAYgAygJIhYKBVNoYXBlEg0KBXNpemVzGAEgAygDIowCCgpQcm92ZW5hbmNlEg0KBW1vZGVsGAEgASgJEg8KB3ZlcnNpb24YAiABKAkSFgoOd2VpZ2h0c19zaGEyNTYYAyABKAkSFQoNdG9yY2hfdmVyc2lvbhgEIAEoCRIWCg5jYXB0dW1fdmVyc2lvbhgFIAEoCRIXCg9jdXRhd2F5X3ZlcnNpb24YBiABKAkSDgoGZGV2aWNlGAcgASgJEicKCWRhdGFfdHlwZRgIIAEoDjIULmN1dGF3YXkudjEuRGF0YVR5cGUSDAoEc2VlZBgJIAEoBBIQCghmb3J3YXJkcxgKIAEoDRIRCgliYWNrd2FyZHMYCyABKA0SEgoKY29tcGFuaW9ucxgMIAEoDSp/CgxBcmNoaXZlU3RhdGUSHQoZQVJDSElWRV9TVEFURV9VTlNQRUNJRklFRBAAEhkKFUFSQ0hJVkVfU1RBVEVfTE9BRElORxABEhsKF0FSQ0hJVkVfU1RBVEVfTk9UX1dIT0xFEAISGAoUQVJDSElWRV9TVEFURV9GQUlMRUQQA2IGcHJvdG8z", [file_cutaway_v1_tensor]);
 
 /**
  * One model in one version.
@@ -188,6 +188,14 @@ export type ModelDetail = Message<"cutaway.v1.ModelDetail"> & {
    * @generated from field: repeated double checkpoint_rates = 11;
    */
   checkpointRates: number[];
+
+  /**
+   * The flow of data in a pass of the model's own example, in the order in which tensors were taken, where it was
+   * requested.
+   *
+   * @generated from field: repeated cutaway.v1.DataEdge data_flow = 12;
+   */
+  dataFlow: DataEdge[];
 };
 
 /**
@@ -196,6 +204,50 @@ export type ModelDetail = Message<"cutaway.v1.ModelDetail"> & {
  */
 export const ModelDetailSchema: GenMessage<ModelDetail> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_model, 2);
+
+/**
+ * A tensor that one part of a model returned and another one took. Parts are operators, and modules that show none: such
+ * as return what they take, or run code that PyTorch does not show. The model's own tensors, such as parameters, come
+ * from no part. Numbers that leave tensors, such as sizes and conditions, are not followed.
+ *
+ * @generated from message cutaway.v1.DataEdge
+ */
+export type DataEdge = Message<"cutaway.v1.DataEdge"> & {
+  /**
+   * The operator, by its address, or the module that returned it; empty with `input`, and for the model itself.
+   *
+   * @generated from field: string source = 1;
+   */
+  source: string;
+
+  /**
+   * The model's input that it is.
+   *
+   * @generated from field: string input = 2;
+   */
+  input: string;
+
+  /**
+   * The operator or module that took it, or wrote into it; empty with `output`, and for the model itself.
+   *
+   * @generated from field: string target = 3;
+   */
+  target: string;
+
+  /**
+   * The model's output that it is.
+   *
+   * @generated from field: string output = 4;
+   */
+  output: string;
+};
+
+/**
+ * Describes the message cutaway.v1.DataEdge.
+ * Use `create(DataEdgeSchema)` to create a new message.
+ */
+export const DataEdgeSchema: GenMessage<DataEdge> = /*@__PURE__*/
+  messageDesc(file_cutaway_v1_model, 3);
 
 /**
  * Examples that are packaged with a model.
@@ -230,7 +282,7 @@ export type DataSet = Message<"cutaway.v1.DataSet"> & {
  * Use `create(DataSetSchema)` to create a new message.
  */
 export const DataSetSchema: GenMessage<DataSet> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 3);
+  messageDesc(file_cutaway_v1_model, 4);
 
 /**
  * An operator inside a module's forward: a function or method of PyTorch that is no module.
@@ -265,7 +317,7 @@ export type Operator = Message<"cutaway.v1.Operator"> & {
  * Use `create(OperatorSchema)` to create a new message.
  */
 export const OperatorSchema: GenMessage<Operator> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 4);
+  messageDesc(file_cutaway_v1_model, 5);
 
 /**
  * A forward argument.
@@ -315,7 +367,7 @@ export type InputSpec = Message<"cutaway.v1.InputSpec"> & {
  * Use `create(InputSpecSchema)` to create a new message.
  */
 export const InputSpecSchema: GenMessage<InputSpec> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 5);
+  messageDesc(file_cutaway_v1_model, 6);
 
 /**
  * One of forward's results.
@@ -350,7 +402,7 @@ export type OutputSpec = Message<"cutaway.v1.OutputSpec"> & {
  * Use `create(OutputSpecSchema)` to create a new message.
  */
 export const OutputSpecSchema: GenMessage<OutputSpec> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 6);
+  messageDesc(file_cutaway_v1_model, 7);
 
 /**
  * One module of the tree.
@@ -407,7 +459,7 @@ export type Module = Message<"cutaway.v1.Module"> & {
  * Use `create(ModuleSchema)` to create a new message.
  */
 export const ModuleSchema: GenMessage<Module> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 7);
+  messageDesc(file_cutaway_v1_model, 8);
 
 /**
  * The size of each axis.
@@ -428,7 +480,7 @@ export type Shape = Message<"cutaway.v1.Shape"> & {
  * Use `create(ShapeSchema)` to create a new message.
  */
 export const ShapeSchema: GenMessage<Shape> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 8);
+  messageDesc(file_cutaway_v1_model, 9);
 
 /**
  * The origin of a result.
@@ -526,7 +578,7 @@ export type Provenance = Message<"cutaway.v1.Provenance"> & {
  * Use `create(ProvenanceSchema)` to create a new message.
  */
 export const ProvenanceSchema: GenMessage<Provenance> = /*@__PURE__*/
-  messageDesc(file_cutaway_v1_model, 9);
+  messageDesc(file_cutaway_v1_model, 10);
 
 /**
  * Why an archive of the model store is not served.
