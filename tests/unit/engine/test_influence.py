@@ -379,6 +379,9 @@ FAULTS: dict[str, tuple[tuple[str, str], Any, str, Any]] = {
     "no Hessian": (
         ("influence_function", ""), influence_function, "_compute_dataset_func", changed(
             influence_function._compute_dataset_func, lambda hessian: torch.eye(len(hessian), dtype=hessian.dtype))),
+    "a Hessian of zeros": (
+        ("influence_function", ""), influence_function, "_compute_dataset_func", changed(
+            influence_function._compute_dataset_func, torch.zeros_like)),
     "a Hessian of the last batch": (
         ("influence_function", ""), influence_function, "add", lambda _, last: last),
     "gradients have length 1, naive": (
