@@ -666,27 +666,39 @@ def test_equal_eigenvalues_are_no_reason_to_doubt() -> None:
     assert result.check.verdict is ca.Verdict.AGREES
 
 
-@pytest.mark.parametrize("method", ["tracin", "arnoldi"])
+class Words(nn.Module):
+    """The mean of the embeddings of a text's words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.last = nn.Embedding(9, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.embedding(ids).mean(dim=1).tanh())
+        return logits
+
+
+@pytest.mark.parametrize("method", ["tracin", "arnoldi", "cosine"])
 def test_training_texts_may_be_longer_than_the_rows(method: str) -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.embedding, self.last = nn.Embedding(9, 6), nn.Linear(6, 3)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            logits: Tensor = self.last(self.embedding(ids).mean(dim=1).tanh())
-            return logits
-
+    """Where they have sizes of their own, likeness is refused by the field at fault."""
     training, rows = (
         torch.randint(9, shape, generator=torch.Generator().manual_seed(0)) for shape in ((20, 7), (3, 4))
     )
-    influence = ca.Influence(ca.ConceptExamples({"ids": training}), (0, 1, 2, 1) * 5, method, iterations=6)  # type: ignore[arg-type]
+    labels, layer = ((), "last") if method == "cosine" else ((0, 1, 2, 1) * 5, "")
     model = load_model(TensorAdapter(Words()), "cpu")
-    result = inspect(model, ca.InspectRequest("m", influence=influence), {"ids": rows}).influence
+
+    def answer(at: str) -> InspectResult:
+        influence = ca.Influence(ca.ConceptExamples({"ids": training}), labels, method, at, iterations=6)  # type: ignore[arg-type]
+        return inspect(model, ca.InspectRequest("m", influence=influence), {"ids": rows})
+
+    result = answer(layer).influence
     assert result is not None
     assert result.check is not None
     assert result.check.verdict is ca.Verdict.AGREES
+    if method == "cosine":
+        with pytest.raises(CutawayError, match=r"INPUT_SHAPE \[influence.layer\].*behind a pooling"):
+            answer("embedding")
 
 
 @pytest.mark.parametrize("method", ["influence_function", "arnoldi"])

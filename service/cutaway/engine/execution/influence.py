@@ -52,7 +52,7 @@ def influence_passes(plan: RequestPlan) -> int:
     method, count, compared = method_of(asked), _count(training), plan.rows + _count(training)
     is_checked, checkpoints = plan.request.check.mode is not CheckMode.OFF, len(plan.model.kept.checkpoints) or 1
     if method.is_similarity:
-        return compared * (1 + is_checked)
+        return compared * (1 + is_checked) + 2
     # TracInCPFast runs the request's rows again for each batch; the last are those of `self_influence`.
     once = compared + plan.rows * (-(-count // MOST_ROWS) - 1) + count + 1
     if not method.has_hessian:
@@ -127,6 +127,9 @@ class _Influenced:
 
     def result(self) -> InfluenceResult:
         """Returns the rows that helped and harmed most, with the verdict."""
+        if self._row.is_similarity and len({len(each) for each in self._vectors([0, self._count])}) > 1:
+            what = "the module returns other sizes for training rows than for the request's: name one behind a pooling"
+            raise error(Reason.INPUT_SHAPE, what, "influence.layer")
         least = self._least() if self._row.has_hessian else 0.0
         with translated_errors("influence"), self._on_device(), ExitStack() as loaded:
             found, judged = self._row.scores(self._as_captum_takes_them(least, loaded), self._asked)
