@@ -54,6 +54,35 @@ class Packaged(Adapter):
         return Table()
 
 
+class Words(nn.Module):
+    """Adds up what each word says of two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 2)
+        with torch.no_grad():
+            self.words.weight.copy_(torch.tensor([[0.0, 0.1], [3.0, 0.0], [0.0, 1.0], [0.2, 0.2]]))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return (self.words(input_ids) * attention_mask.unsqueeze(2)).sum(dim=1)
+
+
+class Opinions(Adapter):
+    """Texts of four words."""
+
+    media_types, labels = ("text/plain",), ("bad", "good")
+    inputs = InputSpec("input_ids", "int64", (-1, -1)), InputSpec("attention_mask", "int64", (-1, -1))
+
+    def build(self) -> nn.Module:
+        """With weights by hand."""
+        return Words()
+
+    def preprocess(self, data: bytes, media_type: str) -> dict[str, Tensor]:
+        """A number for each word."""
+        ids = torch.tensor([[("the", "awful", "fine", "film").index(word) for word in data.decode().split()]])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
 @pytest.fixture(scope="module")
 def packaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with a model that has data sets, and one that has none."""
@@ -64,6 +93,7 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for name, tensors in sets.items():
         save_file(tensors, folder / "data_sets" / f"{name}.safetensors")
     models: dict[str, Adapter] = {"table": Packaged(directory=folder), "digits": Digits(weights=WEIGHTS)}
+    models["opinions"] = Opinions()
     with serve(models, settings=Settings(http_address="127.0.0.1:0")) as server:
         yield server
 
@@ -132,6 +162,23 @@ def test_changed_regions_are_pictures(evidence: Inspector, packaged: Served) -> 
     assert f"changes {result.changes[0]} passes {result.passes[0]}" in text
     assert evidence.page.locator("section:has(> div > #counterfactual) .attacked canvas").count() == 2
     assert "This model has 0." in " ".join(evidence.texts("section:has(> div > #concepts)"))
+
+
+def test_words_are_masked(evidence: Inspector, packaged: Served) -> None:
+    """Of a text that the model's adapter reads: the places of the words that make the class what it is."""
+    evidence.choose("opinions")
+    evidence.go("Ask")
+    evidence.page.fill(".texts textarea", "the awful film fine fine")
+    evidence.ask()
+    evidence.go("Evidence")
+    tokens = ca.Counterfactual(tokens=ca.TokenChanges(remove=True), max_changes=10)
+    with ca.Client(packaged.address) as client:
+        estimate = client.inspect("opinions", "the awful film fine fine", counterfactual=tokens, dry_run=True).estimate
+    assert estimate is not None
+    text = found(evidence, "counterfactual", "Search", estimate.passes)
+    assert "It is “good” then. changes 1" in text
+    assert "attention_mask 1 0" in text
+    assert text.count("agrees") == 2
 
 
 def test_training_rows_of_a_packaged_set(evidence: Inspector, packaged: Served) -> None:
