@@ -24,7 +24,7 @@ from cutaway.engine.methods.captum_call import TABLE
 _ROOT = Path(__file__).parent.parent
 _SHARED = {item.name for item in fields(Attribution)}
 _BASE = "a base class; ours is `ca.Attribution`"
-_OF_JOBS = "none: a job writes every row to a table, whose library has these: [batch.md](batch.md)"
+_OF_JOBS = "`cutaway batch statistics` of a job: [batch.md](batch.md#statistics-of-a-column)"
 _REMOTE = "none: Cutaway serves the model itself"
 _EMBEDDING = "a layer method at the embedding; no module is replaced"
 _HELPER = "none: it helps to draw"
@@ -104,7 +104,7 @@ _NOT_METHODS = {
     "ImageMaskInput": "`masks` of the method, or `ca.Superpixels`",
     "TextTokenInput": "the text, and a layer method at the embedding",
     "TextTemplateInput": "the text, and `masks` of the method",
-    "ProductBaselines": "none: it draws anew in each call, and a verdict needs the same baselines; send what was drawn",
+    "ProductBaselines": "`ca.ProductBaselines(...)(samples=20)`, where a method takes a distribution",
     **dict.fromkeys(("Attribution", "GradientAttribution", "PerturbationAttribution", "NeuronAttribution"), _BASE),
     "LayerAttribution": f"{_BASE}; for `interpolate` see [pictures](#pictures)",
     **dict.fromkeys(("InterpretableInput", "ConceptInterpreter", "DataInfluence", "TracInCPBase"), "a base class"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -190,6 +190,42 @@ def similar(
         for each in found.rows:
             cells = str(each.row), each.id, each.prediction, each.label, f"{each.value:.4g}"
             table.add_row(*map(Text, cells))
+        console_output.print_blocks(table)
+
+
+_MOST_ELEMENTS = 20
+_STATISTICS = ("count", "mean", "std_dev", "min", "max")
+
+
+@app.command(epilog="Exit status: 0 done; 2 the folder or a column is wrong.")
+def statistics(
+    folder: Annotated[Path, argument("FOLDER", "The output folder of a job.")],
+    column: Annotated[str, option("COLUMN", "The column that is summarised: attribution:saliency:image.")],
+    by: Annotated[str, option("COLUMN", "Summarise the rows of each value of this column: prediction, label.")] = "",
+    save: Annotated[Path | None, option("FILE.npz", "Write the arrays of all statistics there.")] = None,
+) -> None:
+    """Summarise a column of a job over its rows: for each element count, mean, deviation, least and largest."""
+    with console_output.requires_extra("jobs"):
+        import numpy as np
+
+        from cutaway.jobs import read
+    with _exit_statuses():
+        results = read(folder)
+        found = results.statistics(column, by)
+        if save is not None:
+            arrays: dict[str, Any] = {
+                f"{group}/{name}" if by else name: each for group, of in found.items() for name, each in of.items()
+            }
+            np.savez(save, **arrays)
+        names = results.feature_names(column)
+        table = empty_table(column, *([by] if by else []), "element", *_STATISTICS, numbers=len(_STATISTICS))
+        for group, of in found.items():
+            magnitudes = np.abs(of["mean"]).reshape(-1)
+            for place in np.argsort(-magnitudes, kind="stable")[:_MOST_ELEMENTS].tolist():
+                index = [int(each) for each in np.unravel_index(place, of["mean"].shape)]
+                element = names[index[-1]] if len(index) == 1 and index[-1] < len(names) else str(index)
+                values = [f"{of[name].reshape(-1)[place]:.4g}" for name in _STATISTICS]
+                table.add_row(*map(Text, [*([group] if by else []), element, *values]))
         console_output.print_blocks(table)
 
 

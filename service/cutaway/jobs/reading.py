@@ -139,6 +139,45 @@ class FoundRows(NamedTuple):
     rows: tuple[FoundRow, ...]
 
 
+class _Moments(NamedTuple):
+    """Sums over rows of each element, from which statistics follow: those of several shards join (Chan et al. 1979)."""
+
+    numbers: Array
+    totals: Array
+    squares: Array
+    least: Array
+    largest: Array
+
+    @classmethod
+    def of(cls, rows: Array) -> _Moments:
+        """Returns the sums of [rows, ...]; ``squares`` are of the differences from the mean."""
+        finite = np.isfinite(rows)
+        numbers, totals = finite.sum(axis=0), rows.sum(axis=0, where=finite)
+        squares = np.square(rows - totals / np.maximum(numbers, 1)).sum(axis=0, where=finite)
+        least = rows.min(axis=0, where=finite, initial=np.inf)
+        return cls(numbers, totals, squares, least, rows.max(axis=0, where=finite, initial=-np.inf))
+
+    def joined(self, more: _Moments) -> _Moments:
+        """Returns the sums of both."""
+        numbers = self.numbers + more.numbers
+        apart = more.totals / np.maximum(more.numbers, 1) - self.totals / np.maximum(self.numbers, 1)
+        between = apart**2 * self.numbers * more.numbers / np.maximum(numbers, 1)
+        least, largest = np.minimum(self.least, more.least), np.maximum(self.largest, more.largest)
+        return _Moments(numbers, self.totals + more.totals, self.squares + more.squares + between, least, largest)
+
+    def statistics(self) -> dict[str, Array]:
+        """Returns them by Captum's names."""
+        numbers = np.maximum(self.numbers, 1)
+        variances = {"variance": self.squares / numbers, "sample_variance": self.squares / np.maximum(numbers - 1, 1)}
+        found = {"sum": self.totals, "min": self.least, "max": self.largest, "mean": self.totals / numbers}
+        found |= {"mse": self.squares, **variances}
+        found |= {name.replace("variance", "std_dev"): np.sqrt(each) for name, each in variances.items()}
+        known = self.numbers > 0
+        return {"count": np.asarray(self.numbers)} | {
+            name: np.where(known, each, np.nan) for name, each in found.items()
+        }
+
+
 class Results(Mapping[str, Array]):
     """The results of a job: columns by name, read on access. ``results["attribution:saliency:image"]`` is [rows, ...].
 
@@ -273,6 +312,36 @@ class Results(Mapping[str, Array]):
             return rows[~np.isnan(peaks)], peaks[~np.isnan(peaks)]
 
         return FoundRows(column, "activation", self._first(column, k, most_active, -1))
+
+    def statistics(self, column: str, by: str = "") -> dict[str, dict[str, Array]]:
+        """Returns what Captum's Summarizer does of a column, of rows without an error: for each element its count, sum,
+        least, largest, mean, mean squared error, variance and standard deviation, with ``sample_`` those of order 1.
+
+        Numbers that are not finite do not count. An element without any has NaN, and its count is 0.
+
+        Args:
+            column: a column of tensors of one shape, or of numbers.
+            by: a column, such as ``prediction`` or ``label``, for the statistics of the rows of each of its values, as
+                Captum's ClassSummarizer has them; by default those of all rows, under ``""``.
+
+        Raises:
+            InvalidArgument: ``COLUMN_NOT_FOUND``: no such column. ``INVALID_VALUE``: it holds no tensors of one shape.
+        """
+        self._check_numbers(column, ragged=False)
+        found: dict[str, _Moments] = {}
+        for shard in self.shards(list(dict.fromkeys(["error", column, *([by] if by else [])]))):
+            good = np.array([failure is None for failure in shard["error"]], bool)
+            values = np.ma.filled(shard[column].astype(np.float64), np.nan)[good]
+            groups = np.array([self._value_text(by, each) for each in shard[by][good]] if by else [""] * len(values))
+            for group in sorted({*groups.tolist()}):
+                more = _Moments.of(values[groups == group])
+                found[group] = found[group].joined(more) if group in found else more
+        return {group: moments.statistics() for group, moments in sorted(found.items())}
+
+    def _value_text(self, column: str, value: Any) -> str:
+        if value is None or value is np.ma.masked:
+            return ""
+        return self.manifest.class_name(int(value)) if column == "prediction" else str(value)
 
     def _first(
         self, column: str, k: int, of_shard: Callable[[Array, Array], tuple[Array, Array]], sign: int

@@ -16,10 +16,9 @@ from cutaway.contract.results.arrays import CLASSES, by_name, entries, examples_
 from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.results.summary import (
     Titled,
-    agreement_lines,
     batch_size,
     class_name,
-    counterfactual_lines,
+    evidence_lines,
     first,
     harmless,
     outcome,
@@ -140,6 +139,7 @@ def page(result: InspectResult, request: InspectRequest, labels: Sequence[str]) 
         *_verdicts(result),
         *examples,
         *_left_out(rows, len(examples), "examples"),
+        *_listed("Attacks and concepts", list(evidence_lines(result))),
         *_listed("Other arrays", list(_shapes(result))),
         *_listed("Warnings", [f"{warning.code}: {warning.subject}: {warning.message}" for warning in result.warnings]),
         class_="cutaway",
@@ -195,7 +195,7 @@ def _example(
         element("div", element("div", *side, class_="side"), element("div", *tiles, class_="tiles"), class_="columns"),
         *_left_out(len(inputs), _INPUTS, "inputs"),
         *_left_out(len(attributed), len(tiles), "attributions", attributed[len(tiles) :]),
-        *_listed("Agreement and changes", [*agreement_lines(result, row), *counterfactual_lines(result, row)]),
+        *_listed("Agreement and evidence", list(evidence_lines(result, row))),
         class_="example",
     )
 

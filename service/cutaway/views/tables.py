@@ -22,7 +22,7 @@ from rich.text import Text
 from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, TokenAttribution, Verdict
 from cutaway.contract.results.arrays import POSITIONS, captures, entries
 from cutaway.contract.results.explanations import outcome_of_row
-from cutaway.contract.results.summary import Titled, counterfactual_lines, outline, without_layer
+from cutaway.contract.results.summary import Titled, counterfactual_lines, influence_lines, outline, without_layer
 from cutaway.contract.tensors import Array, bytes_of
 from cutaway.contract.values import printable
 
@@ -64,6 +64,8 @@ def result_tables(result: InspectResult) -> Iterator[RenderableType]:
         yield attack_table(result)
     if result.counterfactual is not None:
         yield Text("\n".join(["Counterfactual", *map(printable, counterfactual_lines(result))]))
+    if result.influence is not None:
+        yield Text("\n".join(["Influence", *map(printable, influence_lines(result))]))
     if result.concepts:
         yield concept_table(result)
     if result.warnings:

@@ -403,3 +403,28 @@ def test_without_pillow_the_page_says_what_to_install(monkeypatch: pytest.Monkey
     needs = "needs pillow, which is not installed: pip install 'cutaway[notebook]'"
     assert any(needs in note for note in shown.of("note"))
     assert "logits: three, 50.0%" in shown.of("name")
+
+
+def test_what_a_prediction_rests_on() -> None:
+    """Changed columns and training rows beside each example, concepts once; no name is markup."""
+    made = table()
+    (values,) = made.attributions[0].values.values()
+    changed = np.zeros(values.shape, bool)
+    changed[0, 1] = True
+    found = ca.results.CounterfactualResult(
+        {"x": values}, {"x": changed}, classes=np.zeros(len(values), np.int64),
+        succeeded=np.ones(len(values), bool), changes=np.ones(len(values), np.int64),
+        probabilities=np.ones(len(values)), passes=np.ones(len(values), np.int64),
+    )  # fmt: skip
+    rows = np.arange(7 * len(values)).reshape(len(values), 7)
+    influence = ca.InfluenceResult("tracin", rows, rows / 2, rows[:, ::-1], -rows / 2, check=check(ca.Verdict.AGREES))
+    concepts = tuple(
+        ca.ConceptResult(HOSTILE, f"fc{number}", np.zeros((len(values), 2)), shares=(0.5,), p_value=0.25)
+        for number in range(2)
+    )
+    shown = page(replace(made, counterfactual=found, influence=influence, concepts=concepts))
+    lines = shown.of("li")
+    assert any("class 0 with 1 change" in line for line in lines)
+    assert any("AGREES  tracin  [0] helped by rows 0, 1, 2, harmed by 6, 5, 4" in line for line in lines)
+    assert sum("share 0.50, p 0.25" in line for line in lines) == len(concepts)
+    assert "script" not in shown.tags

@@ -527,3 +527,25 @@ def test_a_planted_concept_is_found_and_noise_is_not() -> None:
     assert square.share > 0.95
     assert square.p_value == 1 / 20
     assert noise.p_value > 0.05
+
+
+class Coupled(nn.Module):
+    """Takes the mean of the batch off its rows, or adds random numbers to them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0) if self.kind == "coupled" else x + 0.1 * torch.rand_like(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"), [("coupled", ca.Cause.ROWS_COUPLED), ("random", ca.Cause.RANDOM_FORWARD)]
+)  # fmt: skip
+def test_scores_of_a_model_that_explains_no_row_are_inconclusive(kind: str, cause: ca.Cause) -> None:
+    """Captum and the raw hooks may see the same numbers all the same."""
+    net = nn.Sequential(*network()[:5], Coupled(kind), network()[5])
+    for each in asked(net, at_layers("2")).concepts:
+        assert each.check is not None
+        assert (each.check.verdict, each.check.cause) == (ca.Verdict.INCONCLUSIVE, cause)

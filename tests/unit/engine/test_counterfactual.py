@@ -230,6 +230,49 @@ def test_a_search_that_reports_another_class_is_found(monkeypatch: pytest.Monkey
     assert result.checks[0].verdict is Verdict.DISAGREES
 
 
+SUMS = wired(lambda m, x: torch.stack([x.sum(1), x.sum(1) * 0 + 2.5], 1))
+TWO_SUMS = {"x": torch.stack([torch.ones(6), torch.full((6,), 0.5)])}
+"""Four elements of the first row must go, and two of the second."""
+
+FAULTS: dict[str, tuple[Any, int, Cause]] = {
+    "a change too few": (lambda self, right: right[:-1], 0, Cause.UNKNOWN),
+    "a change too many": (
+        lambda self, right: [*right, next(each for each in self._changes if each not in right)], 1, Cause.NOT_LEAST),
+    "all changes": (lambda self, right: self._changes, 1, Cause.NOT_LEAST),
+    "the first change": (lambda self, right: self._changes[:1], 0, Cause.UNKNOWN),
+    "no change": (lambda self, right: [], 0, Cause.UNKNOWN),
+    "as many changes for each row": (lambda self, right: self._changes[:4], 1, Cause.NOT_LEAST),
+    "changes back to the row's own values": (
+        lambda self, right: [
+            each._replace(writes=tuple((name, at, at * 0.0 + 1) for name, at, _ in each.writes)) for each in right],
+        0, Cause.UNKNOWN),
+    "half of each change": (
+        lambda self, right: [
+            each._replace(writes=tuple((name, at, at * 0.0 + 0.9) for name, at, _ in each.writes)) for each in right],
+        0, Cause.UNKNOWN),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_search_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a pass of the request's own rows, which the search did not run; without it the verdict agrees."""
+    asked, (change, check, cause) = Counterfactual(masks={"x": np.arange(6)[None]}), FAULTS[fault]
+    right = found(SUMS(), TWO_SUMS, asked)
+    assert right.changes.tolist() == [4, 2]
+    assert agree(right)
+    run = searching._Search.run
+    monkeypatch.setattr(searching._Search, "run", lambda self: change(self, run(self)))
+    wrong = found(SUMS(), TWO_SUMS, asked)
+    assert (wrong.checks[check].verdict, wrong.checks[check].cause) == (Verdict.DISAGREES, cause)
+
+
+def test_a_search_that_gives_up_where_the_class_is_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching._Search, "run", lambda self: None)
+    asked = Counterfactual(columns={"job": ca.Column(values=(0, 1, 2))}, targeted=True)
+    result = found(JOBS(), PEOPLE, asked, target=ClassIndex((1,)))
+    assert result.checks[0].verdict is Verdict.DISAGREES
+
+
 def test_rows_that_depend_on_each_other_are_in_doubt() -> None:
     model = wired(lambda m, x: torch.stack([x[:, 0] - x[:, 0].mean(), 0.1 - x[:, 1]], 1))()
     result = found(

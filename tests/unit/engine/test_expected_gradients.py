@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from captum import attr
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.adapters import TensorAdapter, load_model
+from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import CheckMode, CheckRequest, ClassIndex, ExpectedGradient, Neuron
 from cutaway.contract.results import AttributionResult
+from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.runtime.rng import seeded
 from tests.support.checked_attributions import CNN, Build, ask, noise, wired
 from tests.support.expectation_models import GAINED, TWICE
@@ -141,3 +146,39 @@ def test_draws_aside_are_of_a_seed_of_their_own() -> None:
     assert both == (draws(inside=True, aside=False)[0], draws(inside=False, aside=True)[1])
     assert both[1] == both[1][:2] * 3
     assert not set(both[0]) & set(both[1])
+
+
+VALUES: dict[str | tuple[str, ...], Any] = {"age": [30, 65, 80], ("city", "zone"): [(3, 1), (5, 2)], "debt": [0.5]}
+
+
+@pytest.mark.parametrize("values", [VALUES, [[1.0, 2.0], [3.0], [4.0, 5.0, 6.0]]], ids=["by name", "in order"])
+def test_product_baselines_are_captums(values: Any) -> None:
+    """Sample by sample, from the same seed; features that belong together are drawn together."""
+    ours, captums = ca.ProductBaselines(values), attr.ProductBaselines(values)
+    random.seed(3)
+    expected = [captums() for _ in range(50)]
+    rows = [[each[name] for name in ours.names] if isinstance(each, dict) else each for each in expected]
+    found = ours(samples=50, seed=3)
+    np.testing.assert_array_equal(found, rows)
+    np.testing.assert_array_equal(found, ours(samples=50, seed=3))
+    assert len(np.unique(found, axis=0)) == 6
+
+
+def test_product_baselines_are_a_distribution_like_another() -> None:
+    """The verdict is about what was drawn; of a linear model the attribution is that of their mean."""
+    torch.manual_seed(0)
+    net, x = nn.Linear(4, 3).double(), torch.randn(2, 4, dtype=torch.float64)
+    model = load_model(TensorAdapter(net), "cpu")
+    name = model.inputs[0].name
+    drawn = ca.ProductBaselines(VALUES)(samples=6, seed=1)
+    request = ca.InspectRequest("m", attributions=(ca.DeepLiftShap(baselines={name: drawn}),), target=ClassIndex((0,)))
+    (found,) = inspect(model, request, {name: x}).attributions
+    assert all(check.verdict is ca.Verdict.AGREES for check in found.checks)
+    expected = net.weight[0].detach() * (x - torch.from_numpy(drawn.mean(axis=0)))
+    np.testing.assert_allclose(found.values[name], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("values", [{"age": []}, [[1.0], []], {("a", "b"): [(1, 2, 3)]}])
+def test_product_baselines_without_values_are_refused(values: Any) -> None:
+    with pytest.raises(CutawayError, match=r"INVALID_VALUE \[baselines\]"):
+        ca.ProductBaselines(values)

@@ -193,6 +193,15 @@ def test_target_keeps_its_parameters(target: Target) -> None:
     assert canonical(wire_requests.decode(sent(InspectRequest("m", target=target))).target) == canonical(target)
 
 
+def test_a_message_without_the_name_of_an_input_means_input_ids() -> None:
+    """As the contract says; clients of other languages leave it out."""
+    message = wire_requests.encode(InspectRequest("m", {"input_ids": np.zeros((1, 2), np.int64)}))
+    message.counterfactual.tokens.remove = True
+    asked_for = wire_requests.decode(message.SerializeToString()).counterfactual
+    assert asked_for is not None
+    assert asked_for.tokens == requests.TokenChanges(remove=True)
+
+
 def test_condition_is_part_of_the_question() -> None:
     """Which examples are explained travels with what the client is asked; none given, all are."""
     condition = requests.ExplainIf(probability_at_most=0.5, classes=(3, 5))

@@ -6,6 +6,7 @@ import { ActivationsView } from "../activations/ActivationsView.js";
 import { AskView } from "../ask/AskView.js";
 import { CostView } from "../cost/CostView.js";
 import { EditsView } from "../edits/EditsView.js";
+import { EvidenceView } from "../evidence/EvidenceView.js";
 import { ExplanationsView } from "../explanations/ExplanationsView.js";
 import { GradientsView } from "../gradients/GradientsView.js";
 import { JobsView } from "../jobs/JobsView.js";
@@ -134,6 +135,7 @@ const VIEWS: readonly [View, ...View[]] = [
   { name: "activations", title: "Activations", Shown: answered(ActivationsView) },
   { name: "explanations", title: "Explanations", Shown: answered(ExplanationsView) },
   { name: "edits", title: "Edits", Shown: answered(EditsView) },
+  { name: "evidence", title: "Evidence", Shown: answered(EvidenceView) },
   { name: "gradients", title: "Gradients", Shown: answered(GradientsView) },
   { name: "cost", title: "Cost", Shown: answered(CostView) },
   { name: "take", title: "Take along", Shown: answered(TakeView) },

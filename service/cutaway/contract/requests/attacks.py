@@ -162,6 +162,9 @@ class TokenChanges:
     keep: tuple[int, ...] = ()
     input: str = "input_ids"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input", self.input or "input_ids")  # a message without it
+
 
 @dataclass(frozen=True, kw_only=True)
 class Counterfactual:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
+import numpy as np
+
+from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests.fields import Finite, bounded, given
 from cutaway.contract.requests.quality import Metric, Quality
 from cutaway.contract.requests.targets import Neuron, Target
-from cutaway.contract.tensors import ArrayLike
+from cutaway.contract.tensors import Array, ArrayLike
 from cutaway.contract.values import StrEnum
 
 __all__ = [
@@ -35,6 +39,7 @@ __all__ = [
     "NeuronGuidedBackprop",
     "NeuronIntegratedGradients",
     "NoiseTunnel",
+    "ProductBaselines",
     "Quadrature",
     "Saliency",
     "TokenId",
@@ -80,6 +85,45 @@ Distributions: TypeAlias = Mapping[str, ArrayLike]
 
 Axis 0 is the sample; the axes of the input follow.
 """
+
+
+class ProductBaselines:
+    """Draws baselines of features that have lists of values: of each feature by itself, as Captum's class does.
+
+        baselines={"x": ca.ProductBaselines({"age": [30, 65], ("city", "zone"): [(3, 1), (5, 2)]})(samples=20)}
+
+    What it drew is sent, so that a verdict is about the same baselines, and the same call draws them again.
+
+    Args:
+        baseline_values: a list of values of each feature, in their order, or by name. A tuple of names has a list of
+            tuples: values that belong together.
+
+    Attributes:
+        names: the names, in the order of the columns; empty for a list.
+    """
+
+    def __init__(
+        self, baseline_values: Sequence[Sequence[Any]] | Mapping[str | tuple[str, ...], Sequence[Any]]
+    ) -> None:
+        named = baseline_values if isinstance(baseline_values, Mapping) else {}
+        self._lists = [*(named.values() if named else baseline_values)]
+        self._groups = [key if isinstance(key, tuple) else (key,) for key in named]
+        self.names = tuple(name for group in self._groups for name in group)
+        for number, values in enumerate(self._lists):
+            width = len(self._groups[number]) if named else 1
+            if not len(values) or any(width > 1 and len(value) != width for value in values):
+                what = f"feature {number} has no values" if not len(values) else f"a value of {self._groups[number]}"
+                raise error(Reason.INVALID_VALUE, f"{what}: send lists, with a tuple for each group", "baselines")
+
+    def __call__(self, samples: int = 1, seed: int = 0) -> Array:
+        """Returns baselines, [samples, features], drawn from ``seed`` as Captum draws from Python's generator."""
+        draw, grouped = random.Random(seed), [len(group) > 1 for group in self._groups] or [False] * len(self._lists)
+        rows = [[draw.choice(values) for values in self._lists] for _ in range(samples)]
+        flat = [
+            [each for value, is_group in zip(row, grouped) for each in (value if is_group else (value,))]
+            for row in rows
+        ]
+        return np.array(flat)
 
 
 # Noise tunnels.

@@ -152,7 +152,7 @@ def summarise(result: InspectResult) -> str:
         _block("attacks", map(_attack_line, result.attacks), 4, len(result.attacks)),
         _block("changes", counterfactual_lines(result), 4, len(found.changes) if found else 0),
         _block("concepts", map(_concept_line, result.concepts), 3, len(result.concepts)),
-        _block("influence", _influence_lines(result), 2, len(result.influence.helpful) if result.influence else 0),
+        _block("influence", influence_lines(result), 2, len(result.influence.helpful) if result.influence else 0),
         _block("attributions", _attributions(attributed), _ATTRIBUTIONS, min(len(attributed), _ATTRIBUTIONS)),
         _block("agreement", agreement_lines(result), 3, len(result.agreements)),
         _block("warnings", (f"{warning.code}  {warning.subject}: {warning.message}" for warning in result.warnings), 4,
@@ -284,12 +284,26 @@ def _concept_line(concept: ConceptResult) -> str:
     return f"{verdict}  {harmless(concept.concept)} at {harmless(concept.layer)}  {score}{_why(concept.check)}"
 
 
-def _influence_lines(result: InspectResult) -> Iterator[str]:
+def influence_lines(result: InspectResult, only: int | None = None) -> Iterator[str]:
+    """Yields for each row, or only one, the training rows that helped and harmed most."""
     if (found := result.influence) is not None:
         verdict = "NOT CHECKED" if found.check is None else found.check.verdict.value
         for row, (helpful, harmful) in enumerate(zip(found.helpful[:, :3], found.harmful[:, :3])):
-            rows = f"helped by rows {', '.join(map(str, helpful))}, harmed by {', '.join(map(str, harmful))}"
-            yield f"{verdict}  {found.method}  [{row}] {rows}{_why(found.check)}"
+            if only in (None, row):
+                rows = f"helped by rows {', '.join(map(str, helpful))}, harmed by {', '.join(map(str, harmful))}"
+                yield f"{verdict}  {found.method}  [{row}] {rows}{_why(found.check)}"
+
+
+def evidence_lines(result: InspectResult, row: int | None = None) -> Iterator[str]:
+    """Yields what a row's prediction rests on, its changes and training rows; without a row, what all have in common:
+    attacks and concepts."""
+    if row is None:
+        yield from map(_attack_line, result.attacks)
+        yield from map(_concept_line, result.concepts)
+    else:
+        yield from agreement_lines(result, row)
+        yield from counterfactual_lines(result, row)
+        yield from influence_lines(result, row)
 
 
 def _attributions(titled: Sequence[Titled]) -> list[str]:

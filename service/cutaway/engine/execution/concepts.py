@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import combinations
 from math import isfinite, prod
 from typing import NamedTuple
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from cutaway.contract.errors import CutawayError, Reason, at, error
-from cutaway.contract.requests import TCAV, CheckMode, ConceptClassifier, Point
+from cutaway.contract.requests import TCAV, CheckMode, ConceptClassifier, Point, Saliency
 from cutaway.contract.results import Cause, Check, ConceptResult, InspectResult, Verdict
 from cutaway.contract.values import changed
+from cutaway.engine.checks.model_properties import dependent_rows, random_forward, wrong_backward
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks.axes import row_axes
 from cutaway.engine.hooks.capture_spec import CaptureSpec, ShapeSpec, watching
@@ -23,7 +25,8 @@ from cutaway.engine.methods.captum_call import first_line, import_apart
 from cutaway.engine.methods.concepts import CaptumTcav, Plane, Versus, fitted, held_out, logistic_fit, p_value, t_test
 from cutaway.engine.model.inspected_model import Inputs, arguments_kind, gradients
 from cutaway.engine.model.session import is_out_of_memory, timed
-from cutaway.engine.passes.pass_recorder import read_target
+from cutaway.engine.passes.findings import Finding
+from cutaway.engine.passes.pass_recorder import AttributionProblem, ResolvedAttribution, read_target
 from cutaway.engine.planning.plan import RequestPlan
 from cutaway.engine.runtime.numerics import to_numpy
 from cutaway.engine.runtime.rng import LARGEST_SEED, seeded
@@ -131,6 +134,18 @@ def with_concepts(result: InspectResult, main: MainPass) -> InspectResult:
         return changed(result, concepts=tuple(_Test(main, asked).results()))
 
 
+def model_doubt(main: MainPass, most_rows: int) -> Finding | None:
+    """Returns why no score is that of a row, in passes of at most ``most_rows``: a random forward, dependent rows, or a
+    backward pass that is not the derivative."""
+    plan, floating = main.plan, [name for name, tensor in main.plan.inputs.items() if tensor.is_floating_point()]
+    explained = tuple(floating or plan.inputs)
+    problem = ResolvedAttribution(plan.model, Saliency(), plan.inputs, explained).at_target(main.targets[0])
+    tests: list[Callable[[AttributionProblem], Finding | None]]
+    tests = [random_forward, partial(dependent_rows, largest=most_rows), *[wrong_backward] * bool(floating)]
+    with plan.model.proofs.billed_to(main.timings):
+        return next((finding for test in tests if (finding := test(problem)) is not None), None)
+
+
 class _Outcome(NamedTuple):
     """Two sets at one layer: what Captum found, how far it is from ours, and the derivatives along its vector."""
 
@@ -153,7 +168,7 @@ class _Test:
     """One test: passes of ours with raw hooks, and Captum's."""
 
     def __init__(self, main: MainPass, asked: TCAV) -> None:
-        self._plan, self._asked, self._seed = main.plan, asked, asked.seed
+        self._main, self._plan, self._asked, self._seed = main, main.plan, asked, asked.seed
         self._model, (self._target,) = main.plan.model, main.targets
         self._kind, self._layers = ConceptClassifier(asked.classifier), tested_layers(main.plan, asked)
         check = main.plan.request.check
@@ -311,7 +326,7 @@ class _Test:
     def _check(self, layer: int, outcomes: Sequence[_Outcome]) -> Check:
         worst = max(outcomes, key=lambda outcome: (outcome.reason != "", outcome.error))
         found = self._doubt(layer, outcomes)
-        if worst.reason and found.cause is not Cause.NOT_FINITE:
+        if worst.reason and found.cause in (None, Cause.NO_GRADIENT, Cause.NOT_MOVED):
             found = _Finding(Verdict.DISAGREES, worst.reason, Cause.UNKNOWN)
         return Check(
             compared="concept activation vectors, sign counts and magnitudes",
@@ -327,6 +342,8 @@ class _Test:
         """Returns why scores that agree mean nothing all the same, or that they agree."""
         gradient = self._gradients[layer]
         without, rows = int((gradient == 0).all(dim=1).sum()), len(gradient)
+        if (of_model := model_doubt(self._main, _MOST_ROWS)) is not None:
+            return _Finding(Verdict.INCONCLUSIVE, of_model.reason, of_model.cause)
         if not gradient.isfinite().all():
             return _Finding(Verdict.INCONCLUSIVE, "gradients at the layer are NaN or infinite", Cause.NOT_FINITE)
         if without:

@@ -130,6 +130,20 @@ def rows_that_fit(model: InspectedModel, inputs: Inputs, allowed: int) -> tuple[
     return predicted, explained // _OF_PASSES
 
 
+_OF_HESSIAN = 1 << 22
+"""The bytes of a graph behind which products with a Hessian take no less time if it has more rows."""
+
+_MOST_OF_HESSIAN = 256
+"""The most rows of such a graph."""
+
+
+def rows_of_hessian(model: InspectedModel, inputs: Inputs, fewest: int) -> int:
+    """Returns of how many rows like the first of ``inputs`` a graph is made at once for products with the Hessian of
+    their sum: of a small model many, since a product takes the same time."""
+    _, fitting = rows_that_fit(model, inputs, _OF_HESSIAN)
+    return min(max(fitting, fewest), _MOST_OF_HESSIAN)
+
+
 def _row_bytes(model: InspectedModel, inputs: Inputs, backward: bool) -> int:
     """Returns the most bytes that are alive in a forward pass of the first row, with its graph for ``backward``; 0 if
     it fails."""

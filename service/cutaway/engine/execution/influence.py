@@ -16,7 +16,8 @@ from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import CheckMode, Influence, InfluenceMethod, Point
 from cutaway.contract.results import Cause, Check, InfluenceResult, InspectResult, Verdict
 from cutaway.contract.values import changed
-from cutaway.engine.execution.concepts import translated_errors
+from cutaway.engine.execution.concepts import model_doubt, translated_errors
+from cutaway.engine.execution.fitting import rows_of_hessian
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
@@ -51,7 +52,7 @@ def influence_passes(plan: RequestPlan) -> int:
     method, count, compared = method_of(asked), _count(training), plan.rows + _count(training)
     is_checked, checkpoints = plan.request.check.mode is not CheckMode.OFF, len(plan.model.kept.checkpoints) or 1
     if method.is_similarity:
-        return compared * (1 + is_checked)
+        return compared * (1 + is_checked) + 2
     # TracInCPFast runs the request's rows again for each batch; the last are those of `self_influence`.
     once = compared + plan.rows * (-(-count // MOST_ROWS) - 1) + count + 1
     if not method.has_hessian:
@@ -104,7 +105,7 @@ class _Influenced:
     """The rows of the request, behind those of the training data, and what each method says of both."""
 
     def __init__(self, main: MainPass, asked: Influence, training: Inputs) -> None:
-        self._plan, self._asked, self._model = main.plan, asked, main.plan.model
+        self._main, self._plan, self._asked, self._model = main, main.plan, asked, main.plan.model
         self._training = training
         self._method, self._row, self._count = InfluenceMethod(asked.method), method_of(asked), _count(training)
         self._target, self._labels = main.targets[0], torch.empty(0, dtype=torch.int64)
@@ -115,7 +116,9 @@ class _Influenced:
         factor = asked.learning_rate if self._row.has_checkpoints else 1.0
         self._rates = [factor * each.learning_rate for each in checkpoints] or [factor]
         self._states = [each.read() for each in checkpoints]
-        self._asymmetry = 0.0
+        self._asymmetry, self._hessian_rows = 0.0, MOST_ROWS
+        if self._row.has_hessian:
+            self._hessian_rows = rows_of_hessian(self._model, training, MOST_ROWS)
         self._parameters, self._own_backward = list[nn.Parameter](), cast("list[str] | None", None)
         if not self._row.is_similarity:
             self._labels = self._all_labels(main)
@@ -124,6 +127,9 @@ class _Influenced:
 
     def result(self) -> InfluenceResult:
         """Returns the rows that helped and harmed most, with the verdict."""
+        if self._row.is_similarity and len({len(each) for each in self._vectors([0, self._count])}) > 1:
+            what = "the module returns other sizes for training rows than for the request's: name one behind a pooling"
+            raise error(Reason.INPUT_SHAPE, what, "influence.layer")
         least = self._least() if self._row.has_hessian else 0.0
         with translated_errors("influence"), self._on_device(), ExitStack() as loaded:
             found, judged = self._row.scores(self._as_captum_takes_them(least, loaded), self._asked)
@@ -219,6 +225,7 @@ class _Influenced:
         def load(number: int) -> None:
             loaded.close()
             loaded.enter_context(self._holding(number))
+            self._model.guard.reset()  # Captum reads parameters that the last pass may have changed
 
         known = {id(parameter) for parameter in self._parameters}
         named = {name: each for name, each in self._model.module.named_parameters() if id(each) in known}
@@ -234,6 +241,7 @@ class _Influenced:
             load=load,
             give_way=self._model.give_way,
             least=least,
+            hessian_rows=self._hessian_rows,
         )
 
     def _on_device(self) -> torch.device:
@@ -270,7 +278,7 @@ class _Influenced:
             FailedPrecondition: ``NOT_DIFFERENTIABLE``: an operator of the model has no second derivative.
         """
         found, parameters = torch.zeros_like(directions), self._parameters
-        for numbers in torch.arange(self._count).split(MOST_ROWS):
+        for numbers in torch.arange(self._count).split(self._hessian_rows):
             self._model.give_way()
             loss, why = self._losses(numbers).sum(), Reason.NOT_DIFFERENTIABLE
             with at("influence.method"), failures_of("the model's second derivative", reason=why):
@@ -434,6 +442,8 @@ class _Influenced:
             zero = self._method is InfluenceMethod.COSINE and not (mine.all() and theirs.all())
             what = "of length 0, which has no direction" if zero else "NaN or infinite"
             verdict, cause, reason = Verdict.INCONCLUSIVE, Cause.NOT_FINITE, f"a gradient or an activation is {what}"
+        elif (doubt := model_doubt(self._main, MOST_ROWS)) is not None:
+            verdict, cause, reason = Verdict.INCONCLUSIVE, doubt.cause, doubt.reason
         elif self._asymmetry > tolerance:
             reason = "the Hessian is not symmetric: the second derivative of an operator of the model is wrong"
             verdict, cause = Verdict.DISAGREES, Cause.WRONG_BACKWARD

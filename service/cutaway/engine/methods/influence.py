@@ -62,9 +62,10 @@ class Rows(NamedTuple):
         training: the number of training rows.
         asked_rows: the number of the request's rows, behind them.
         rates: the learning rate of each checkpoint.
-        load: puts the weights of a checkpoint, by its number, into the model.
+        load: puts the weights of a checkpoint, by its number, into the model; without any its own.
         give_way: lets other requests run between two batches.
         least: the norm of a new vector at which Arnoldi's iteration ends.
+        hessian_rows: the rows of a pass behind a Hessian.
     """
 
     run: Callable[[Tensor], Tensor]
@@ -78,6 +79,7 @@ class Rows(NamedTuple):
     load: Callable[[int], object] = lambda _: None
     give_way: Callable[[], object] = lambda: None
     least: float = 0.0
+    hessian_rows: int = MOST_ROWS
 
     @property
     def asked(self) -> Tensor:
@@ -136,8 +138,15 @@ class _Numbered(nn.Module):
         return iter(self._chosen.items()) if remove_duplicate else super().named_parameters(remove_duplicate=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Returns the output of the model."""
-        return self._run(numbers)
+        """Returns the output of the model.
+
+        For a Hessian, parts of one long vector are in the place of parameters. A module that changes its parameters as
+        it runs, such as ``nn.Embedding(max_norm=...)``, would change that vector, and cut it off from its derivatives:
+        PyTorch's Hessian is then 0 everywhere. So the model gets copies.
+        """
+        copies = {name: part.clone() for name, part in super().named_parameters() if part._is_view()}
+        output: Tensor = torch.func.functional_call(self, copies, (numbers,)) if copies else self._run(numbers)
+        return output
 
 
 def _similar(metric: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Rows, Influence], Scores]:
@@ -214,10 +223,11 @@ def _by_hessian(kind: Callable[..., Any], *options: str) -> Callable[[Rows, Infl
             captum = kind(
                 _Numbered(rows, module=rows.module),
                 rows.data,
-                "",
-                lambda *_: 1.0,
+                0,
+                lambda _, number: rows.load(number),
                 loss_fn=nn.CrossEntropyLoss(reduction="none"),
                 batch_size=MOST_ROWS,
+                hessian_dataset=torch.utils.data.DataLoader(rows.data, rows.hessian_rows),
                 projection_dim=asked.dimension,
                 seed=asked.seed,
                 hessian_reg=asked.damping,

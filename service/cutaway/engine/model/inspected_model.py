@@ -187,8 +187,7 @@ class InspectedModel:
         self.cancellation = NEVER_CANCELLED
         self.after_slow_forward: Callable[[Outputs, float], None] = lambda outputs, seconds: None
         self._arguments: Mapping[str, Argument] = {}
-        self._seed: int | None = None
-        self._is_beside_draws = False
+        self._seed, self._is_beside_draws = cast("int | None", None), False
 
     def run(self, inputs: Inputs, call: Callable[[dict[str, Any]], Any] | None = None) -> Outputs:
         """Runs a forward pass on copies of ``inputs``, which the model may change in place.
@@ -216,6 +215,7 @@ class InspectedModel:
             self._pass_context(),
             self._kernels(),
             NO_FASTPATH.applied(),
+            nullcontext() if call else self.guard.finding_writes(self.kind_of(inputs)),
             numbers,
         ):
             returned = (call or self.call)(

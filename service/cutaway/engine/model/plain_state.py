@@ -3,6 +3,8 @@
 They are compared by identity between passes, and tensors by their version counters. Restored is what holds tensors, and
 what the model's own code reads. What that code only writes, such as a count of its calls for others, stays: no output
 can depend on it.
+
+Which parameters a forward writes to, `ParameterWrites` finds, operator by operator, before they are written.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.overrides import TorchFunctionMode
+
+from cutaway.engine.runtime.layouts import has_array, is_array
 
 _INTERNAL = frozenset(vars(nn.Module()))
 """The attributes of every module, which are no plain ones."""
@@ -205,6 +210,39 @@ class PlainState:
         own += [vars(type(value)) for values in own for value in values.values() if self._container(value) is not None]
         known: set[CodeType] = set()
         return frozenset(name for values in own for value in values.values() for name in _names_read(value, known))
+
+
+class ParameterWrites(TorchFunctionMode):
+    """Calls ``tell`` for each of ``parameters`` before the first operator of the block that writes to it, also where
+    autograd does not see it. A dispatch mode would see more, but the first one imports a second's worth of modules."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], tell: Callable[[nn.Parameter], None]) -> None:
+        super().__init__()
+        self._tell, self._by_storage = tell, dict[int, list[nn.Parameter]]()
+        for parameter in parameters:
+            self._by_storage.setdefault(parameter.untyped_storage().data_ptr(), []).append(parameter)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Tells of what the function writes to, and calls it."""
+        for tensor in _written(function, args, kwargs or {}):
+            if isinstance(tensor, Tensor) and has_array(tensor) and is_array(tensor):
+                for parameter in self._by_storage.pop(tensor.untyped_storage().data_ptr(), ()):
+                    self._tell(parameter)
+        return function(*args, **(kwargs or {}))
+
+
+def _written(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields what a function of PyTorch's writes to: what is before the dot of ``x.clamp_()``, or ``out``; of an
+    embedding with ``max_norm`` the weights."""
+    name = getattr(function, "__name__", "")
+    if named.get("max_norm") is not None:
+        yield from (*args[1:2], named.get("weight"))
+    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+        yield from args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
+    out = named.get("out")
+    yield from out if isinstance(out, (list, tuple)) else [out]
 
 
 def _comparison(records: Sequence[_Record]) -> Callable[[], bool]:

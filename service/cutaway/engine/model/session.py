@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from cutaway.contract.errors import Reason, error, release_frames
 from cutaway.contract.results import InspectResult, Progress, Timings
-from cutaway.engine.model.plain_state import PlainState, is_of_a_pass
+from cutaway.engine.model.plain_state import ParameterWrites, PlainState, is_of_a_pass
 from cutaway.engine.runtime.layouts import is_array
 
 # Deadline and cancellation of a call: no further pass begins for a caller that no longer waits. Running passes are
@@ -283,6 +283,9 @@ _HOOK_TABLES = [name for name in vars(nn.Module()) if name.startswith(("_forward
 """The attributes of a module that hold its hooks of the forward and of the backward pass."""
 
 
+_MOST_KINDS = 64
+"""The most kinds of passes whose first one is watched for parameters that it changes."""
+
 _CAPTUM_ATTRIBUTES = frozenset({"rule", "activations", "input", "input_ref", "output", "output_ref"})
 """The attributes that Captum's LRP and DeepLIFT add to modules, and remove when they end."""
 
@@ -290,9 +293,9 @@ _CAPTUM_ATTRIBUTES = frozenset({"rule", "activations", "input", "input_ref", "ou
 class StateGuard:
     """A guard of one model's state: flags, gradients, buffers, hooks, plain attributes.
 
-    Tensors that a forward pass may write to are copied once, in the constructor. They are restored before each pass and
-    after each request. These are buffers (a counter, a running statistic, a cache), and the weights of embeddings that
-    renormalise themselves. No pass of the engine changes other parameters, so these are not copied.
+    Tensors that a forward pass may write to are copied once. They are restored before each pass and after each request.
+    These are buffers (a counter, a running statistic, a cache), and the weights of embeddings that renormalise
+    themselves. Other parameters are copied where the first pass of its kind is about to write to them.
 
     Plain attributes are as they were when the request began: their owner may change them between requests.
     """
@@ -310,6 +313,7 @@ class StateGuard:
         self._pristine = {id(tensor): values for tensor, values in pristine}
         self._own_weights: Mapping[str, Tensor] = {}
         self._plain = PlainState(self._modules)
+        self._kinds: set[Hashable] = set()
         self._depth = 0
         self._flags: list[tuple[bool, Tensor | None]] = []
         self._added: frozenset[str] = frozenset()
@@ -337,6 +341,30 @@ class StateGuard:
                 yield
             finally:
                 self._depth -= 1
+
+    @contextmanager
+    def finding_writes(self, kind: Hashable) -> Iterator[None]:
+        """Finds the parameters that the forward in the block changes, if it is the first of its ``kind``: `reset`
+        restores these too."""
+        if kind in self._kinds or len(self._kinds) >= _MOST_KINDS:
+            yield
+            return
+        self._kinds.add(kind)
+        bound = [(one, one.data) for one in self._parameters if id(one) not in self._pristine and is_array(one)]
+        with ParameterWrites((parameter for parameter, _ in bound), self._keep):
+            yield
+        for parameter, before in bound:
+            if parameter.data_ptr() != before.data_ptr():  # its ``data`` are others
+                self._keep(parameter, before)
+
+    def _keep(self, parameter: Tensor, values: Tensor | None = None) -> None:
+        """Has ``parameter`` restored to ``values``, by default to those of now."""
+        if id(parameter) not in self._pristine:
+            values = parameter.detach().clone() if values is None else values
+            self._pristine[id(parameter)] = values
+            self._written.append(parameter)
+            self._arrays[0].append(parameter)
+            self._arrays[1].append(values)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:

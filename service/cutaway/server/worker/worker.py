@@ -459,7 +459,7 @@ class Worker:
         return Reply(worker_pb2.WorkerReply(), [self._descriptions[key]])
 
     def describe(self, *, operators: bool = False, example: bool = False, data_flow: bool = False) -> ModelDetail:
-        """Returns inputs, outputs and modules; on request operators of a forward pass, the example, and its data flow."""
+        """Returns inputs, outputs and modules; on request operators of a pass, the example, and its data flow."""
         inputs = self._example()
         modules, outputs, inside = describe(self._model, inputs, operators=operators)
         edges = trace_data_flow(self._model, inputs) if data_flow else ()
