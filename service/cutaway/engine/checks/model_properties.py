@@ -393,8 +393,8 @@ def _wrong_backward(problem: AttributionProblem) -> Finding | None:
         return Finding(
             Cause.CANCELLATION,
             "the gradient has large rounding errors: along a random direction, the target changes by "
-            f"{wrong.forward:.3g} and the gradient says {wrong.gradient:.3g}, and at inputs next to this one the two "
-            "differ otherwise; load the model in a more precise data type",
+            f"{wrong.forward:.3g} and the gradient says {wrong.gradient:.3g}, and at inputs next to this one, or for a "
+            "larger gradient, the two differ otherwise; load the model in a more precise data type",
         )
     return Finding(
         Cause.WRONG_BACKWARD,
