@@ -21,7 +21,12 @@ from cutaway.engine.methods.spec import Method
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.folding import Folding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
-from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation, sums_between
+from cutaway.engine.passes.reference_inputs import (
+    CompletenessSums,
+    MissingObservation,
+    operator_dtypes,
+    sums_between,
+)
 from cutaway.engine.references.paths import target_at_layer_baseline
 from cutaway.engine.runtime import numerics
 
@@ -244,6 +249,7 @@ def saturated(problem: AttributionProblem, effects: GradientEffects) -> Finding 
     if bool(matter.all()):
         return None
     what = f"the layer {problem.layer!r}" if problem.layer else "it"
+    half = torch.float16 in operator_dtypes(problem)
     if bool((zero | matter).all()):
         return Finding(
             Cause.NO_GRADIENT,
@@ -254,7 +260,8 @@ def saturated(problem: AttributionProblem, effects: GradientEffects) -> Finding 
     return Finding(
         Cause.SATURATED,
         f"the target is saturated in {row_list(~matter)}: its gradient is smaller than the rounding errors of the "
-        "target, and explains nothing; if a softmax or sigmoid follows a logit, explain the logit",
+        "target, and explains nothing; if a softmax or sigmoid follows a logit, explain the logit"
+        + ("; float16 holds no gradient below 3e-6 precisely: load the model in another data type" if half else ""),
         row_numbers(~matter),
     )
 
