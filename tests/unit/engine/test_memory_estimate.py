@@ -138,3 +138,10 @@ def test_a_pass_that_stops_early_or_fails_is_not_estimated() -> None:
 
     assert not estimated(Broken())
     assert not estimated(Net(), captures=(ca.Capture("first", call=0),), omit_predictions=True)
+
+
+def test_a_sparse_buffer_is_no_activation() -> None:
+    """It has no storage of its own; the arrays that it consists of are weights."""
+    sparse = Net()
+    sparse.register_buffer("adjacency", torch.eye(1000).to_sparse())
+    assert estimated(sparse, captures=(ca.Capture("first"),)) == estimated(Net(), captures=(ca.Capture("first"),))
