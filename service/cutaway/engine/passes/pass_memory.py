@@ -80,7 +80,8 @@ class LiveBytes(TorchFunctionMode):
 
     def ignore(self, tensors: list[Tensor]) -> None:
         """Leaves ``tensors`` and views of them out of the count."""
-        self._known.update(array.untyped_storage() for tensor in tensors for array in arrays_of(tensor))
+        with torch._C.DisableTorchFunction():  # the arrays of a sparse tensor come from operators
+            self._known.update(array.untyped_storage() for tensor in tensors for array in arrays_of(tensor))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
