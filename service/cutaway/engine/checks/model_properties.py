@@ -363,7 +363,8 @@ def _suspicion(problem: AttributionProblem) -> _Suspicion | None:
 def _wrong_slope(problem: AttributionProblem) -> Mismatch | None:
     """Returns slopes that contradict the gradient; None where a row's slope is not that of its own target, because
     rows depend on each other."""
-    return None if dependent_rows(problem) else wrong_slope(problem)
+    wrong = wrong_slope(problem)
+    return None if wrong and dependent_rows(problem) else wrong
 
 
 def _mismatch_elsewhere(problem: AttributionProblem) -> Mismatch | None:
