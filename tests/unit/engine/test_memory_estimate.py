@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import cutaway as ca
 from cutaway.contract.requests import InspectRequest
 from cutaway.engine.cost.estimate import FEW_ROWS, least_bytes
+from cutaway.engine.execution.fitting import rows_that_fit
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.planning.plan import plan_request
 
@@ -138,3 +140,18 @@ def test_a_pass_that_stops_early_or_fails_is_not_estimated() -> None:
 
     assert not estimated(Broken())
     assert not estimated(Net(), captures=(ca.Capture("first", call=0),), omit_predictions=True)
+
+
+def test_a_sparse_buffer_is_no_activation() -> None:
+    """It has no storage of its own; the arrays that it consists of are weights."""
+    plain, sparse = Net(), Net()
+    sparse.register_buffer("adjacency", torch.eye(1000).to_sparse())
+    fit = [
+        rows_that_fit(InspectedModel(net, partial(_called, net)), {"x": torch.ones(4, 3, SIDE, SIDE)}, PLENTY)
+        for net in (plain, sparse)
+    ]
+    assert fit[0] == fit[1]
+
+
+def _called(net: nn.Module, arguments: Any) -> Any:
+    return net(**arguments)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import cutaway as ca
 from cutaway.contract.requests import Attribution, CheckMode, Neuron
 from cutaway.contract.results import Cause, Check, Verdict
-from tests.support.checked_attributions import CHECKED, ask, noise, wired
+from tests.support.checked_attributions import CHECKED, RANDOM, ask, noise, wired
 from tests.support.wrong_parts import scaled
 from tests.unit.engine.test_doubts import AGREES, WRONG, Served, outcome
 
@@ -274,3 +274,59 @@ def test_a_table_of_small_and_large_columns_is_not_accused() -> None:
     given = {"x": model.mean * (1 + 0.05 * noise(3000, 12))}
     result = ask(model, given, ca.Saliency(), target=ca.ClassIndex((0,))).attributions[0]
     assert {check.verdict for check in result.checks} == {ca.Verdict.AGREES}
+
+
+# What makes a sum wrong.
+
+
+def normalised_by_batch(m: Any, x: Tensor) -> Tensor:
+    return m.b(torch.relu(m.norm(m.a(x))))
+
+
+SPOILED: dict[str, tuple[Any, Cause]] = {
+    "rows are normalised together": (
+        wired(normalised_by_batch, a=lambda: nn.Linear(8, 4), b=lambda: nn.Linear(4, 3),
+              norm=lambda: nn.BatchNorm1d(4, track_running_stats=False)), Cause.ROWS_COUPLED),
+    "dropout is active": (RANDOM, Cause.RANDOM_FORWARD),
+    "the layer is called twice": (
+        wired(lambda m, x: m.b(m.a(x) * torch.tanh(m.a(-x))), a=lambda: nn.Linear(8, 4), b=lambda: nn.Linear(4, 3)),
+        Cause.MODULE_REUSED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("name", list(SPOILED))
+def test_what_spoils_the_values_spoils_their_sum(name: str, mode: CheckMode) -> None:
+    """No backward pass is accused, no jump of the target is suspected, and more steps are not advised."""
+    build, cause = SPOILED[name]
+    result = Served(build()).ask(ca.LayerConductance(layer="a", n_steps=16), inputs={"x": noise(3, 8)}, mode=mode)[0]
+    assert [check.cause for check in result.checks] == [cause, cause]
+    assert result.checks[0].reason in result.checks[1].reason
+
+
+def test_slopes_of_rows_that_depend_on_each_other_accuse_no_backward_pass() -> None:
+    """DeepLIFT is refuted for its functional ReLU; the slope of a row's target is not that of its own gradient."""
+    build, _ = SPOILED["rows are normalised together"]
+    checks = Served(build()).ask(ca.DeepLift(), inputs={"x": noise(3, 8)})[0].checks
+    assert [check.cause for check in checks] == [Cause.FUNCTIONAL_NONLINEARITY] * 2
+
+
+def state_goes_on(m: Any, x: Tensor) -> Tensor:
+    _, cell = m.cells(x)
+    output, cell = m.cells(x * 2, (torch.zeros_like(cell), cell))
+    return m.b(output + cell)
+
+
+GOES_ON = wired(state_goes_on, cells=lambda: nn.LSTMCell(8, 4), b=lambda: nn.Linear(4, 3))
+AT_CELLS: tuple[Attribution, ...] = (
+    ca.LayerGradientXActivation(layer="cells"), ca.LayerGradCam(layer="cells"), ca.LayerDeepLift(layer="cells"),
+    ca.LayerConductance(layer="cells", n_steps=4), ca.LayerIntegratedGradients(layer="cells", n_steps=4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize("asked", AT_CELLS, ids=lambda asked: type(asked).__name__)
+def test_a_call_of_which_only_one_tensor_is_read(asked: Attribution, mode: CheckMode) -> None:
+    """The target does not depend on the other one by way of this call: its gradient is 0 there, and no check fails."""
+    result = Served(GOES_ON()).ask(asked, inputs={"x": noise(3, 8)}, mode=mode)[0]
+    assert outcome(result) == (Verdict.DISAGREES, Cause.MODULE_REUSED)

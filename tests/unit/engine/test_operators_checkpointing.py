@@ -79,6 +79,17 @@ def test_what_is_computed_again_is_seen_once(run: Run) -> None:
             assert all(equal(ours[path], torch.from_numpy(theirs[path])) for path in theirs), (op, point)
 
 
+@pytest.mark.parametrize("run", [again, to_the_end])
+def test_every_operator_is_captured_beside_those_that_checkpointing_runs(run: Run) -> None:
+    """In the backward pass it asks tensors for their device, and modules' operators have other addresses there."""
+    asked: dict[str, Any] = {"captures": (ca.Capture(op="**:*#*", at=("output", "grad_output")),)}
+    kept, saved = (ask(saver(each), ROW, **asked) for each in (at_once, run))
+    assert addresses(saved) == addresses(kept)
+    for asked_of in (ca.GuidedBackprop(), ca.Deconvolution()):
+        checks = [ask(saver(each), ROW, attributions=(asked_of,)).attributions[0].checks[0] for each in (at_once, run)]
+        assert [check.cause for check in checks] == [ca.Cause.FUNCTIONAL_NONLINEARITY] * 2
+
+
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("run", [again, to_the_end])
 def test_an_edit_is_made_again_where_its_operator_is_computed_again(run: Run, point: Point) -> None:

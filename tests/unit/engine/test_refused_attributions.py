@@ -417,6 +417,15 @@ LATE: dict[str, tuple[Build, dict[str, Tensor], Any, str, str]] = {
     "a layer beside the target": (
         net(lambda m, x: {"y": m.head(x), "z": m.a(x)}), X, ca.LayerLRP(layer="a"), "NOT_DIFFERENTIABLE",
         "does not depend on 'a'"),
+    **{
+        f"{asked.layer_path or 'a layer'} of which a state is not read, {type(asked).__name__}": (
+            net(lambda m, x: m.head(m.cells(x)[0]), cells=lambda: nn.GRU(8, 8)), X, asked, "NOT_DIFFERENTIABLE", words)
+        for asked, words in (
+            (ca.LayerGradientXActivation(layer="cells"), "each tensor that the layer 'cells' returns"),
+            (ca.LayerGradCam(layer="cells"), "name one that it depends on by layer_path, of [0], [1]"),
+            (ca.InternalInfluence(layer="cells", layer_path="[1]"), "does not depend on [1] of the layer 'cells'"),
+        )
+    },
     "relevance of token ids": (
         wired(lambda m, ids: m.head(m.flat(m.words(ids))), words=lambda: nn.Embedding(9, 2), head=linear(6, 3),
               flat=nn.Flatten),

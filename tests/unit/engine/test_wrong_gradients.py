@@ -120,6 +120,72 @@ def test_fused_kernels_are_tested_on_others_and_no_switch_is_touched(
     assert got.checks[0].cause is cause, got.checks
 
 
+# Data types of 16 bits.
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_table_whose_columns_are_near_the_end_of_float16(seed: int, factor: float, dtype: torch.dtype) -> None:
+    """Standardised columns of 50,000: a direction of their size, drawn at random, would leave float16, and then
+    nothing is compared. The derivative is the same if the target rises at one input, and falls at the next."""
+    torch.manual_seed(seed)
+    standardised = Through(lambda x: changed(lambda gradient: gradient * factor)((x - 50_000) / 10_000))
+    model = nn.Sequential(standardised, nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    model.get_submodule("5").get_parameter("weight").data *= 10  # below 3e-6, a gradient is doubted for that
+    inputs = {"input": (50_000 + 10_000 * noise(4, 8, seed=seed).clamp(-1.4, 1.4)).to(dtype)}
+    (got,) = ask(model.eval().to(dtype), inputs, ca.Saliency()).attributions
+    assert got.checks[0].cause is (None if factor == 1.0 else Cause.WRONG_BACKWARD), got.checks
+
+
+@pytest.mark.parametrize(("scale", "cause"), [(1e-5, Cause.SATURATED), (1e-3, None)])
+def test_a_gradient_that_float16_rounds(scale: float, cause: Cause | None) -> None:
+    """Multiples of 6e-8, of which there are few below 3e-6: Captum and the reference are equally far off."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Through(lambda x: x * scale), nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).eval().half()
+    inputs = {"input": noise(3, 8).half()}
+    for asked in (ca.Saliency(), ca.IntegratedGradients(n_steps=8)):
+        (check, *_) = ask(model, inputs, asked).attributions[0].checks
+        assert check.cause is cause, check
+    assert cause is None or "float16 holds no gradient below 3e-6" in check.reason
+
+
+@pytest.mark.parametrize(("factor", "cause"), [(1.0, Cause.CANCELLATION), (1.5, Cause.WRONG_BACKWARD)])
+def test_a_gradient_below_the_least_number_of_float16(factor: float, cause: Cause) -> None:
+    """2e-7 are three and a third of the least number: the gradient is a tenth too small, and no function is wrong."""
+    wrong = changed(lambda gradient: gradient * factor)
+    model = Through(lambda x: wrong((x * 2e-5).sum(1, keepdim=True)) * 0.01)
+    (got,) = ask(nn.Sequential(model), {"input": (50_000 + 1_000 * noise(1, 8)).half()}, ca.Saliency()).attributions
+    assert got.checks[0].cause is cause, got.checks
+
+
+class Deep(nn.Module):
+    """Six layers of a transformer, whose weights are far from those at the start of a training."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True) for _ in range(6))
+        self.head = nn.Linear(16, 3)
+        for parameter in self.parameters():
+            parameter.data += 0.2 * torch.randn_like(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        found: Tensor = self.head(x.mean(1))
+        return found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", [8, 15, 24, 28, 41, 57])
+def test_a_rounding_error_at_one_input_is_no_wrong_backward(seed: int, dtype: torch.dtype) -> None:
+    """Rounding may exceed the tolerance at this input, and at none of those that are looked at near it."""
+    inputs = {"x": noise(2, 6, 16, seed=1000 + seed).to(dtype)}
+    (got,) = ask(Deep(seed).eval().to(dtype), inputs, ca.Saliency()).attributions
+    assert got.checks[0].cause in (None, Cause.CANCELLATION), got.checks
+
+
 class Once(torch.autograd.Function):
     """The square, whose backward uses up what forward kept; its gradient is ``factor`` times the right one."""
 

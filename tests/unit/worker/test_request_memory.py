@@ -18,6 +18,7 @@ from cutaway.contract.results import Verdict
 from cutaway.contract.torchserve_messages import decode_worker_reply
 from cutaway.contract.wire.chunks import ReplyAssembler, as_message
 from cutaway.server.memory import MemoryPool, RequestMemory
+from cutaway.server.worker import loading
 from cutaway.server.worker.call import Call
 from cutaway.server.worker.worker import Worker
 from cutaway.v1.inspection_service_pb2 import InspectStreamResponse
@@ -60,6 +61,16 @@ def worker(tmp_path: Path) -> Worker:
 
 def ask(worker: Worker, **asked: Any) -> ca.InspectResult:
     return worker.inspect(InspectRequest("m", tensors={"x": np.ones((1, 3), np.float32)}, **asked))
+
+
+def test_a_model_with_a_sparse_buffer_is_loaded() -> None:
+    """Its bytes are those of the arrays that it consists of: 2 numbers, and the places of each."""
+    model = nn.Module()
+    model.register_buffer("adjacency", torch.eye(2).to_sparse())
+    size = [tensor.nbytes for tensor in (torch.ones(2), torch.ones(2, 2, dtype=torch.int64))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "_GIB", sum(size))
+        assert Worker.of(model, "m").fits().startswith("weights of 1.00 GiB")
 
 
 def test_what_fits_never_takes_the_pool(worker: Worker) -> None:

@@ -43,7 +43,7 @@ class Cause(StrEnum):
     NO_GRADIENT = "NO_GRADIENT"
     """The gradient is exactly zero everywhere: the target does not depend on the input, or the graph is cut."""
     SATURATED = "SATURATED"
-    """The gradient is so small that its effect on the target is less than a rounding error."""
+    """The gradient is so small that its effect is less than a rounding error, or that its data type rounds it."""
     WRONG_BACKWARD = "WRONG_BACKWARD"
     """The backward pass does not compute the derivative of the forward pass."""
     ROWS_COUPLED = "ROWS_COUPLED"

@@ -36,6 +36,7 @@ from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.inspected_model import gradients
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.reference_inputs import host, operator_dtypes
+from cutaway.engine.runtime import rng
 from cutaway.engine.runtime.numerics import ADJOINT, SUM, unmasked
 
 Scalars: TypeAlias = Callable[[Tensor], Tensor]
@@ -98,7 +99,7 @@ def _cotangents(output: Tensor) -> tuple[Tensor, Tensor]:
     known = magnitudes[plain & (magnitudes > 0)]
     ratio = torch.where(magnitudes > 0, (known.median() if known.numel() else 1.0) / magnitudes, 1.0)
     factors = (_FAR * ratio).clamp(max=1) * (ratio / _FAR).clamp(1, _FAR)
-    drawn = _normal(output, torch.Generator().manual_seed(1)) * factors.to(output.dtype)
+    drawn = rng.normal(output, torch.Generator().manual_seed(1)) * factors.to(output.dtype)
     return drawn.where(plain, 0.0), drawn.where(~plain & output.isfinite(), 0.0)
 
 
@@ -108,10 +109,6 @@ def target_mismatch(problem: AttributionProblem) -> Mismatch | None:
     Along one direction, a wrong gradient may be right by chance, within the tolerance of a coarse data type.
     """
     return _first_mismatch(problem, problem.target.scalars, _DIRECTIONS)
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
 
 
 # Places that the gradient of an attribution goes back to.
@@ -184,6 +181,9 @@ _FEWEST = 3
 _CERTAINTY = 5
 """The distance of the mean mismatch from 0, in standard errors, that rounding does not explain."""
 
+_LOUD = 2.0**10
+"""A factor for numbers that are too small for float16, and the inverse of one for those that are too large."""
+
 _MOST_ROUNDING = 0.02
 """A gradient with larger rounding errors than this part is not to be relied on."""
 
@@ -194,6 +194,7 @@ class _Sides(NamedTuple):
     Attributes:
         forward: the derivative of the forward pass.
         gradient: what the backward pass says of it.
+        tolerance: how much they may differ for rounding, as a part of the larger side.
         allowed: how much they may differ.
         directions: along which.
         is_whole: whether ``forward`` contains all that the forward pass did.
@@ -201,14 +202,17 @@ class _Sides(NamedTuple):
 
     forward: float
     gradient: float
+    tolerance: float
     allowed: float
     directions: list[Tensor]
     is_whole: bool
 
     @property
     def error(self) -> float:
-        """The signed difference, relative to the larger side."""
-        return (self.gradient - self.forward) / (max(abs(self.forward), abs(self.gradient)) or 1.0)
+        """The difference relative to the larger side, and negative if the gradient is too small: of a gradient that is
+        too large everywhere it has one sign, whether the target rises or falls."""
+        relative = (self.gradient - self.forward) / (max(abs(self.forward), abs(self.gradient)) or 1.0)
+        return math.copysign(1.0, self.forward) * relative
 
     @property
     def agree(self) -> bool:
@@ -230,8 +234,11 @@ class _AdjointTest:
 
     def mismatch(self) -> Mismatch | None:
         """Returns the mismatch of the two sides; None if they agree, or differ by small rounding errors. A difference
-        is tested again at inputs nearby, where rounding errors scatter around 0."""
+        is tested again at inputs nearby, where rounding errors scatter around 0. If it is only here, in a coarse type,
+        it is tested one rounding away: at a kink, or where numbers cancel, it is random there too."""
         here = self._sides()
+        if math.isfinite(here.gradient) and not math.isfinite(here.forward):  # the direction is too long for the type
+            here = self._sides(along=[direction / _LOUD for direction in here.directions])
         if here.agree and not here.is_whole:
             raise ForwardModeRefused("values leave PyTorch")
         if here.agree:
@@ -242,18 +249,29 @@ class _AdjointTest:
         if abs(again.gradient - here.gradient) > here.allowed:  # the backward pass draws random numbers
             return Mismatch(here.forward, here.gradient)
         nearby = [self._sides(look, here.directions) for look in range(1, _LOOKS + 1)]
-        errors = torch.tensor([sides.error for sides in nearby if math.isfinite(sides.error)])
         elsewhere = not all(sides.agree for sides in nearby)
-        large = max(abs(here.error), *errors.abs().tolist(), 0.0) > _MOST_ROUNDING
-        if len(errors) < _FEWEST or (elsewhere and _is_systematic(errors)) or (large and not elsewhere):
-            return Mismatch(here.forward, here.gradient)
+        large = max(abs(here.error), *(abs(error) for error in _finite_errors(nearby))) > _MOST_ROUNDING
+        only_here, scatters = large and not elsewhere, elsewhere
+        if only_here and here.tolerance > ADJOINT.float32:
+            nearby, scatters = [self._sides(-look, here.directions) for look in range(1, _LOOKS + 1)], True
+        errors = _finite_errors(nearby)
+        if len(errors) < _FEWEST or (_is_systematic(errors) if scatters else only_here):
+            return Mismatch(here.forward, here.gradient, random=self._underflows(here.directions))
         return Mismatch(here.forward, here.gradient, random=True) if large else None
 
-    def _sides(self, look: int = 0, along: list[Tensor] | None = None) -> _Sides:
+    def _underflows(self, directions: list[Tensor]) -> bool:
+        """Returns whether the gradient is right but for numbers below the least of float16: it is right if larger."""
+        if torch.float16 not in operator_dtypes(self.problem):
+            return False
+        loud = self._sides(along=directions, scale=_LOUD)
+        return math.isfinite(loud.gradient) and loud.agree
+
+    def _sides(self, look: int = 0, along: list[Tensor] | None = None, scale: float = 1.0) -> _Sides:
         """Runs a backward pass and a forward-mode pass, and returns both derivatives along a direction. ``look`` 0
-        tests the values themselves, and other numbers test values nearby."""
+        tests the values themselves, and other numbers test values nearby: see `rng.moved`. Numbers of the backward pass
+        are ``scale`` times as large as those of the target."""
         leaves: list[Tensor] = []
-        moved = _moved(look)
+        moved = rng.moved(look)
 
         def leaf(tensor: Tensor) -> Tensor:
             leaves.append(moved(tensor.detach()).clone().requires_grad_())
@@ -264,19 +282,19 @@ class _AdjointTest:
             read = self.scalars(output)
             reached = leaves and read.requires_grad
             backward = _second_gradients if self.repeats else gradients
-            arrived = backward(read.reshape(-1), leaves) if reached else [None] * len(leaves)
+            arrived = backward(scale * read.reshape(-1), leaves) if reached else [None] * len(leaves)
         cotangents = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(leaves, arrived)]
         generator = torch.Generator().manual_seed(2 + self.way)
         uneven = self.way > 0
-        drawn = (_direction(x.detach(), gradient, generator, uneven) for x, gradient in zip(leaves, cotangents))
+        drawn = (rng.direction(x.detach(), gradient, generator, uneven) for x, gradient in zip(leaves, cotangents))
         directions = along or list(drawn)
         terms = [host(gradient) * host(direction) for gradient, direction in zip(cotangents, directions)]
-        gradient = sum(float(term.sum()) for term in terms)
+        gradient = sum(float(term.sum()) for term in terms) / scale
         forward, is_whole = self._forward_derivative(directions, look)
         coarsest = max(ADJOINT.of(dtype) for dtype in {output.dtype, *operator_dtypes(self.problem)})
         allowed = coarsest * max(abs(forward), abs(gradient))
         rounding = SUM.of(output.dtype) * float(host(read).abs().sum())  # of the scalars themselves
-        return _Sides(forward, gradient, allowed + rounding, directions, is_whole)
+        return _Sides(forward, gradient, coarsest, allowed + rounding, directions, is_whole)
 
     def _forward_derivative(self, directions: list[Tensor], look: int) -> tuple[float, bool]:
         """Returns the derivative along ``directions``, and whether it contains all that the forward pass did."""
@@ -291,7 +309,7 @@ class _AdjointTest:
     def _derivative(self, directions: list[Tensor], look: int) -> tuple[float, bool]:
         """Runs a forward-mode pass, and returns the derivative along ``directions``. Also returns whether the
         derivative contains all that the pass did."""
-        waiting, moved = iter(directions), _moved(look)
+        waiting, moved = iter(directions), rng.moved(look)
 
         def dual(tensor: Tensor) -> Tensor:
             # Inside the pass detach() keeps the tangent, which a layer that is called again receives of its last call.
@@ -321,36 +339,15 @@ def _nothing(_: Any) -> Any:
     """Keeps no tensor for a backward pass."""
 
 
-def _is_systematic(errors: Tensor) -> bool:
+def _finite_errors(sides: Sequence[_Sides]) -> list[float]:
+    return [each.error for each in sides if math.isfinite(each.error)]
+
+
+def _is_systematic(errors: list[float]) -> bool:
     """Returns whether errors scatter around another number than 0."""
-    scatter = float(errors.std()) / math.sqrt(len(errors))
-    return abs(float(errors.mean())) > _CERTAINTY * scatter
-
-
-def _moved(look: int) -> Change:
-    """Returns a function that shifts values at random, by the square root of their precision. ``look`` is the seed; 0
-    shifts nothing."""
-    generator = torch.Generator().manual_seed(look)
-
-    def move(tensor: Tensor) -> Tensor:
-        if not look:
-            return tensor
-        size: float = torch.finfo(tensor.dtype).eps ** 0.5
-        return tensor + tensor * _normal(tensor, generator) * size
-
-    return move
-
-
-def _direction(value: Tensor, gradient: Tensor, generator: torch.Generator, uneven: bool) -> Tensor:
-    """Returns random numbers of the size of ``value``, with the signs of ``gradient`` where that is not 0.
-
-    An uneven one is mostly along a few rows, channels and positions: elsewhere, errors may cancel.
-    """
-    drawn = _normal(gradient, generator) * (value.abs().mean() or 1.0)
-    for axis in range(value.ndim if uneven else 0):
-        along = [size if each == axis else 1 for each, size in enumerate(value.shape)]
-        drawn = drawn * _normal(value.new_empty(along), generator) ** 3
-    return torch.where(gradient == 0, drawn, drawn.abs() * gradient.sign())
+    found = torch.tensor(errors)
+    scatter = float(found.std()) / math.sqrt(len(errors))
+    return abs(float(found.mean())) > _CERTAINTY * scatter
 
 
 # Central differences along random directions. The gradient is wrong if the slopes of a step ahead and a step back agree

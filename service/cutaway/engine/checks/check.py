@@ -68,7 +68,8 @@ def run_checks(
         return tuple(identities), references
     checks: list[Check] = []
     for (rows, its), identity in zip(own, identities):
-        summed = completeness.check_completeness(its, method, sums.of_rows(rows), request, comparison.dtype)
+        known = Finding(identity.cause, identity.reason) if identity.cause in _SPOILS_SUMS else None
+        summed = completeness.check_completeness(its, method, sums.of_rows(rows), request, comparison.dtype, known)
         unexplained = identity.verdict is Verdict.AGREES and summed.cause is Cause.UNKNOWN
         if unexplained and method.sums_prove_rules:
             # Neither Captum nor the reference has a rule for some operation: then an agreement proves nothing.
@@ -83,6 +84,9 @@ def _with_cause_of(identity: Check, summed: Check) -> Check:
     rows = (replace(row, cause=cause) if row.cause is Cause.UNKNOWN else row for row in summed.rows)
     return replace(summed, cause=cause, rows=tuple(rows))
 
+
+_SPOILS_SUMS = (Cause.RANDOM_FORWARD, Cause.ROWS_COUPLED, Cause.MODULE_REUSED)
+"""Causes for which no number of steps helps, and no jump of the target is to blame."""
 
 _Measured: TypeAlias = reference_inputs.Distance | reference_inputs.RowDistance
 

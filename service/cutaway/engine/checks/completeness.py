@@ -21,7 +21,12 @@ from cutaway.engine.methods.spec import Method
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.folding import Folding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
-from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation, sums_between
+from cutaway.engine.passes.reference_inputs import (
+    CompletenessSums,
+    MissingObservation,
+    operator_dtypes,
+    sums_between,
+)
 from cutaway.engine.references.paths import target_at_layer_baseline
 from cutaway.engine.runtime import numerics
 
@@ -40,11 +45,16 @@ _UNKNOWN = "the attributions are unknown, or not a number, in"
 
 
 def check_completeness(
-    problem: AttributionProblem, method: Method, sums: CompletenessSums, request: CheckRequest, dtype: torch.dtype
+    problem: AttributionProblem,
+    method: Method,
+    sums: CompletenessSums,
+    request: CheckRequest,
+    dtype: torch.dtype,
+    known: Finding | None = None,
 ) -> Check:
     """Checks that the attributions sum to f(input) - f(baseline): Sundararajan et al. 2017 (arXiv:1703.01365),
     proposition 1. Relevance sums to f(input), except for the share of biases: Bach et al. 2015
-    (doi:10.1371/journal.pone.0130140), equation 2."""
+    (doi:10.1371/journal.pone.0130140), equation 2. ``known``: what makes any sum wrong, as found by another check."""
     sums = sums.of_batch() if problem.mixes_rows else sums
     missing = sums.delta.abs()
     # Where attributions cancel, a sum is only as exact as its terms are large.
@@ -54,7 +64,7 @@ def check_completeness(
     bound = getattr(problem.request, "max_delta", None)
     complete = (errors <= tolerance) & (missing <= (torch.inf if bound is None else bound))
     unknown = ~missing.isfinite()
-    judged = _judge(problem, method, bool((errors <= tolerance)[~unknown].all()), _without(sums, unknown))
+    judged = _judge(problem, method, bool((errors <= tolerance)[~unknown].all()), _without(sums, unknown), known)
     undefined = Verdict.INCONCLUSIVE, Finding(Cause.NOT_FINITE, f"{_UNKNOWN} {row_list(unknown)}")
     some_unknown = bool(unknown.any()) and judged[1] is not _EDITED
     verdict, finding = undefined if some_unknown else judged
@@ -109,7 +119,7 @@ def compared_sums(method: Method) -> str:
 
 
 def _judge(
-    problem: AttributionProblem, method: Method, complete: bool, sums: CompletenessSums
+    problem: AttributionProblem, method: Method, complete: bool, sums: CompletenessSums, known: Finding | None
 ) -> tuple[Verdict, Finding | None]:
     """Returns the verdict on the sums, and why it is no better. ``complete``: whether all finite sums match within the
     tolerance."""
@@ -126,6 +136,8 @@ def _judge(
     if problem.layer and bool((still & (sums.change != 0)).any()) and bool(still.all()):
         reason = f"the layer {problem.layer!r} does not change, and the target does: nothing of the change is explained"
         return Verdict.INCONCLUSIVE, Finding(Cause.NOTHING_CHANGED, reason)
+    if known is not None:
+        return Verdict.INCONCLUSIVE, Finding(known.cause, f"{_missing(sums)}: {known.reason}")
     if problem.layer and _bypassed(problem, sums):
         reason = f"paths from the input to the target lead around {problem.layer!r}, so its units need not sum to all"
         return Verdict.NOT_APPLICABLE, Finding(Cause.NOT_MOVED, reason)
@@ -167,7 +179,7 @@ a jump's error they leave all.
 
 def _incomplete(problem: AttributionProblem, method: Method, sums: CompletenessSums) -> Finding:
     """Returns why attributions do not sum to the target's change."""
-    delta = f"the attributions miss {_largest(sums):.3g} of the target's change"
+    delta = _missing(sums)
     path = isinstance(problem.request, PathAttribution)
     if path and (better := _better_steps(problem, method, sums)):
         return Finding(Cause.TOO_FEW_STEPS, f"{delta}, {better}")
@@ -186,12 +198,16 @@ def _incomplete(problem: AttributionProblem, method: Method, sums: CompletenessS
     )
 
 
+def _missing(sums: CompletenessSums) -> str:
+    return f"the attributions miss {_largest(sums):.3g} of the target's change"
+
+
 def _above_bound(problem: AttributionProblem, sums: CompletenessSums, bound: float) -> Finding:
     """Returns why even the largest number of steps misses the requested bound."""
     n_steps = cast(PathAttribution, problem.request).n_steps
     return Finding(
         Cause.TOO_FEW_STEPS,
-        f"the attributions miss {_largest(sums):.3g} of the target's change with {n_steps} steps, the largest "
+        f"{_missing(sums)} with {n_steps} steps, the largest "
         f"number, and the request has max_delta={bound:g}: is the target discontinuous on the path? choose a nearer "
         "baseline",
     )
@@ -233,6 +249,7 @@ def saturated(problem: AttributionProblem, effects: GradientEffects) -> Finding 
     if bool(matter.all()):
         return None
     what = f"the layer {problem.layer!r}" if problem.layer else "it"
+    half = torch.float16 in operator_dtypes(problem)
     if bool((zero | matter).all()):
         return Finding(
             Cause.NO_GRADIENT,
@@ -243,7 +260,8 @@ def saturated(problem: AttributionProblem, effects: GradientEffects) -> Finding 
     return Finding(
         Cause.SATURATED,
         f"the target is saturated in {row_list(~matter)}: its gradient is smaller than the rounding errors of the "
-        "target, and explains nothing; if a softmax or sigmoid follows a logit, explain the logit",
+        "target, and explains nothing; if a softmax or sigmoid follows a logit, explain the logit"
+        + ("; float16 holds no gradient below 3e-6 precisely: load the model in another data type" if half else ""),
         row_numbers(~matter),
     )
 

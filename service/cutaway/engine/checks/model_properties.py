@@ -355,9 +355,16 @@ def _suspicion(problem: AttributionProblem) -> _Suspicion | None:
         here = any_mismatch(problem)
     except ForwardModeRefused:
         here, refused = None, True
-    if here or _mismatch_elsewhere(problem) or (not problem.edits and wrong_slope(problem)):
+    if here or _mismatch_elsewhere(problem) or (not problem.edits and _wrong_slope(problem)):
         return _Suspicion.WRONG
     return _Suspicion.UNTESTABLE if refused else None
+
+
+def _wrong_slope(problem: AttributionProblem) -> Mismatch | None:
+    """Returns slopes that contradict the gradient; None where a row's slope is not that of its own target, because
+    rows depend on each other."""
+    wrong = wrong_slope(problem)
+    return None if wrong and dependent_rows(problem) else wrong
 
 
 def _mismatch_elsewhere(problem: AttributionProblem) -> Mismatch | None:
@@ -386,15 +393,15 @@ def _wrong_backward(problem: AttributionProblem) -> Finding | None:
     except ForwardModeRefused:
         wrong, refused = None, True
     if refused or not (wrong or problem.edits):  # an edit may mix rows, and a slope is of a row's own target
-        wrong = wrong_slope(problem)
+        wrong = _wrong_slope(problem)
     if wrong is None:
         return _wrong_function(problem) if refused else None
     if wrong.random:
         return Finding(
             Cause.CANCELLATION,
             "the gradient has large rounding errors: along a random direction, the target changes by "
-            f"{wrong.forward:.3g} and the gradient says {wrong.gradient:.3g}, and at inputs next to this one the two "
-            "differ otherwise; load the model in a more precise data type",
+            f"{wrong.forward:.3g} and the gradient says {wrong.gradient:.3g}, and at inputs next to this one, or for a "
+            "larger gradient, the two differ otherwise; load the model in a more precise data type",
         )
     return Finding(
         Cause.WRONG_BACKWARD,

@@ -471,6 +471,7 @@ def _gradient_matters(
     effect = (gradients.abs() * torch.maximum(sizes, _usual_sizes(problem, sizes))).sum(dim=1)
     output = torch.where(numerics.unmasked_in_rows(outputs), outputs, 0.0).abs().amax(dim=1)
     matters = ~(effect <= numerics.NO_EFFECT.of(gradient.dtype) * output)  # NaN is not small
+    matters &= ~(gradients.abs().amax(dim=1) <= numerics.least_precise(gradient.dtype))
     return matters.reshape(-1, problem.rows).any(dim=0)
 
 

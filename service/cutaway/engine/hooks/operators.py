@@ -227,7 +227,7 @@ class Operators(TorchFunctionMode):
         returned = operator.run()
         with self._recording.hook_scope():
             result = operator.process_result(returned)
-            calls = self._recording.calls[address]
+            calls = self._recording.calls.get(address, [])  # a recomputation in the backward pass begins no call
             if not call.dtypes[OUTGOING.value] and call in calls:  # it returned no tensor: it is no operator
                 calls.remove(call)
             return result

@@ -212,7 +212,6 @@ def _translated_errors(problem: AttributionProblem, latest: list[Tensor]) -> Ite
     """Translates the errors of Captum's call; ``latest``: what it ran the model on last."""
     method = type(problem.request).__name__
     where = f"the layer {problem.layer!r}" if problem.layer else f"the input {', '.join(problem.explained)}"
-    others = "" if problem.layer or len(problem.explained) < 2 else ": name in inputs only those that it depends on"
     try:
         yield
     except CutawayError as failure:
@@ -233,9 +232,11 @@ def _translated_errors(problem: AttributionProblem, latest: list[Tensor]) -> Ite
         if is_out_of_memory(failure):
             raise
         if _has_no_gradient(text := first_line(failure)):
+            several, remedy = _unreached(problem)
             raise error(
                 Reason.NOT_DIFFERENTIABLE,
-                f"{method}: {_explained(problem)} does not depend on {where} through differentiable operations{others}",
+                f"{method}: {_explained(problem)} does not depend on {several or where} through differentiable "
+                f"operations{remedy}",
             ) from failure
         raise _inapplicable(problem, f"Captum's {method} cannot be applied to {where}: {text}") from failure
     finally:
@@ -262,6 +263,21 @@ def _inapplicable(problem: AttributionProblem, text: str) -> CutawayError:
         failure.field = spec.module_field(problem)
         return failure
     return error(Reason.METHOD_INAPPLICABLE, text)
+
+
+def _unreached(problem: AttributionProblem) -> tuple[str, str]:
+    """Returns, of several tensors to which not all gradients came, in words which they are, and what to do."""
+    if not problem.layer:
+        several = len(problem.explained) > 1
+        return "", ": name in inputs only those that it depends on" if several else ""
+    if path := problem.request.layer_path:
+        return f"{path} of the layer {problem.layer!r}", ""
+    outputs = (call.captured(requests.Point.OUTPUT) for call in module_calls(problem))
+    paths = list(dict.fromkeys(path for output in outputs for path in output))
+    if problem.further_layers or len(paths) < 2:
+        return "", ""
+    remedy = f": name one that it depends on by layer_path, of {', '.join(paths)}"
+    return f"each tensor that the layer {problem.layer!r} returns", remedy
 
 
 def _explained(problem: AttributionProblem) -> str:

@@ -87,7 +87,7 @@ def _dilated(problem: AttributionProblem) -> str:
 def _nested_output(problem: AttributionProblem) -> str:
     return (
         f"the layer {problem.layer!r} returns tensors inside of a tuple or dict inside of another (a recurrent "
-        "layer's state?), which Captum does not open; explain the layer before or behind it"
+        "layer's state?), which Captum does not open; name one of them by layer_path"
     )
 
 

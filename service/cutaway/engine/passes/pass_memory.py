@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from cutaway.engine.runtime.layouts import arrays_of
+
 
 def run_in_parts(forward: Callable[..., Tensor], size: int, tensors: Sequence[Tensor]) -> Tensor:
     """Returns ``forward`` in parts of ``size`` rows at most. Graphs are built one at a time, when the backward pass
@@ -78,7 +80,8 @@ class LiveBytes(TorchFunctionMode):
 
     def ignore(self, tensors: list[Tensor]) -> None:
         """Leaves ``tensors`` and views of them out of the count."""
-        self._known.update(tensor.untyped_storage() for tensor in tensors)
+        with torch._C.DisableTorchFunction():  # the arrays of a sparse tensor come from operators
+            self._known.update(array.untyped_storage() for tensor in tensors for array in arrays_of(tensor))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))

@@ -75,7 +75,11 @@ class Evidence:
         if len(calls) <= self.call or not calls[self.call].at(point):
             what = "no gradient reached" if point.is_gradient else "nothing came out of"
             raise MissingObservation(f"{what} the layer {self.problem.layer!r}")
-        tensors = calls[self.call].at(point)
+        tensors = dict(calls[self.call].at(point))
+        if point is Point.GRAD_OUTPUT:  # the target may depend on some tensors of this call, and on others of another
+            outputs = calls[self.call].at(Point.OUTPUT).items()
+            unreached = {path: output for path, output in outputs if output.is_floating_point() and path not in tensors}
+            tensors |= {path: torch.zeros_like(output) for path, output in unreached.items()}
         if len(tensors) == 1:  # of a tuple of one tensor, Captum explains that tensor
             tensors = {"": next(iter(tensors.values()))}
         return {layer_value_name(self.problem.layer, path): tensor.double() for path, tensor in tensors.items()}

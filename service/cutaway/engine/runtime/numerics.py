@@ -93,6 +93,13 @@ HALF_OF_BATCH = Tolerances(*[1024 * torch.finfo(torch.float32).eps] * 4)
 # number of rows usually changes by a half.
 DOUBLED_BATCH = _power(0.3)
 
+
+def least_precise(dtype: torch.dtype) -> float:
+    """Returns the least number that ``dtype`` holds as precisely as `ONE_PASS` allows: 3e-6 for float16."""
+    limits = torch.finfo(dtype)
+    return limits.smallest_normal * limits.eps / 2 / ONE_PASS.of(dtype)
+
+
 _MASK = 1e4
 _GAP = 1e3
 """See `unmasked`."""

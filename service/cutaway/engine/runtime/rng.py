@@ -1,11 +1,11 @@
-"""Random numbers from a seed; afterwards all generators continue as if nothing had been drawn."""
+"""Random numbers from a seed, after which all generators continue as if nothing had been drawn; random tensors."""
 
 from __future__ import annotations
 
 import inspect
 import random
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -155,3 +155,42 @@ def _restore(states: _States, device: torch.device) -> None:
     np.random.set_state(numpy)
     if cuda is not None:
         torch.cuda.set_rng_state(cuda, device)
+
+
+# Random tensors near others, and along others, from generators of their own.
+
+
+def normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns normally distributed numbers in the shape and data type of ``like``."""
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+
+
+def moved(look: int) -> Callable[[Tensor], Tensor]:
+    """Returns a function that shifts values at random, by the square root of their precision; or, if ``look`` is
+    negative, by about one rounding. ``look`` is the seed; 0 shifts nothing. What would leave the type's range stays."""
+    generator = torch.Generator().manual_seed(abs(look))
+
+    def move(tensor: Tensor) -> Tensor:
+        if not look:
+            return tensor
+        size: float = torch.finfo(tensor.dtype).eps ** (0.5 if look > 0 else 1)
+        shifted = tensor + tensor * normal(tensor, generator) * size
+        return torch.where(shifted.isfinite(), shifted, tensor)
+
+    return move
+
+
+def direction(value: Tensor, gradient: Tensor, generator: torch.Generator, uneven: bool) -> Tensor:
+    """Returns random numbers of the size of ``value``, with the signs of ``gradient`` where that is not 0.
+
+    An uneven one is mostly along a few rows, channels and positions: elsewhere, errors may cancel. All are shortened if
+    one would leave the range of the type: float16 ends at 65,504.
+    """
+    exact = value.detach().double()
+    drawn = normal(exact, generator) * (float(value.abs().mean()) or 1.0)
+    for axis in range(value.ndim if uneven else 0):
+        along = [size if each == axis else 1 for each, size in enumerate(value.shape)]
+        drawn = drawn * normal(exact.new_empty(along), generator) ** 3
+    longest = float(drawn.abs().amax()) if drawn.numel() else 0.0
+    drawn = (drawn * min(1.0, torch.finfo(value.dtype).max / 2 / (longest or 1.0))).to(value)
+    return torch.where(gradient == 0, drawn, drawn.abs() * gradient.sign())

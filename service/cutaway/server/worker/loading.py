@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +27,7 @@ from cutaway.contract.results import DataSet
 from cutaway.engine.execution.fitting import rows_that_fit
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, failures_of
 from cutaway.engine.model.session import Cancellation, Checkpoint, Examples, Kept
+from cutaway.engine.runtime.layouts import arrays_of
 from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
 from cutaway.server.archive.reader import ALIGNMENT, LABELS, ArchiveManifest
 from cutaway.server.memory import MemoryPool, RequestMemory
@@ -211,7 +213,8 @@ _MORE = "; CUTAWAY_MEMORY_BYTES or CUTAWAY_REQUEST_MEMORY_BYTES give it more"
 def what_fits(model: InspectedModel, example: Callable[[], Inputs | None], memory: RequestMemory | None) -> str:
     """Returns the bytes of the weights, and how many rows like the first of ``example`` one pass may have."""
     state = (*model.module.parameters(), *model.module.buffers())
-    size = f"weights of {sum(tensor.nbytes for tensor in state) / _GIB:.2f} GiB"
+    arrays = chain.from_iterable(map(arrays_of, state))  # a sparse buffer has several
+    size = f"weights of {sum(array.nbytes for array in arrays) / _GIB:.2f} GiB"
     try:
         inputs = example() if memory is not None else None
         if inputs is None or memory is None:
