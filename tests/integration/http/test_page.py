@@ -74,10 +74,10 @@ def test_a_browser_fetches_nothing_twice(url: str) -> None:
     assert known["content-length"] == str((STATIC / "index.html").stat().st_size)
     status, _, body = post(f"{url}/", None, {"if-none-match": known["etag"]})
     assert (status, body) == (304, b"")
-    (script,) = [name for name in files() if name.endswith(".js")]
-    _, headers, body = post(f"{url}/{script}", None, {"accept-encoding": "gzip"})
-    assert headers["content-encoding"] == "gzip"
-    assert gzip.decompress(body) == (STATIC / script).read_bytes()
+    for script in (name for name in files() if name.endswith(".js")):
+        _, headers, body = post(f"{url}/{script}", None, {"accept-encoding": "gzip"})
+        assert headers["content-encoding"] == "gzip"
+        assert gzip.decompress(body) == (STATIC / script).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,6 @@ def test_it_is_small_and_needs_nothing_from_elsewhere(url: str) -> None:
     fetched = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert {address for address in fetched if not address.startswith("./assets/")} == {"docs"}
     assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=", page)
-    (script,) = [(STATIC / name).read_text("utf-8") for name in files() if name.endswith(".js")]
+    script = "\n".join((STATIC / name).read_text("utf-8") for name in files() if name.endswith(".js"))
     assert "eval(" not in script
     assert "new Function" not in script
