@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ import cutaway as ca
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.module_tree import ModuleTree
+from cutaway.engine.runtime import rng
 from cutaway.server.worker.call import Call
 from tests.support import failing_models
 from tests.support.adapters.mirror_adapter import MirrorAdapter
@@ -28,10 +30,12 @@ from tests.support.mixed import failing, mirror
 from tests.support.mixed.answers import differences, flat
 from tests.support.mixed.mix import Model, Outcome, requests
 from tests.support.state_snapshot import State, untouched
+from tests.support.waiting import PATIENCE_S, until
 from tests.support.worker_calls import ask, outcome, row, worker
 
 X = {"x": torch.randn(3, 4, generator=torch.Generator().manual_seed(1))}
 POINTS = tuple(ca.Point)
+HOST = torch.device("cpu")
 SEVEN = np.ones(7, np.float32)
 TROUBLE = ca.Scale("a", factor=1e6)
 """What makes the troubled models fail: their hidden values grow too large."""
@@ -601,3 +605,33 @@ def test_what_is_left_behind_is_found() -> None:
     }  # fmt: skip
     assert set(later.hooks) == {"a._forward_hooks", "b.weight._backward_hooks"}
     handle.remove()
+
+
+def test_the_generators_are_had_by_one_thread_at_a_time() -> None:
+    """Blocks inside blocks hold them until the outermost ends, or lends them; who asked first has them first."""
+    order: list[str] = []
+    asked = [threading.Event() for _ in range(2)]
+
+    def draw(number: int) -> None:
+        asked[number].set()
+        with rng.kept_rng_state(HOST), rng.kept_rng_state(HOST):
+            order.append(f"thread {number}")
+            torch.rand(number + 1)
+
+    threads = [threading.Thread(target=draw, args=(number,)) for number in range(2)]
+    with rng.seeded(1, HOST):
+        expected = torch.rand(4)
+    with rng.seeded(1, HOST), rng.kept_rng_state(HOST):
+        first = torch.rand(2)
+        for number, thread in enumerate(threads):
+            thread.start()
+            asked[number].wait(PATIENCE_S)
+            until(lambda number=number: len(rng._generators._waiting) == number + 1)  # type: ignore[misc]
+        order.append("here")
+        with rng.lent():
+            for thread in threads:
+                thread.join(PATIENCE_S)
+        second = torch.rand(2)
+    assert order == ["here", "thread 0", "thread 1"]
+    assert torch.equal(torch.cat((first, second)), expected)
+    assert not rng.are_wanted()

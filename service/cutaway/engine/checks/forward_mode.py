@@ -42,11 +42,11 @@ from torch.overrides import (
 )
 
 from cutaway.engine.checks.function_calls import (
-    PATCHING,
     Apply,
     calling_functions,
     copied,
     is_floating,
+    patching,
     repeating,
     several,
     tangent_of,
@@ -72,7 +72,7 @@ def tangents_pass(modules: Sequence[nn.Module]) -> Iterator[list[str]]:
         The names of functions through which numbers with a tangent left PyTorch.
     """
     left: list[str] = []
-    with ExitStack() as ends, PATCHING, forward_ad.dual_level():
+    with ExitStack() as ends, patching(), forward_ad.dual_level():
         ends.enter_context(_without_backward_hooks(modules))
         ends.enter_context(calling_functions(partial(_with_tangents, left), has_tangents=True))
         ends.enter_context(_parameters_with_tangents())

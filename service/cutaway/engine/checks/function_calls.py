@@ -26,12 +26,22 @@ from torch.overrides import _get_current_function_mode_stack
 
 from cutaway.engine.hooks.observe import repeating_calls
 from cutaway.engine.hooks.operators import Operators
+from cutaway.engine.runtime.rng import held
 
 Apply: TypeAlias = Callable[..., Any]
 Call: TypeAlias = Callable[[type[Function], Apply, Sequence[Any]], Any]
 
-PATCHING = threading.RLock()
-"""Held while functions of PyTorch are replaced."""
+_PATCHING = threading.RLock()
+
+
+@contextmanager
+def patching() -> Iterator[None]:
+    """Lets no other thread replace functions of PyTorch during the block, nor draw random numbers from a seed.
+
+    Who replaces functions also draws, and would wait for one that draws and replaces.
+    """
+    with held(), _PATCHING:
+        yield
 
 
 class _Calls:
@@ -192,7 +202,7 @@ def calling_functions(call: Call, *, has_tangents: bool = False) -> Iterator[Non
         tangents = calls.tangents_of(context._forward_cls)
         return jvp(context, *given) if tangents is None else tuple(tangents)
 
-    with PATCHING:
+    with patching():
         FunctionMeta.__getattribute__ = lambda function, name: calls.looked_up(function, name)  # type: ignore[method-assign]
         BackwardCFunction.apply_jvp = apply_jvp  # type: ignore[method-assign]
         try:

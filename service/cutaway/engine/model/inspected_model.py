@@ -29,9 +29,9 @@ from cutaway.engine.model.session import (
     is_out_of_memory,
     released,
 )
+from cutaway.engine.runtime import rng
 from cutaway.engine.runtime.layouts import dense, digest, has_array
 from cutaway.engine.runtime.numerics import leaves
-from cutaway.engine.runtime.rng import fingerprint, kept_rng_state, new_seed, own_generators, seed_generators, seeded
 
 # The fast path of PyTorch's transformer layers hides modules from hooks and turns padded batches into nested tensors.
 # PyTorch takes it where no gradient is computed and no hook is registered.
@@ -238,6 +238,9 @@ class InspectedModel:
         Raises:
             DeadlineExceeded: the caller no longer waits.
         """
+        if self._is_divisible and rng.are_wanted():  # by another model's request
+            with self.kept_rng_state(), rng.lent():
+                pass
         if not (self.turns.are_over and self._is_divisible) or (in_graph and not self.guard.is_untouched()):
             return
         with self.apart():
@@ -273,8 +276,8 @@ class InspectedModel:
             self.proofs.set_aside(),
             none_under_way,
         ):
-            seed_generators(new_seed(), self.device, self._generators)  # others draw no numbers of this request
-            with released(self.turns):
+            rng.seed_generators(rng.new_seed(), self.device, self._generators)  # others draw no numbers of this request
+            with rng.lent(), released(self.turns):
                 yield
         self.cancellation.raise_if_cancelled()
 
@@ -293,11 +296,11 @@ class InspectedModel:
 
     def kept_rng_state(self) -> AbstractContextManager[None]:
         """Returns a context after which all generators, the model's own too, continue as before it."""
-        return kept_rng_state(self.device, self._generators)
+        return rng.kept_rng_state(self.device, self._generators)
 
     def rng_fingerprint(self) -> Hashable:
         """Returns what changes whenever the model draws random numbers."""
-        return fingerprint(self.device, self._generators)
+        return rng.fingerprint(self.device, self._generators)
 
     @contextmanager
     def drawing_from(self, seed: int | None, *, beside_draws: bool = False) -> Iterator[None]:
@@ -315,10 +318,7 @@ class InspectedModel:
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Surrounds passes that belong to no request: they are not counted, and have no seed.
-
-        The generators continue as before the block after it.
-        """
+        """Surrounds passes of no request: not counted, without a seed; all generators continue as before the block."""
         with self.passes.uncounted(), self.kept_rng_state(), self.drawing_from(None):
             yield
 
@@ -389,15 +389,15 @@ class InspectedModel:
 
     @cached_property
     def _generators(self) -> list[object]:
-        return own_generators(self.module)
+        return rng.own_generators(self.module)
 
     def _draws(self) -> AbstractContextManager[None]:
         """Seeds the generators for a forward pass; they continue as before the returned context if others use them."""
         if self._seed is None:
             return nullcontext()
         if self._is_beside_draws:
-            return seeded(self._seed, self.device, self._generators)
-        seed_generators(self._seed, self.device, self._generators)
+            return rng.seeded(self._seed, self.device, self._generators)
+        rng.seed_generators(self._seed, self.device, self._generators)
         return nullcontext()
 
     def _kernels(self) -> AbstractContextManager[None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import random
 import secrets
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,6 +30,62 @@ def numpy_seed(seed: int) -> int:
     return seed % 2**32
 
 
+class _Holder:
+    """Gives the generators of this process, from which all its models draw, to one thread at a time, in turn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread = self._depth = 0
+        self._waiting: deque[tuple[int, int, threading.Semaphore]] = deque()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the generators during the block; waits until the threads before this one lend them, or need them no
+        more."""
+        self._take(1)
+        try:
+            yield
+        finally:
+            self._drop(1)
+
+    def is_wanted(self) -> bool:
+        """Returns whether this thread holds the generators, and another one waits for them."""
+        return bool(self._waiting) and self._thread == threading.get_ident()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Lets other threads have the generators during the block."""
+        depth = self._depth if self._thread == threading.get_ident() else 0
+        self._drop(depth)
+        try:
+            yield
+        finally:
+            self._take(depth)
+
+    def _take(self, depth: int) -> None:
+        own, turn = threading.get_ident(), threading.Semaphore(0)
+        with self._lock:
+            if not depth or self._thread in (0, own):
+                self._thread, self._depth = (own, self._depth + depth) if depth else (self._thread, self._depth)
+                return
+            self._waiting.append((own, depth, turn))
+        turn.acquire()
+
+    def _drop(self, depth: int) -> None:
+        with self._lock:
+            self._depth -= depth
+            if depth and not self._depth:
+                self._thread = 0
+                if self._waiting:
+                    self._thread, self._depth, turn = self._waiting.popleft()
+                    turn.release()
+
+
+_generators = _Holder()
+
+held, lent, are_wanted = _generators.held, _generators.lent, _generators.is_wanted
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device, own: Sequence[object] = ()) -> Iterator[None]:
     """Seeds all generators while the block runs, as `seed_generators`; they continue as before it afterwards."""
@@ -38,15 +96,19 @@ def seeded(seed: int, device: torch.device, own: Sequence[object] = ()) -> Itera
 
 @contextmanager
 def kept_rng_state(device: torch.device, own: Sequence[object] = ()) -> Iterator[None]:
-    """Keeps the state of the generators of PyTorch, NumPy and Python, and of a model's ``own``, over a block."""
-    states, of_python, of_own = _states(device), random.getstate(), [*map(_state_of, own)]
-    try:
-        yield
-    finally:
-        _restore(states, device)
-        random.setstate(of_python)
-        for generator, state in zip(own, of_own):
-            _set_state(generator, state)
+    """Keeps the state of the generators of PyTorch, NumPy and Python, and of a model's ``own``, over a block.
+
+    No other thread has such a block meanwhile, unless this one lends the generators.
+    """
+    with _generators.held():
+        states, of_python, of_own = _states(device), random.getstate(), [*map(_state_of, own)]
+        try:
+            yield
+        finally:
+            _restore(states, device)
+            random.setstate(of_python)
+            for generator, state in zip(own, of_own):
+                _set_state(generator, state)
 
 
 def seed_generators(seed: int, device: torch.device, own: Sequence[object] = ()) -> None:
