@@ -118,6 +118,9 @@ def table(sides: Sides) -> Iterator[Row]:
                 _LONE.get(question, 0),
                 partial(lone, sides=sides, network=network, question=question),
             )
+            if question == "inside":
+                what = "the same by a service by hand / by hand in process: no service is faster"
+                yield Row(f"{name}_floor", what, False, 0, partial(floor, sides=sides, network=network))
             yield Row(f"{name}_8", f"the same, {CALLERS} callers: calls/s / a service by hand", True, _TOGETHER,
                       partial(together, sides=sides, network=network, question=question))  # fmt: skip
 
@@ -132,6 +135,22 @@ def lone(bench: Bench, sides: Sides, network: str, question: str) -> Found:
         {
             "ours": lambda: median(sides.client.ask(asked)),
             "by hand": lambda: median(sides.hand.ask({"question": question, "count": count})),
+        },
+        bench.rounds,
+        "s",
+    )
+
+
+def floor(bench: Bench, sides: Sides, network: str) -> Found:
+    """Measures what gRPC alone adds to captures with a gradient: the service by hand against the same in process."""
+    sides.open(bench, network)
+    sides.compare(network, "inside")
+    count = sides.calls("inside")
+    door, raw = Door("grpc", sides.theirs, f"/{SERVICE}/inside"), base64.b64encode(_bytes(network, 0)).decode()
+    return over(
+        {
+            "by a service": lambda: median(sides.load.ask(door, [raw], 1, each=count)["latencies"]),
+            "by hand": lambda: median(sides.hand.ask({"question": "inside", "count": count})),
         },
         bench.rounds,
         "s",
