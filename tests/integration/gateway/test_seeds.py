@@ -54,11 +54,12 @@ class Waits(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.begun, self.free = threading.Event(), threading.Event()
+        self.wait_s = 0.01
         self.head = nn.Linear(6, 3)
 
     def forward(self, input: Tensor) -> Tensor:
         self.begun.set()
-        self.free.wait(0.01)
+        self.free.wait(self.wait_s)
         logits: Tensor = self.head(input)
         return logits
 
@@ -82,3 +83,22 @@ def test_a_long_request_lends_the_generators_between_its_passes() -> None:
             slow.free.set()
             long.result()
     assert order == ["quick", "slow"]
+
+
+def test_a_model_that_never_returns_keeps_nobody_from_drawing() -> None:
+    """Its caller gives up; other models explain as before."""
+    stuck = Waits().eval()
+    stuck.wait_s = PATIENCE_S
+    models: dict[str, Any] = {"stuck": stuck, "quick": Gelus(0).eval()}
+    with (
+        serve(models) as server,
+        ca.Client(server.address, timeout=PATIENCE_S) as client,
+        ThreadPoolExecutor(1) as callers,
+    ):
+        asked = callers.submit(client.inspect, "stuck", X, attributions=SAMPLED[1:2], seed=1)
+        stuck.begun.wait(PATIENCE_S)
+        before = client.inspect("quick", X, attributions=SAMPLED, seed=3)
+        assert not asked.done()
+        stuck.free.set()
+        asked.result()
+        assert not [*differences(client.inspect("quick", X, attributions=SAMPLED, seed=3), before, 1e-6)]

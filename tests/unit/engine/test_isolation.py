@@ -607,8 +607,9 @@ def test_what_is_left_behind_is_found() -> None:
     handle.remove()
 
 
-def test_the_generators_are_had_by_one_thread_at_a_time() -> None:
+def test_the_generators_are_had_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks inside blocks hold them until the outermost ends, or lends them; who asked first has them first."""
+    monkeypatch.setattr(rng, "PATIENCE_S", PATIENCE_S)
     order: list[str] = []
     asked = [threading.Event() for _ in range(2)]
 
@@ -635,3 +636,25 @@ def test_the_generators_are_had_by_one_thread_at_a_time() -> None:
     assert order == ["here", "thread 0", "thread 1"]
     assert torch.equal(torch.cat((first, second)), expected)
     assert not rng.are_wanted()
+
+
+def test_a_pass_that_takes_long_loses_the_generators_until_it_ends() -> None:
+    """Another thread draws meanwhile; what is drawn behind the pass follows what was drawn before it."""
+
+    def draw() -> None:
+        with rng.kept_rng_state(HOST):
+            torch.rand(3)
+
+    with rng.seeded(1, HOST):
+        expected = torch.rand(4)
+    with rng.seeded(1, HOST), rng.kept_rng_state(HOST):
+        first = torch.rand(2)
+        other = threading.Thread(target=draw)
+        with rng.passing():
+            other.start()
+            other.join(PATIENCE_S)
+            assert not other.is_alive()
+        second = torch.rand(2)
+    assert torch.equal(torch.cat((first, second)), expected)
+    holder = rng._generators
+    assert [holder._lost, holder._depth, [*holder._waiting]] == [{}, 0, []]

@@ -216,6 +216,7 @@ class InspectedModel:
             self._kernels(),
             NO_FASTPATH.applied(),
             nullcontext() if call else self.guard.finding_writes(self.kind_of(inputs)),
+            nullcontext() if call else rng.passing(),
             numbers,
         ):
             returned = (call or self.call)(
@@ -304,9 +305,7 @@ class InspectedModel:
 
     @contextmanager
     def drawing_from(self, seed: int | None, *, beside_draws: bool = False) -> Iterator[None]:
-        """Seeds all generators before each forward pass of the block, which therefore all draw the same numbers.
-
-        The generators continue as before the block after it.
+        """Seeds all generators before each forward pass of the block; they continue as before it afterwards.
 
         Args:
             seed: None leaves the generators as they are.

@@ -30,18 +30,27 @@ def numpy_seed(seed: int) -> int:
     return seed % 2**32
 
 
+PATIENCE_S = 0.5
+"""How long a thread waits for the generators while a pass of another thread's model is at work."""
+
+
 class _Holder:
-    """Gives the generators of this process, from which all its models draw, to one thread at a time, in turn."""
+    """Gives the generators of this process, from which all its models draw, to one thread at a time, in turn.
+
+    A thread whose forward pass takes long, or never ends, loses them meanwhile, and has them back behind the pass: most
+    models draw nothing in it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread = self._depth = 0
         self._waiting: deque[tuple[int, int, threading.Semaphore]] = deque()
+        self._lost: dict[int, int] = {}
+        self._passing: set[int] = set()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the generators during the block; waits until the threads before this one lend them, or need them no
-        more."""
+        """Holds the generators during the block; waits until the threads before this one lend, lose or need no more."""
         self._take(1)
         try:
             yield
@@ -53,37 +62,70 @@ class _Holder:
         return bool(self._waiting) and self._thread == threading.get_ident()
 
     @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Runs a forward pass, during which this thread may lose the generators; it has them back behind it."""
+        own = threading.get_ident()
+        self._passing.add(own)
+        try:
+            yield
+        finally:
+            self._passing.discard(own)
+            if own in self._lost:
+                self._take(0)
+
+    @contextmanager
     def lent(self) -> Iterator[None]:
         """Lets other threads have the generators during the block."""
-        depth = self._depth if self._thread == threading.get_ident() else 0
-        self._drop(depth)
+        own = threading.get_ident()
+        with self._lock:
+            depth = self._lost.pop(own, self._depth if self._thread == own else 0)
+        self._drop(depth if self._thread == own else 0)
         try:
             yield
         finally:
             self._take(depth)
 
     def _take(self, depth: int) -> None:
+        """Holds the generators ``depth`` times more, and as often as this thread has lost them."""
         own, turn = threading.get_ident(), threading.Semaphore(0)
         with self._lock:
-            if not depth or self._thread in (0, own):
-                self._thread, self._depth = (own, self._depth + depth) if depth else (self._thread, self._depth)
+            depth += self._lost.pop(own, 0)
+            if not depth:
+                return
+            if self._thread in (0, own):
+                self._thread, self._depth = own, self._depth + depth
                 return
             self._waiting.append((own, depth, turn))
-        turn.acquire()
+        while not turn.acquire(timeout=PATIENCE_S):
+            with self._lock:
+                if self._waiting and self._waiting[0][0] == own and self._thread in self._passing:
+                    self._lost[self._thread] = self._depth
+                    self._hand_over()
 
     def _drop(self, depth: int) -> None:
+        """Holds the generators ``depth`` times less."""
+        own = threading.get_ident()
         with self._lock:
+            if own in self._lost:
+                self._lost[own] -= depth
+                if not self._lost[own]:
+                    del self._lost[own]
+                return
             self._depth -= depth
             if depth and not self._depth:
-                self._thread = 0
-                if self._waiting:
-                    self._thread, self._depth, turn = self._waiting.popleft()
-                    turn.release()
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Gives the generators to the thread that has waited longest, or to nobody; with the lock."""
+        self._thread = self._depth = 0
+        if self._waiting:
+            self._thread, self._depth, turn = self._waiting.popleft()
+            turn.release()
 
 
 _generators = _Holder()
 
-held, lent, are_wanted = _generators.held, _generators.lent, _generators.is_wanted
+held, lent, passing, are_wanted = _generators.held, _generators.lent, _generators.passing, _generators.is_wanted
 
 
 @contextmanager
