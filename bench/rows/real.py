@@ -120,7 +120,7 @@ def table(sides: Sides) -> Iterator[Row]:
             )
             if question == "inside":
                 what = "the same by a service by hand / by hand in process: no service is faster"
-                yield Row(f"{name}_floor", what, False, 0, partial(floor, sides=sides, network=network))
+                yield Row(f"{name}_floor", what, True, 0, partial(floor, sides=sides, network=network))
             yield Row(f"{name}_8", f"the same, {CALLERS} callers: calls/s / a service by hand", True, _TOGETHER,
                       partial(together, sides=sides, network=network, question=question))  # fmt: skip
 
