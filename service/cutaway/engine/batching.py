@@ -432,8 +432,8 @@ def _run_together(group: Group, tell: Tell, proof_ms: float) -> None:
     # Of a request that cannot share, an exception may end all: alone each gets its result, or its own error.
     with suppress(BaseException):
         parts = [*_bundles(group)]
-        plans = [joined([*part.values()]) for part in parts]
         with first.model.session(cancellation, first.request.arguments):
+            plans = [joined([*part.values()]) for part in parts]
             with _without_draws(group):
                 if len(plans) == 1 and (again := _answered_again(plans[0], group, companions)):
                     for number, outcome in again.items():

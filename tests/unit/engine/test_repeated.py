@@ -191,6 +191,16 @@ def test_callers_who_ask_together_get_what_each_gets_alone(again: list[bool]) ->
     assert again == [True] * (4 + 14)  # turns, and the other worker's calls, behind the first of each kind
 
 
+def test_callers_are_joined_whatever_the_mode_of_the_thread() -> None:
+    """Rows that are joined in inference mode could not be differentiated, and each request would run alone."""
+    subject, _, inputs = two("a picture")
+    asked = question("a picture", "gradients")
+    for _ in range(2):
+        with torch.inference_mode():
+            replies = [*map(read, subject.answer([row(inputs(seed), **asked) for seed in range(3)]))]
+        assert [reply.provenance.companions for reply in replies] == [2, 2, 2]
+
+
 class Moody(nn.Module):
     """Does otherwise where the first number is negative."""
 

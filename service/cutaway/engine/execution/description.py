@@ -96,7 +96,7 @@ _INNER = ""
 
 
 class _Known(NamedTuple):
-    """Where a tensor came from: parts, the number of writes before it, and its version then, None if it has none."""
+    """The origin of a tensor: parts, the number of writes before it, and its version then, None if it has none."""
 
     parts: Parts
     writes: int = 0

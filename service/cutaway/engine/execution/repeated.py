@@ -111,7 +111,7 @@ _ONLY = [[Point.OUTPUT, ""]]
 
 
 class Repeated:
-    """What the first answer to a question leaves.
+    """A prepared answer, which the first answer to a question leaves.
 
     Args:
         main: its main pass.
