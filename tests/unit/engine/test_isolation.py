@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import cutaway as ca
+from cutaway.engine.checks.function_calls import patching
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.model.module_tree import ModuleTree
@@ -658,3 +662,68 @@ def test_a_pass_that_takes_long_loses_the_generators_until_it_ends() -> None:
     assert torch.equal(torch.cat((first, second)), expected)
     holder = rng._generators
     assert [holder._lost, holder._depth, [*holder._waiting]] == [{}, 0, []]
+
+
+def drawing() -> threading.Thread:
+    """A thread that has begun to ask for the generators."""
+
+    def draw() -> None:
+        with rng.kept_rng_state(HOST):
+            torch.rand(3)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    return thread
+
+
+def test_generators_are_lost_in_forward_passes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them a method draws itself."""
+    monkeypatch.setattr(rng, "PATIENCE_S", 0.01)
+    with rng.kept_rng_state(HOST):
+        other = drawing()
+        until(rng.are_wanted)
+        other.join(0.3)
+        assert other.is_alive()
+    other.join(PATIENCE_S)
+    assert not other.is_alive()
+
+
+def test_a_request_that_lets_others_run_lends_the_generators() -> None:
+    """Otherwise the other would wait for them, and this one for its turn."""
+    model = worker(Sound())._model
+    with model.kept_rng_state():
+        with model.apart():
+            other = drawing()
+            other.join(PATIENCE_S)
+            assert not other.is_alive()
+        with patching():  # who replaces functions holds the generators too: one order of locks
+            other = drawing()
+            until(rng.are_wanted)
+    other.join(PATIENCE_S)
+    with patching():
+        assert rng._generators._thread == threading.get_ident()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have() -> None:
+    """In a process of its own, without other libraries' threads."""
+    program = """
+import os, threading, torch
+from cutaway.engine.runtime import rng
+host, held, done = torch.device("cpu"), threading.Event(), threading.Event()
+def hold():
+    with rng.kept_rng_state(host):
+        held.set()
+        done.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+child = os.fork()
+if not child:
+    with rng.kept_rng_state(host):
+        os._exit(7)
+_, status = os.waitpid(child, 0)
+done.set()
+raise SystemExit(os.waitstatus_to_exitcode(status))
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S).returncode == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import secrets
 import threading
@@ -42,6 +43,10 @@ class _Holder:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets who holds the generators: in a process that was forked, no such thread is left."""
         self._lock = threading.Lock()
         self._thread = self._depth = 0
         self._waiting: deque[tuple[int, int, threading.Semaphore]] = deque()
@@ -124,6 +129,8 @@ class _Holder:
 
 
 _generators = _Holder()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_generators.reset)
 
 held, lent, passing, are_wanted = _generators.held, _generators.lent, _generators.passing, _generators.is_wanted
 
