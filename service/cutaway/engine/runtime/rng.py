@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import random
 import secrets
 import threading
@@ -43,10 +42,6 @@ class _Holder:
     """
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets who holds the generators: in a process that was forked, no such thread is left."""
         self._lock = threading.Lock()
         self._thread = self._depth = 0
         self._waiting: deque[tuple[int, int, threading.Semaphore]] = deque()
@@ -103,9 +98,13 @@ class _Holder:
             self._waiting.append((own, depth, turn))
         while not turn.acquire(timeout=PATIENCE_S):
             with self._lock:
-                if self._waiting and self._waiting[0][0] == own and self._thread in self._passing:
+                if self._waiting and self._waiting[0][0] == own and self._may_lose():
                     self._lost[self._thread] = self._depth
                     self._hand_over()
+
+    def _may_lose(self) -> bool:
+        """Returns whether the holder is in a forward pass, or is no thread of this process, which was forked."""
+        return self._thread in self._passing or all(one.ident != self._thread for one in threading.enumerate())
 
     def _drop(self, depth: int) -> None:
         """Holds the generators ``depth`` times less."""
@@ -129,8 +128,6 @@ class _Holder:
 
 
 _generators = _Holder()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_generators.reset)
 
 held, lent, passing, are_wanted = _generators.held, _generators.lent, _generators.passing, _generators.is_wanted
 
