@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health
@@ -165,6 +167,28 @@ def test_a_request_that_comes_in_pieces_has_an_end(address: str) -> None:
             return 1 in peer.ended()
 
         until(done, 0.1)
+
+
+def test_a_request_that_is_too_large_is_refused_by_its_first_bytes(address: str) -> None:
+    """It takes no memory: gRPC before 1.82.2 kept a gibibyte, and then refused it."""
+    with Peer(address, opened(1), frame(DATA, 0, 1, (1 << 30).to_bytes(5, "big"))) as peer:
+        until(lambda: 1 in peer.ended())
+        assert any(b"larger than max" in content for _, stream, content in peer.frames if stream == 1)
+
+
+def test_a_request_is_not_unpacked_beyond_the_limit() -> None:
+    """Sixty kilobytes that unpack to 64 MiB: gRPC before 1.82.2 unpacked them all, and then refused them by size."""
+    size = 64 << 20
+    settings = Settings(max_message_bytes=1 << 20)
+    with ExitStack() as stack:
+        server = stack.enter_context(serve({"quick": Quick()}, settings=settings))
+        channel = stack.enter_context(grpc.insecure_channel(server.address))
+        inspect: Any = channel.unary_unary(f"/{SERVICE}/Inspect")
+        caught = stack.enter_context(pytest.raises(grpc.RpcError))
+        inspect(bytes(size), compression=grpc.Compression.Gzip)
+    failure: Any = caught.value
+    assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(size) not in failure.details()
 
 
 @pytest.mark.slow
