@@ -104,10 +104,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], dict[str, Tenso
 
 QUESTIONS: dict[str, dict[str, Any]] = {
     "predictions": {},
-    "captures": {"captures": True},
-    "gradients": {"captures": True, "input_gradients": True},
+    "captures": {"captures": {}},
+    "first calls": {"captures": {"call": 0}, "input_gradients": True},
+    "gradients": {"captures": {}, "input_gradients": True},
     "a class": {"target": ca.ClassIndex((1,)), "input_gradients": True},
-    "a sum": {"target": ca.OutputSum(), "input_gradients": True, "captures": True},
+    "a sum": {"target": ca.OutputSum(), "input_gradients": True, "captures": {}},
     "gradients alone": {"predictions": False, "input_gradients": True},
     "an input": {"input_gradients": ["x"]},
 }
@@ -124,8 +125,8 @@ def two(name: str) -> tuple[Worker, Worker, Callable[[int], dict[str, Tensor]]]:
 def question(name: str, kind: str) -> dict[str, Any]:
     """What is asked of a model: its own modules, and an output and an input that have gradients."""
     asked = dict(QUESTIONS[kind])
-    if asked.pop("captures", False):
-        asked["captures"] = list(MODELS[name][2])
+    if (captures := asked.pop("captures", None)) is not None:
+        asked["captures"] = [ca.Capture(module, **captures) for module in MODELS[name][2]]
     if name == "a table":
         if "input_gradients" in asked:
             asked["input_gradients"] = ["numbers"]

@@ -91,11 +91,11 @@ def _is_plain(plan: RequestPlan) -> bool:
         and plan.listener is None
         and len(plan.sites) <= MOST_PLACES
         and may_share(request)
-        and all(specs == _OUTPUT and not is_address(name) for name, specs in plan.sites.items())
+        and all(specs in _OUTPUTS and not is_address(name) for name, specs in plan.sites.items())
     )
 
 
-_OUTPUT = {Point.OUTPUT: CaptureSpec()}
+_OUTPUTS = tuple({Point.OUTPUT: CaptureSpec(call=call)} for call in (None, 0))
 
 
 def _is_whole(main: MainPass) -> bool:
