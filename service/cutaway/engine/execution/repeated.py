@@ -49,7 +49,15 @@ def identity(request: requests.InspectRequest) -> Hashable:
     return target if isinstance(target, requests.ClassIndex) else id(target), *map(id, _parts(request))
 
 
-def answered_before(
+def planned_before(
+    model: InspectedModel, request: requests.InspectRequest, inputs: Inputs, cancellation: Cancellation
+) -> RequestPlan | None:
+    """Returns the plan of a question that was asked before, about other ``inputs``; None for one that was not."""
+    _, known = _answered_before(model, request, inputs)
+    return None if known is None else changed(known.plan, request=request, inputs=inputs, cancellation=cancellation)
+
+
+def _answered_before(
     model: InspectedModel, request: requests.InspectRequest, inputs: Inputs
 ) -> tuple[Hashable, Repeated | None]:
     """Returns the key of a question about inputs of these types and shapes, and what its first answer has left."""
@@ -59,7 +67,7 @@ def answered_before(
 
 def answered_again(plan: RequestPlan) -> InspectResult | None:
     """Returns the result of a question that was asked before; None where the general way has to answer."""
-    _, known = answered_before(plan.model, plan.request, plan.inputs)
+    _, known = _answered_before(plan.model, plan.request, plan.inputs)
     if known is None or known.is_unlike or plan.listener is not None:
         return None
     result = known.answer(plan)
@@ -72,7 +80,7 @@ def answered_again(plan: RequestPlan) -> InspectResult | None:
 def remembered(main: MainPass, result: InspectResult) -> InspectResult:
     """Returns ``result``; keeps what the next answers to its question need, if they may be given so."""
     plan, recent = main.plan, main.plan.model.recent
-    key, known = answered_before(plan.model, plan.request, plan.inputs)
+    key, known = _answered_before(plan.model, plan.request, plan.inputs)
     if known is None and _is_plain(plan) and not result.warnings and _is_whole(main):
         if len(recent) >= MOST_RECENT:
             recent.clear()
@@ -118,12 +126,13 @@ class Repeated:
         result: the answer.
 
     Attributes:
+        plan: the plan of the question, without inputs.
         is_unlike: whether the model did otherwise later.
     """
 
     def __init__(self, main: MainPass, result: InspectResult) -> None:
         plan, self.is_unlike = main.plan, False
-        self._plan = changed(plan, request=plan.request.with_input(), inputs={}, parts=())
+        self.plan = changed(plan, request=plan.request.with_input(), inputs={}, parts=())
         self._needs_target, self._differentiates = plan.needs_target, plan.differentiates
         self._batch, self._outputs = main.batch, _kinds(main.outputs)
         self._modules = {name: plan.model.tree.modules[name] for name in plan.sites}
@@ -131,10 +140,6 @@ class Repeated:
         self._said = changed(
             result, predictions={}, classes=(), targets=None, target_values=None, captures={}, input_gradients={}
         )
-
-    def plan_of(self, request: requests.InspectRequest, inputs: Inputs, cancellation: Cancellation) -> RequestPlan:
-        """Returns the plan of ``request``, which asks the same about other ``inputs``."""
-        return changed(self._plan, request=request, inputs=inputs, cancellation=cancellation)
 
     def answer(self, plan: RequestPlan) -> InspectResult | None:
         """Returns the result of ``plan``; None if the model did otherwise than at first, or ran out of memory."""

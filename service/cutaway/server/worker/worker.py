@@ -35,7 +35,7 @@ from cutaway.engine.cost.estimate import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs, expected_passes
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.description import describe, trace_data_flow
-from cutaway.engine.execution.repeated import answered_before
+from cutaway.engine.execution.repeated import planned_before
 from cutaway.engine.hooks.observe import CancelledPasses
 from cutaway.engine.model.input_validation import naming_undeclared_type
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
@@ -410,8 +410,8 @@ class Worker:
         """Returns the plan, and how many passes of each row it may take besides the first."""
         check_counts(request, len(failed), self._settings)
         inputs, check = self._inputs.of(request, cancellation), partial(check_steps, self._settings)
-        if not failed and (before := answered_before(self._model, request, inputs)[1]):
-            return before.plan_of(request, inputs, cancellation), 0
+        if not failed and (again := planned_before(self._model, request, inputs, cancellation)):
+            return again, 0
         plan = plan_request(self._model, self._inputs.read(request, cancellation), inputs, cancellation, failed, check)
         if self.memory is not None:
             check_memory(request, least_bytes(plan, self.memory.most), self.memory.most)
