@@ -18,6 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.server.deadlines import Deadlines
 from cutaway.server.memory import return_memory
 from cutaway.v1 import worker_pb2
 
@@ -334,7 +335,7 @@ class Batcher(Generic[T]):
     max_pending: int
     unavailable: Callable[[], CutawayError | None] = lambda: None
     batch_sizes: Counter[int] = field(init=False, default_factory=Counter)
-    _pending: int = field(init=False, default=0)
+    _pending: Deadlines[_PendingCall[T]] = field(init=False, default_factory=lambda: Deadlines(_fail_late))
     _queue: FairQueue[_PendingCall[T]] = field(init=False, default_factory=FairQueue)
     _running: dict[Answers[T], Sequence[_PendingCall[T]]] = field(init=False, default_factory=dict)
     _aside: dict[Answers[T], Sequence[_PendingCall[T]]] = field(init=False, default_factory=dict)
@@ -352,18 +353,16 @@ class Batcher(Generic[T]):
         Raises:
             CutawayError: ``OVERLOADED``, ``DEADLINE_EXCEEDED``, or an error of the backend.
         """
-        if self._pending >= self.max_pending:
+        if len(self._pending) >= self.max_pending:
             raise error(Reason.OVERLOADED, f"{self.max_pending} calls are waiting for this model already; try again")
         call = _PendingCall[T](message, size, asyncio.get_running_loop().create_future())
-        timer = asyncio.get_running_loop().call_later(timeout_s, _fail_late, call)
-        self._pending += 1
+        self._pending.add(call, timeout_s)
         self._queue.put(call)
         try:
             self.send_batches()
             return await call.reply  # a cancellation cancels it too; a queued call whose reply is done is dropped
         finally:
-            self._pending -= 1
-            timer.cancel()
+            self._pending.discard(call)
 
     def send_batches(self) -> None:
         """Sends what may be sent now, or fails what cannot wait; called again when workers have changed."""
