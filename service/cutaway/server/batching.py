@@ -12,7 +12,7 @@ import asyncio
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, TypeAlias, TypeVar
@@ -152,36 +152,38 @@ class ByteBudget:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held: Counter[str] = Counter()
+        self._total = 0
+        self._held: dict[str, int] = {}
         self._passed = 0
         self._is_to_return = self._returns_soon = False
 
     def require_room(self) -> None:
         """Raises ``OVERLOADED`` if nothing is left: another request need not even be read."""
-        if (held := self._held.total()) >= self._most:
-            raise _overloaded(held, self._most)
+        if self._total >= self._most:
+            raise _overloaded(self._total, self._most)
 
-    @contextmanager
-    def hold(self, size: int = 0) -> Iterator[HeldBytes]:
+    def hold(self, size: int = 0) -> HeldBytes:
         """Holds the bytes of a request of the current task's caller; raises ``OVERLOADED`` if they are too many."""
         held = HeldBytes(self)
-        try:
-            if size:
-                held.add(size)
-            yield held
-        finally:
-            held.release()
+        if size:
+            held.add(size)
+        return held
 
     def take(self, caller: str, size: int, own: int) -> None:
         """Holds ``size`` more bytes of a request that has ``own`` bytes; raises ``OVERLOADED``."""
-        for held, most in ((self._held.total(), self._most), (self._held[caller], self._most // 2)):
+        callers = self._held.get(caller, 0)
+        for held, most in ((self._total, self._most), (callers, self._most // 2)):
             if held > own and held + size > most:
                 raise _overloaded(held, most)
-        self._held[caller] += size
+        self._total += size
+        self._held[caller] = callers + size
 
     def give_back(self, caller: str, size: int) -> None:
         """Ends the hold of ``size`` bytes."""
-        self._held -= Counter({caller: size})  # without callers that hold none
+        self._total -= size
+        self._held[caller] -= size
+        if not self._held[caller]:
+            del self._held[caller]
         self._passed += size
         self._is_to_return |= self._passed > _BURST_BYTES
         self._return_soon()
@@ -193,7 +195,7 @@ class ByteBudget:
 
     def _return_soon(self) -> None:
         """Starts a timer that returns free memory to the system, if a burst of requests is over and no timer runs."""
-        if self._is_to_return and not self._held and not self._returns_soon:
+        if self._is_to_return and not self._total and not self._returns_soon:
             self._passed, self._is_to_return, self._returns_soon = 0, False, True
             timer = threading.Timer(_SOON_S, self._return_memory)
             timer.daemon = True
@@ -206,7 +208,7 @@ class ByteBudget:
 
 
 class HeldBytes:
-    """The bytes of one request within a budget; they grow while the request arrives."""
+    """The bytes of one request within a budget, held until the end of its block; they grow while it arrives."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
@@ -223,6 +225,12 @@ class HeldBytes:
             self._caller = caller_id.get()
         self._budget.take(self._caller, size, self._size)
         self._size += size
+
+    def __enter__(self) -> HeldBytes:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Ends the hold."""
