@@ -36,7 +36,7 @@ def job_table() -> Iterator[str]:
     return _table(metrics.registry)
 
 
-def _send(calls: Sequence[worker_pb2.WorkerCall], answers: Answers[bytes]) -> None:
+def _send(calls: Sequence[worker_pb2.WorkerCall], answers: Answers[bytes], waiting: int) -> None:
     """Stands for a worker; no call is queued here."""
     raise NotImplementedError
 

@@ -21,7 +21,7 @@ def running(answer: Answering[T]) -> Send[T]:
     """What sends batches to ``answer``, which ends their turns by returning, or by the error that it raises."""
     tasks: set[asyncio.Task[None]] = set()
 
-    def send(calls: Sequence[WorkerCall], answers: Answers[T]) -> None:
+    def send(calls: Sequence[WorkerCall], answers: Answers[T], _: int) -> None:
         def end(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
             if not task.cancelled():

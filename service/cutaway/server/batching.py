@@ -291,8 +291,8 @@ class Answers(Generic[T]):
         self._ended(self, failure)
 
 
-Send: TypeAlias = Callable[[Sequence[worker_pb2.WorkerCall], Answers[T]], None]
-"""A function that sends a batch to a worker, which answers later."""
+Send: TypeAlias = Callable[[Sequence[worker_pb2.WorkerCall], Answers[T], int], None]
+"""A function that sends a batch to a worker, which answers later; it also gets how many other calls wait."""
 
 
 class NotBegun(Exception):
@@ -330,7 +330,7 @@ class Batcher(Generic[T]):
         max_calls: the largest number of calls in a batch.
         max_bytes: the largest size of a batch, unless one call alone is larger.
         max_pending: the largest number of calls without a reply; further calls are refused.
-        unavailable: returns why calls cannot wait for a worker; None if they can, or need not.
+        unavailable: returns why calls cannot wait for a worker while there is none; None if they can.
         batch_sizes: the number of batches by their size.
     """
 
@@ -374,16 +374,17 @@ class Batcher(Generic[T]):
 
     def send_batches(self) -> None:
         """Sends what may be sent now, or fails what cannot wait; called again when workers have changed."""
-        if self._queue and (failure := self.unavailable()):
+        workers = self.workers() if self._queue else 0
+        if self._queue and not workers and (failure := self.unavailable()):
             while self._queue:
                 _fail(self._queue.pop(), failure)
-        while self._queue and self._may_send() and (calls := self._next_batch()):
+        while self._queue and self._may_send(workers) and (calls := self._next_batch()):
             self.batch_sizes[len(calls)] += 1
             replies = [call.reply for call in calls]
             answers = Answers(replies, alone=calls[0].alone, let_go=self._let_go, ended=self._ended)
             self._running[answers] = calls
             try:
-                self.send([call.message for call in calls], answers)
+                self.send([call.message for call in calls], answers, self.queue_length)
             except Exception as failure:
                 answers.end(error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"))
 
@@ -403,9 +404,9 @@ class Batcher(Generic[T]):
             self._queue.put_back(left)
         self.send_batches()
 
-    def _may_send(self) -> bool:
+    def _may_send(self, workers: int) -> bool:
         """Returns whether a worker is free, or as many calls wait as the running batches have on average."""
-        batches, workers = len(self._running), self.workers()
+        batches = len(self._running)
         if self._queue.peek().alone:
             return batches + len(self._aside) < workers
         ahead = self.sends_ahead or bool(self._aside)

@@ -306,7 +306,7 @@ class Endless:
         self.turn: list[int] = []
         self.cancelled: list[int] = []
 
-    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int = 0) -> None:
+    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int) -> None:
         self.turn += [each.number for each in calls]
         for position, number in enumerate(self.turn):
             answers(position, Answer(worker_pb2.WorkerReply(pieces=number).SerializeToString(), self, number))

@@ -35,7 +35,7 @@ class WorkerLink(Protocol):
     def late_s(self) -> float:
         """The seconds without progress since all its calls should have been done."""
 
-    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int = 0) -> None:
+    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int) -> None:
         """Sends a turn, which is answered later; after its end with ``WORKER_DIED``, what has not arrived is lost.
 
         Args:
@@ -269,8 +269,8 @@ class Backend:
             raise
 
     def _batcher(self, name: ModelName) -> Batcher[Answer]:
-        if name not in self.batchers:
-            self.batchers[name] = Batcher(
+        if (found := self.batchers.get(name)) is None:
+            found = self.batchers[name] = Batcher(
                 partial(self._send, name),
                 workers=lambda: len(self._workers.of(name)),
                 unavailable=partial(self._unavailable, name),
@@ -279,17 +279,16 @@ class Backend:
                 max_bytes=min(self._settings.max_message_bytes, MAX_BATCH_BYTES),
                 max_pending=self._settings.max_queue_length,
             )
-        return self.batchers[name]
+        return found
 
-    def _send(self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer]) -> None:
+    def _send(
+        self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int
+    ) -> None:
         """Sends a batch to the first worker by `_preference`, for the batcher, which knows that there is one."""
-        worker = min(self._workers.of(name), key=_preference)
-        worker.send(calls, answers, self._batcher(name).queue_length)
+        min(self._workers.of(name), key=_preference).send(calls, answers, waiting)
 
     def _unavailable(self, name: ModelName) -> CutawayError | None:
-        """Returns why calls of a model cannot wait for a worker; None if they can, or if there is one."""
-        if self._workers.of(name):
-            return None
+        """Returns why calls of a model cannot wait for a worker, of which there is none; None if they can."""
         if name not in self.catalog.all():
             return error(Reason.MODEL_NOT_FOUND, f"{name.model} is no longer served", "model")
         if not self._workers.may_come(name):

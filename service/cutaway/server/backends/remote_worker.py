@@ -99,7 +99,7 @@ class RemoteWorker(asyncio.BufferedProtocol):
             self._silence = Silence(self.pid, max(self._until, self.turns.latest_deadline))
         return self._silence.late_s(silent_s)
 
-    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int = 0) -> None:
+    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int) -> None:
         """Sends a turn; see `WorkerLink.send`."""
         turn = worker_pb2.WorkerTurn(calls=calls, waiting=waiting, alone=answers.alone).SerializeToString()
         if len(turn) < _SMALL_BYTES:
@@ -231,7 +231,8 @@ class WorkerPool:
 
     def of(self, name: ModelName) -> Sequence[RemoteWorker]:
         """Returns the workers of a model that take turns."""
-        return [worker for worker in self.workers if worker.name == name and worker.takes_turns]
+        found = self._found.values()
+        return [worker for worker in found if worker.is_open and worker.takes_turns and worker.name == name]
 
     def may_come(self, name: ModelName) -> bool:
         """Returns whether calls of a model may wait for a worker."""

@@ -55,7 +55,7 @@ class LocalWorker:
         """The seconds since all its calls should have been done; its thread cannot be ended."""
         return self._worker.late_s
 
-    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int = 0) -> None:
+    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int) -> None:
         """Runs a turn; see `WorkerLink.send`."""
         self._calls.run(calls, alone=answers.alone)
         self.turns.add(calls, answers)

@@ -96,7 +96,7 @@ async def _describe(worker: RemoteWorker) -> str:
             replied.set_exception(failure)
 
     answers = Answers([replied], alone=False, let_go=lambda _: None, ended=end)
-    worker.send([worker_pb2.WorkerCall(describe=b"")], answers)
+    worker.send([worker_pb2.WorkerCall(describe=b"")], answers, 0)
     beside = Reply.read((await replied).reply).beside
     return str(grpc_status.from_failure(beside.failure)) if beside.HasField("failure") else ""
 
