@@ -384,7 +384,7 @@ class Batcher(Generic[T]):
             answers = Answers(replies, alone=calls[0].alone, let_go=self._let_go, ended=self._ended)
             self._running[answers] = calls
             try:
-                self.send([call.message for call in calls], answers, self.queue_length)
+                self.send([call.message for call in calls], answers, len(self._queue))
             except Exception as failure:
                 answers.end(error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"))
 

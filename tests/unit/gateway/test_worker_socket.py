@@ -505,7 +505,7 @@ async def test_a_call_waits_for_the_next_worker(wide: Wide) -> None:
     await asyncio.wait([asked], timeout=0.2)
     assert not asked.done()
     WorkerServer(Worker.of(wide, "wide"), pool.path / "2")
-    assert decode_worker_reply(await asked).response
+    assert decode_worker_reply((await asked).reply).response
     (pool.path / "2").unlink()
     pool.of(NAME)[0].close()
     waiting = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))

@@ -208,20 +208,6 @@ class Backend:
         self.catalog = catalog
         self._workers_changed()
 
-    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> Buffer:
-        """Sends a request to model ``name``, and returns a serialised `cutaway.v1.WorkerReply`.
-
-        Args:
-            name: the model.
-            kind: ``inspect`` or ``describe``.
-            payload: the serialised request.
-            timeout_s: how long the caller waits, in seconds.
-
-        Raises:
-            CutawayError: there is no reply.
-        """
-        return (await self._call(name, kind, payload, timeout_s)).reply
-
     async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
         """Sends a serialised `cutaway.v1.InspectStreamRequest` to model ``name``; the model runs other requests while
         its reply is read. A caller may have half of the unfinished replies, and waits for its turn.
@@ -239,7 +225,7 @@ class Backend:
             except asyncio.TimeoutError:
                 why = "the deadline passed while other streamed replies of this model were being sent"
                 raise error(Reason.DEADLINE_EXCEEDED, why) from None
-            answer = await self._call(name, "stream", payload, until - time.time())
+            answer = await self.call(name, "stream", payload, until - time.time())
             number = decode_worker_reply(answer.reply).pieces
             messages = await stack.enter_async_context(aclosing(answer.worker.pieces(number, until)))
             try:
@@ -249,10 +235,19 @@ class Backend:
                 answer.worker.cancel(answer.number)  # its model may still run
                 raise
 
-    async def _call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> Answer:
-        """Sends a request through the model's batcher, and returns the reply with its worker.
+    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> Answer:
+        """Sends a request to model ``name``, and returns the reply with its worker.
 
         If the current task is cancelled, cancels the call on every worker of the model.
+
+        Args:
+            name: the model.
+            kind: ``inspect``, ``stream`` or ``describe``.
+            payload: the serialised request.
+            timeout_s: how long the caller waits, in seconds.
+
+        Raises:
+            CutawayError: there is no reply.
         """
         message = worker_pb2.WorkerCall(
             number=next(self._numbers),
@@ -285,7 +280,9 @@ class Backend:
         self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int
     ) -> None:
         """Sends a batch to the first worker by `_preference`, for the batcher, which knows that there is one."""
-        min(self._workers.of(name), key=_preference).send(calls, answers, waiting)
+        workers = self._workers.of(name)
+        worker = workers[0] if len(workers) == 1 else min(workers, key=_preference)
+        worker.send(calls, answers, waiting)
 
     def _unavailable(self, name: ModelName) -> CutawayError | None:
         """Returns why calls of a model cannot wait for a worker, of which there is none; None if they can."""

@@ -55,6 +55,7 @@ _arrived: ContextVar[HeldBytes | None] = ContextVar("cutaway_arrived", default=N
 T = TypeVar("T")
 
 _REQUEST = inspection_pb2.InspectRequest
+_REQUEST_NAME = _REQUEST.DESCRIPTOR.full_name
 
 _PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1000
@@ -232,7 +233,7 @@ class Servicer:
         async def guarded(data: bytes, context: Context) -> bytes | None:
             try:
                 caller = _current_caller.get()
-                batching.caller_id.set(caller.name or context.peer())
+                batching.caller_id.set(caller.name or current_call().peer)
                 if arrived := _arrived.get():
                     arrived.release()  # the request of our own form takes its place
                 with self._budget.hold(len(data)):
@@ -304,7 +305,7 @@ class Servicer:
 
     async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> Reply:
         with _TimeLimit(context, self.settings) as timeout_s:
-            return decode_worker_reply(await self._backend.call(name, kind, data, timeout_s))
+            return decode_worker_reply((await self._backend.call(name, kind, data, timeout_s)).reply)
 
     async def _read(self, kind: type[Message], function: Callable[[bytes], T], data: bytes, context: Context) -> T:
         """Returns what ``function`` reads in a request of the type ``kind``; in a thread, if it has many fields."""
@@ -315,12 +316,11 @@ class Servicer:
     def _authorize(self, caller: Caller, data: bytes) -> tuple[ModelName, Permissions]:
         """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The request without
         its input is parsed only if something in it may be refused."""
-        name_of_type = inspection_pb2.InspectRequest.DESCRIPTOR.full_name
-        check_entries(inspection_pb2.InspectRequest, data, name_of_type)  # RoutedRequest has one of its fields
-        routed = parse(worker_pb2.RoutedRequest, data, name_of_type)
+        check_entries(_REQUEST, data, _REQUEST_NAME)  # RoutedRequest has one of its fields
+        routed = parse(worker_pb2.RoutedRequest, data, _REQUEST_NAME)
         name, permissions = self._resolve(routed.model, caller)
         if not permissions.unrestricted:
-            message = parse(inspection_pb2.InspectRequest, wire_requests.without_input(data))
+            message = parse(_REQUEST, wire_requests.without_input(data))
             check_structure(message)
             permissions.check(message)
         return name, permissions
