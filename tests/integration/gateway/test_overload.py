@@ -171,6 +171,27 @@ def test_a_turn_that_its_worker_never_began_is_sent_again_as_it_was() -> None:
     assert asyncio.run(run()) == [[b"0"], [b"0", b"1"], [b"0", b"1"], [b"0", b"1"]]
 
 
+def test_a_batch_that_cannot_be_sent_fails_alone() -> None:
+    """Its callers are told so, and the worker is free for the next one."""
+    sent: list[bytes] = []
+
+    def send(calls: Sequence[WorkerCall], answers: Answers[bytes], _: int) -> None:
+        sent.extend(call.inspect for call in calls)
+        if len(sent) == 1:
+            raise MemoryError
+        answers(0, calls[0].inspect)
+        answers.end()
+
+    async def run() -> None:
+        queue = Batcher(send, workers=lambda: 1, sends_ahead=False, max_calls=1, max_bytes=1, max_pending=8)
+        first, second = asked(queue, "one", b"0", b"1")
+        with pytest.raises(ca.Internal, match="MemoryError"):
+            await first
+        assert await second == b"1"
+
+    asyncio.run(run())
+
+
 class SetsAside(Model):
     """Takes long for questions that say so, and may die while it has them."""
 
