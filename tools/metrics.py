@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Metric
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Metric
 from cutaway.contract.results import ArchiveState, ModelName, UnservedArchive, Verdict
 from cutaway.contract.wire.results import CheckOutcome, ReplySummary
 from cutaway.jobs import Summary, progress
-from cutaway.server.batching import Batcher
+from cutaway.server.batching import Answers, Batcher
 from cutaway.server.observability.call_watch import CallRecord
 from cutaway.server.observability.prometheus import Metrics
 from cutaway.v1 import worker_pb2
@@ -36,7 +36,7 @@ def job_table() -> Iterator[str]:
     return _table(metrics.registry)
 
 
-async def _send(calls: Sequence[worker_pb2.WorkerCall], reply: Callable[[int, bytes], None]) -> None:
+def _send(calls: Sequence[worker_pb2.WorkerCall], answers: Answers[bytes], waiting: int) -> None:
     """Stands for a worker; no call is queued here."""
     raise NotImplementedError
 

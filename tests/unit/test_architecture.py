@@ -46,7 +46,8 @@ INNER_LAYERS = {
     "server": [
         *("file_watch", "archive", "worker_protocol", "model_store", "settings", "memory"),
         *("load_records", "child_processes", "worker", "processes", "ray"),
-        *("listening", "auth", "batching", "observability", "backends", "rpc", "http", "open_inference"),
+        *("listening", "auth", "deadlines", "batching", "observability", "backends", "rpc"),
+        *("http", "open_inference"),
         *("lifecycle", "application", "embedded", "server"),
     ],
 }

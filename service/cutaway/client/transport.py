@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
 from cutaway.contract import torchserve_messages as torchserve
@@ -170,6 +170,7 @@ def check_text(value: object, field: str) -> None:
         raise error(Reason.INVALID_VALUE, f"{value!r:.200} is no text", field)
 
 
+@lru_cache(256)
 def parse_model(model: str) -> tuple[str, str]:
     """Splits ``digits`` or ``digits/versions/1.0`` into name and version; the version is empty if none is given.
 

@@ -18,6 +18,7 @@ Applications branch on ``reason``, never on the message. Deep code raises a shor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from tokenize import TokenError
 
@@ -341,3 +342,19 @@ class at:  # lower case because it is used like a function: with at("captures[0]
             failure.prefix(self._field)
         elif isinstance(failure, UnicodeEncodeError):
             raise of_text(failure, self._field) from None
+
+
+class changed:  # lower case, and a class, as `at`
+    """A context that calls ``change`` with any `CutawayError` that leaves the block."""
+
+    __slots__ = ("_change",)
+
+    def __init__(self, change: Callable[[CutawayError], None]) -> None:
+        self._change = change
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, failure: object, trace: object) -> None:
+        if isinstance(failure, CutawayError):
+            self._change(failure)

@@ -6,8 +6,7 @@ this module for ``torchserve://`` addresses, and the gateway reads workers' repl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
 
@@ -98,10 +97,13 @@ _ERROR_TEXTS = (
 )
 
 
-@contextmanager
-def decoding() -> Iterator[None]:
-    """Turns every error of decoding a reply in the block into ``INTERNAL``."""
-    try:
-        yield
-    except (DecodeError, InvalidArgument) as failure:
-        raise error(Reason.INTERNAL, f"the reply cannot be decoded; is the server newer? ({failure})") from None
+class decoding:  # lower case, and a class, as `cutaway.contract.errors.at`
+    """A context that turns every error of decoding a reply in the block into ``INTERNAL``."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, failure: object, trace: object) -> None:
+        if isinstance(failure, (DecodeError, InvalidArgument)):
+            what = f"the reply cannot be decoded; is the server newer? ({failure})"
+            raise error(Reason.INTERNAL, what) from None

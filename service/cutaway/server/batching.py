@@ -12,12 +12,13 @@ import asyncio
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar
 
 from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.server.deadlines import Deadlines
 from cutaway.server.memory import return_memory
 from cutaway.v1 import worker_pb2
 
@@ -151,36 +152,38 @@ class ByteBudget:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held: Counter[str] = Counter()
+        self._total = 0
+        self._held: dict[str, int] = {}
         self._passed = 0
         self._is_to_return = self._returns_soon = False
 
     def require_room(self) -> None:
         """Raises ``OVERLOADED`` if nothing is left: another request need not even be read."""
-        if (held := self._held.total()) >= self._most:
-            raise _overloaded(held, self._most)
+        if self._total >= self._most:
+            raise _overloaded(self._total, self._most)
 
-    @contextmanager
-    def hold(self, size: int = 0) -> Iterator[HeldBytes]:
+    def hold(self, size: int = 0) -> HeldBytes:
         """Holds the bytes of a request of the current task's caller; raises ``OVERLOADED`` if they are too many."""
         held = HeldBytes(self)
-        try:
-            if size:
-                held.add(size)
-            yield held
-        finally:
-            held.release()
+        if size:
+            held.add(size)
+        return held
 
     def take(self, caller: str, size: int, own: int) -> None:
         """Holds ``size`` more bytes of a request that has ``own`` bytes; raises ``OVERLOADED``."""
-        for held, most in ((self._held.total(), self._most), (self._held[caller], self._most // 2)):
+        callers = self._held.get(caller, 0)
+        for held, most in ((self._total, self._most), (callers, self._most // 2)):
             if held > own and held + size > most:
                 raise _overloaded(held, most)
-        self._held[caller] += size
+        self._total += size
+        self._held[caller] = callers + size
 
     def give_back(self, caller: str, size: int) -> None:
         """Ends the hold of ``size`` bytes."""
-        self._held -= Counter({caller: size})  # without callers that hold none
+        self._total -= size
+        self._held[caller] -= size
+        if not self._held[caller]:
+            del self._held[caller]
         self._passed += size
         self._is_to_return |= self._passed > _BURST_BYTES
         self._return_soon()
@@ -192,7 +195,7 @@ class ByteBudget:
 
     def _return_soon(self) -> None:
         """Starts a timer that returns free memory to the system, if a burst of requests is over and no timer runs."""
-        if self._is_to_return and not self._held and not self._returns_soon:
+        if self._is_to_return and not self._total and not self._returns_soon:
             self._passed, self._is_to_return, self._returns_soon = 0, False, True
             timer = threading.Timer(_SOON_S, self._return_memory)
             timer.daemon = True
@@ -205,7 +208,7 @@ class ByteBudget:
 
 
 class HeldBytes:
-    """The bytes of one request within a budget; they grow while the request arrives."""
+    """The bytes of one request within a budget, held until the end of its block; they grow while it arrives."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
@@ -223,6 +226,12 @@ class HeldBytes:
         self._budget.take(self._caller, size, self._size)
         self._size += size
 
+    def __enter__(self) -> HeldBytes:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.release()
+
     def release(self) -> None:
         """Ends the hold."""
         if self._size:
@@ -239,46 +248,51 @@ _MAX_WORKER_DEATHS = 2
 """The number of dead workers after which a request counts as the cause."""
 
 
-Replied: TypeAlias = Callable[[int, T], None]
-"""A function that takes the position of a call in its batch, and its reply."""
-
-SetAside: TypeAlias = Callable[[int], None]
-"""A function that takes the position of a call that takes long: from now on it keeps no other batch from running."""
-
-
 class Answers(Generic[T]):
-    """Takes what becomes of the calls of a batch: each call's position and its reply, or that it was set aside.
+    """Takes what becomes of the calls of a turn: each call's position and its reply, or that it was set aside; the end.
 
     Args:
         replies: where replies go.
         alone: whether nothing else may run meanwhile.
-        let_go: called when no call keeps other batches from running any more.
+        let_go: called when no call keeps other turns from running any more.
+        ended: called at the end of the turn; with the failure if the worker died.
 
     Attributes:
         alone: the argument.
     """
 
-    def __init__(self, replies: Sequence[asyncio.Future[T]], let_go: Callable[[], None], *, alone: bool) -> None:
+    def __init__(
+        self,
+        replies: Sequence[asyncio.Future[T]],
+        *,
+        alone: bool,
+        let_go: Callable[[Answers[T]], None],
+        ended: Callable[[Answers[T], Exception | None], None],
+    ) -> None:
         self.alone = alone
-        self._replies, self._let_go = replies, let_go
+        self._replies, self._let_go, self._ended = replies, let_go, ended
         self._occupying = set(range(len(replies)))
 
     def __call__(self, position: int, reply: T) -> None:
         """Completes the call at ``position``; a second reply, at the end of a streamed call, has no effect."""
         if not self._replies[position].done():
             self._replies[position].set_result(reply)
-        if any(not each.done() for each in self._replies):
+        if not all(each.done() for each in self._replies):
             self.set_aside(position)
 
     def set_aside(self, position: int) -> None:
-        """Notes that a call no longer keeps other batches from running; after the last such call, calls ``let_go``."""
+        """Notes that a call no longer keeps other turns from running; after the last such call, calls ``let_go``."""
         self._occupying.discard(position)
         if not (self._occupying or self.alone):
-            self._let_go()
+            self._let_go(self)
+
+    def end(self, failure: Exception | None = None) -> None:
+        """Ends the turn: all calls are answered, or their worker died."""
+        self._ended(self, failure)
 
 
-Send: TypeAlias = Callable[[Sequence[worker_pb2.WorkerCall], Answers[T]], Awaitable[None]]
-"""A function that sends a batch to a worker, and returns when all its calls are answered."""
+Send: TypeAlias = Callable[[Sequence[worker_pb2.WorkerCall], Answers[T], int], None]
+"""A function that sends a batch to a worker, which answers later; it also gets how many other calls wait."""
 
 
 class NotBegun(Exception):
@@ -316,7 +330,7 @@ class Batcher(Generic[T]):
         max_calls: the largest number of calls in a batch.
         max_bytes: the largest size of a batch, unless one call alone is larger.
         max_pending: the largest number of calls without a reply; further calls are refused.
-        unavailable: returns why calls cannot wait for a worker; None if they can, or need not.
+        unavailable: returns why calls cannot wait for a worker while there is none; None if they can.
         batch_sizes: the number of batches by their size.
     """
 
@@ -329,10 +343,10 @@ class Batcher(Generic[T]):
     max_pending: int
     unavailable: Callable[[], CutawayError | None] = lambda: None
     batch_sizes: Counter[int] = field(init=False, default_factory=Counter)
-    _pending: set[_PendingCall[T]] = field(init=False, default_factory=set)
+    _pending: Deadlines[_PendingCall[T]] = field(init=False, default_factory=lambda: Deadlines(_fail_late))
     _queue: FairQueue[_PendingCall[T]] = field(init=False, default_factory=FairQueue)
-    _running: dict[asyncio.Task[None], int] = field(init=False, default_factory=dict)
-    _aside: set[asyncio.Task[None]] = field(init=False, default_factory=set)
+    _running: dict[Answers[T], Sequence[_PendingCall[T]]] = field(init=False, default_factory=dict)
+    _aside: dict[Answers[T], Sequence[_PendingCall[T]]] = field(init=False, default_factory=dict)
 
     @property
     def queue_length(self) -> int:
@@ -350,48 +364,55 @@ class Batcher(Generic[T]):
         if len(self._pending) >= self.max_pending:
             raise error(Reason.OVERLOADED, f"{self.max_pending} calls are waiting for this model already; try again")
         call = _PendingCall[T](message, size, asyncio.get_running_loop().create_future())
-        self._pending.add(call)
-        call.reply.add_done_callback(lambda _: self._pending.discard(call))
+        self._pending.add(call, timeout_s)
         self._queue.put(call)
-        self.send_batches()
-        late = error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model replied")
-        timer = asyncio.get_running_loop().call_later(timeout_s, _fail, call, late)
         try:
+            self.send_batches()
             return await call.reply  # a cancellation cancels it too; a queued call whose reply is done is dropped
         finally:
-            timer.cancel()
+            self._pending.discard(call)
 
     def send_batches(self) -> None:
         """Sends what may be sent now, or fails what cannot wait; called again when workers have changed."""
-        if self._queue and (failure := self.unavailable()):
+        workers = self.workers() if self._queue else 0
+        if self._queue and not workers and (failure := self.unavailable()):
             while self._queue:
                 _fail(self._queue.pop(), failure)
-        while self._may_send() and (calls := self._next_batch()):
+        while self._queue and self._may_send(workers) and (calls := self._next_batch()):
             self.batch_sizes[len(calls)] += 1
-            batch = asyncio.ensure_future(self._run(calls))
-            self._running[batch] = len(calls)
-            batch.add_done_callback(self._batch_done)
+            replies = [call.reply for call in calls]
+            answers = Answers(replies, alone=calls[0].alone, let_go=self._let_go, ended=self._ended)
+            self._running[answers] = calls
+            try:
+                self.send([call.message for call in calls], answers, len(self._queue))
+            except Exception as failure:
+                answers.end(error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"))
 
-    def _batch_done(self, batch: asyncio.Task[None]) -> None:
-        self._running.pop(batch, None)
-        self._aside.discard(batch)
-        self.send_batches()
-
-    def _let_go(self, batch: asyncio.Task[None]) -> None:
+    def _let_go(self, answers: Answers[T]) -> None:
         """Stops counting a batch as running once its unanswered calls are all set aside, and sends further batches."""
-        if self._running.pop(batch, None):
-            self._aside.add(batch)
+        if answers in self._running:
+            self._aside[answers] = self._running.pop(answers)
         self.send_batches()
 
-    def _may_send(self) -> bool:
+    def _ended(self, answers: Answers[T], failure: Exception | None) -> None:
+        """Returns calls to the queue after `NotBegun`; other errors fail or retry them. Sends further batches."""
+        calls = self._running.pop(answers, None) or self._aside.pop(answers)
+        left = [call for call in calls if not call.reply.done()]
+        if isinstance(failure, CutawayError):
+            self._batch_failed(left, failure)
+        else:
+            self._queue.put_back(left)
+        self.send_batches()
+
+    def _may_send(self, workers: int) -> bool:
         """Returns whether a worker is free, or as many calls wait as the running batches have on average."""
-        batches, workers = len(self._running), self.workers()
-        if self._queue and self._queue.peek().alone:
+        batches = len(self._running)
+        if self._queue.peek().alone:
             return batches + len(self._aside) < workers
         ahead = self.sends_ahead or bool(self._aside)
         if batches < workers or batches >= workers * (1 + ahead):
             return batches < workers
-        return len(self._queue) * batches >= sum(self._running.values())
+        return len(self._queue) * batches >= sum(map(len, self._running.values()))
 
     def _next_batch(self) -> list[_PendingCall[T]]:
         """Takes calls for one batch from the queue, within its limits; drops calls that were cancelled or failed."""
@@ -406,24 +427,6 @@ class Batcher(Generic[T]):
             if not call.reply.done():
                 batch.append(call)
         return batch
-
-    async def _run(self, calls: Sequence[_PendingCall[T]]) -> None:
-        """Sends one batch, as a task. After `NotBegun`, calls return to the queue; other errors fail or retry calls."""
-        batch = cast("asyncio.Task[None]", asyncio.current_task())
-        replies = [call.reply for call in calls]
-        answers = Answers(replies, lambda: self._let_go(batch), alone=calls[0].alone)
-        try:
-            await self.send([call.message for call in calls], answers)
-        except NotBegun:
-            self._queue.put_back([call for call in calls if not call.reply.done()])
-        except CutawayError as failure:
-            self._batch_failed([call for call in calls if not call.reply.done()], failure)
-        except Exception as failure:
-            self._batch_failed(calls, error(Reason.INTERNAL, f"{type(failure).__name__}: {failure}"))
-        finally:
-            for call in calls:  # those of a batch that was cancelled because the server stops
-                if not (call.reply.done() or call in self._queue):
-                    call.reply.cancel()
 
     def _batch_failed(self, calls: Sequence[_PendingCall[T]], failure: CutawayError) -> None:
         """Fails the calls of a batch; after a worker died, retries every call alone.
@@ -446,6 +449,10 @@ class Batcher(Generic[T]):
 def _fail(call: _PendingCall[T], failure: CutawayError) -> None:
     if not call.reply.done():
         call.reply.set_exception(failure)
+
+
+def _fail_late(call: _PendingCall[T]) -> None:
+    _fail(call, error(Reason.DEADLINE_EXCEEDED, "the deadline passed before the model replied"))
 
 
 async def within(timeout_s: float, awaited: Awaitable[T]) -> T:

@@ -80,7 +80,7 @@ DEADLINE = struct.Struct("<d")
 
 def frame(kind: FrameKind, data: bytes = b"", number: int = 0) -> bytes:
     """Returns a whole frame."""
-    return b"".join(frame_of([data], kind, number))
+    return HEAD.pack(kind, number, len(data)) + data
 
 
 def frame_of(parts: Sequence[Buffer], kind: FrameKind, number: int = 0) -> list[Buffer]:

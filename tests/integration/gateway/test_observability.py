@@ -30,7 +30,7 @@ from cutaway.contract.requests import InspectRequest
 from cutaway.contract.wire import requests as wire_requests
 from cutaway.gateway import serve
 from cutaway.server.backends.backend import Backend
-from cutaway.server.batching import Batcher, Replied
+from cutaway.server.batching import Answers, Batcher
 from cutaway.server.lifecycle.gateway_server import GatewayServer
 from cutaway.server.lifecycle.in_process import LocalWorkers
 from cutaway.server.model_store import Catalog
@@ -42,6 +42,7 @@ from tests.support.prometheus import named, read, scraped, waiting_calls
 from tests.support.serving import package, serving
 from tests.support.small_models import Images
 from tests.support.trace_collector import collecting, facts
+from tests.support.turns import running
 from tests.support.waiting import PATIENCE_S, until
 
 IMAGE = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
@@ -188,14 +189,14 @@ def test_a_queue_is_seen_while_it_stands_and_turns_when_they_have_been() -> None
 def test_a_queue_is_counted_while_it_changes() -> None:
     """Whoever reads metrics does so from a thread of its own, and gets a number whatever calls do meanwhile."""
 
-    async def answer(calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes]) -> None:
+    async def answer(calls: Sequence[worker_pb2.WorkerCall], replied: Answers[bytes]) -> None:
         await asyncio.sleep(0)
         for position in range(len(calls)):
             replied(position, b"x")
 
     async def ask(counted: list[int]) -> None:
         turns: Batcher[bytes] = Batcher(
-            answer, workers=lambda: 1, sends_ahead=True, max_calls=3, max_bytes=100, max_pending=100
+            running(answer), workers=lambda: 1, sends_ahead=True, max_calls=3, max_bytes=100, max_pending=100
         )
         ended = threading.Event()
 

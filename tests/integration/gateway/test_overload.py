@@ -19,10 +19,11 @@ from cutaway.client.request_builder import build_request
 from cutaway.client.transport import SERVICE, GatewayTransport
 from cutaway.contract.errors import Reason, error
 from cutaway.gateway import serve
-from cutaway.server.batching import Answers, Batcher, FairQueue, NotBegun, Replied, caller_id
+from cutaway.server.batching import Answers, Batcher, FairQueue, NotBegun, caller_id
 from cutaway.server.settings import Settings
 from cutaway.v1.worker_pb2 import WorkerCall
 from tests.support.prometheus import waiting_calls
+from tests.support.turns import running
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -33,7 +34,7 @@ class Model:
         self.free = asyncio.Event()
         self.turns: list[list[bytes]] = []
 
-    async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
+    async def send(self, calls: Sequence[WorkerCall], replied: Answers[bytes]) -> None:
         self.turns.append([call.inspect for call in calls])
         await self.free.wait()
         for position, call in enumerate(calls):
@@ -42,7 +43,7 @@ class Model:
 
 def turns(model: Model, *, calls: int = 1, waiting: int = 8, size: int = 1 << 20) -> Batcher[bytes]:
     return Batcher(
-        model.send, workers=lambda: 1, sends_ahead=False, max_calls=calls, max_bytes=size, max_pending=waiting
+        running(model.send), workers=lambda: 1, sends_ahead=False, max_calls=calls, max_bytes=size, max_pending=waiting
     )
 
 
@@ -130,7 +131,7 @@ def test_calls_of_a_dead_worker_are_asked_before_those_that_came_later() -> None
     """They have waited already; each is asked by itself, in order."""
 
     class Dying(Model):
-        async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
+        async def send(self, calls: Sequence[WorkerCall], replied: Answers[bytes]) -> None:
             if len(calls) > 1:
                 self.turns.append([call.inspect for call in calls])
                 raise error(Reason.WORKER_DIED, "killed")
@@ -154,7 +155,7 @@ def test_a_turn_that_its_worker_never_began_is_sent_again_as_it_was() -> None:
     """No call of it is blamed for the death of the worker, or goes alone."""
 
     class Gone(Model):
-        async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
+        async def send(self, calls: Sequence[WorkerCall], replied: Answers[bytes]) -> None:
             if len(self.turns) < 3:
                 self.turns.append([call.inspect for call in calls])
                 raise NotBegun
@@ -170,6 +171,27 @@ def test_a_turn_that_its_worker_never_began_is_sent_again_as_it_was() -> None:
     assert asyncio.run(run()) == [[b"0"], [b"0", b"1"], [b"0", b"1"], [b"0", b"1"]]
 
 
+def test_a_batch_that_cannot_be_sent_fails_alone() -> None:
+    """Its callers are told so, and the worker is free for the next one."""
+    sent: list[bytes] = []
+
+    def send(calls: Sequence[WorkerCall], answers: Answers[bytes], _: int) -> None:
+        sent.extend(call.inspect for call in calls)
+        if len(sent) == 1:
+            raise MemoryError
+        answers(0, calls[0].inspect)
+        answers.end()
+
+    async def run() -> None:
+        queue = Batcher(send, workers=lambda: 1, sends_ahead=False, max_calls=1, max_bytes=1, max_pending=8)
+        first, second = asked(queue, "one", b"0", b"1")
+        with pytest.raises(ca.Internal, match="MemoryError"):
+            await first
+        assert await second == b"1"
+
+    asyncio.run(run())
+
+
 class SetsAside(Model):
     """Takes long for questions that say so, and may die while it has them."""
 
@@ -177,9 +199,8 @@ class SetsAside(Model):
         super().__init__()
         self.dies = asyncio.Event()
 
-    async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
+    async def send(self, calls: Sequence[WorkerCall], replied: Answers[bytes]) -> None:
         """Answers all others at once."""
-        assert isinstance(replied, Answers)
         self.turns.append([b"alone", calls[0].inspect] if replied.alone else [call.inspect for call in calls])
         for position, call in enumerate(calls):
             if call.inspect.startswith(b"long"):
@@ -349,7 +370,7 @@ class OneByOne:
         self.turns: list[int] = []
         self._ends: list[asyncio.Event] = []
 
-    async def send(self, calls: Sequence[WorkerCall], replied: Replied[bytes]) -> None:
+    async def send(self, calls: Sequence[WorkerCall], replied: Answers[bytes]) -> None:
         self.turns.append(len(calls))
         self._ends.append(asyncio.Event())
         await self._ends[-1].wait()
@@ -373,7 +394,7 @@ def test_a_turn_behind_a_busy_worker_is_no_smaller_than_the_one_before_it() -> N
     async def run() -> None:
         model = OneByOne()
         queue: Batcher[bytes] = Batcher(
-            model.send, workers=lambda: 1, sends_ahead=True, max_calls=8, max_bytes=1 << 20, max_pending=32
+            running(model.send), workers=lambda: 1, sends_ahead=True, max_calls=8, max_bytes=1 << 20, max_pending=32
         )
         await come(queue, 7)
         assert model.turns == [1, 1]

@@ -7,7 +7,9 @@ import logging
 
 import pytest
 
+import cutaway as ca
 from cutaway.server.batching import within
+from cutaway.server.rpc.guard import RequestReader
 
 SOON_S = 0.05
 LATE_S = 600.0
@@ -47,3 +49,22 @@ async def test_what_takes_too_long_is_cancelled() -> None:
     with pytest.raises(asyncio.TimeoutError):
         await within(SOON_S, result)
     assert result.cancelled()
+
+
+class Silent:
+    """The context of a call whose request never comes."""
+
+    async def read(self) -> object:
+        return await asyncio.Event().wait()
+
+
+async def test_a_request_that_does_not_come_is_late() -> None:
+    """A caller who hangs up before is not told so: its call is cancelled."""
+    reader = RequestReader(SOON_S)
+    leaving = asyncio.ensure_future(reader.read(Silent()))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    with pytest.raises(ca.DeadlineExceeded, match="did not arrive"):
+        await reader.read(Silent())

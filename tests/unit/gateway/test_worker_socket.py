@@ -31,9 +31,9 @@ from cutaway.contract.tensors import Buffer
 from cutaway.contract.torchserve_messages import decode_worker_reply
 from cutaway.contract.wire import chunks
 from cutaway.contract.wire.chunks import Piece, ReplyAssembler, as_message
-from cutaway.server.backends.backend import Backend, Turns
+from cutaway.server.backends.backend import Answer, Backend, Turns
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
-from cutaway.server.batching import NotBegun, Replied
+from cutaway.server.batching import Answers, NotBegun
 from cutaway.server.model_store import Catalog
 from cutaway.server.settings import Settings
 from cutaway.server.worker import call as worker_call
@@ -44,6 +44,7 @@ from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import FrameKind, FrameReader, ScratchDirectory, frame
 from cutaway.v1 import worker_pb2
+from tests.support.turns import run
 from tests.support.waiting import PATIENCE_S, until
 from tests.support.worker_calls import message
 
@@ -108,7 +109,7 @@ async def remote(served: Path) -> AsyncIterator[RemoteWorker]:
 
 async def replies(worker: RemoteWorker, *calls: worker_pb2.WorkerCall) -> list[Buffer]:
     found: list[Buffer] = [b""] * len(calls)
-    await worker.run(calls, found.__setitem__)
+    await run(worker, calls, found.__setitem__)
     return found
 
 
@@ -161,7 +162,7 @@ async def test_parts_come_while_the_model_runs(remote: RemoteWorker, wide: Wide)
     arrived: asyncio.Queue[Buffer] = asyncio.Queue()
     wide.let_go.clear()
     running = asyncio.ensure_future(
-        remote.run([message(request, parts=True)], lambda _, reply: arrived.put_nowait(reply))
+        run(remote, [message(request, parts=True)], lambda _, reply: arrived.put_nowait(reply))
     )
     assembler = ReplyAssembler(in_parts=True)
     pieces = remote.pieces(decode_worker_reply(await arrived.get()).pieces, time.time() + PATIENCE_S)
@@ -183,7 +184,8 @@ async def test_parts_go_to_their_own_callers(remote: RemoteWorker) -> None:
     """Of two calls of one turn: both are told where their parts are when these begin, and again at the end."""
     asked = [build_request("wide", {"x": np.full((1, 1), x, np.float32)}, attributions=["saliency"]) for x in (3, 5)]
     told: dict[int, list[int]] = {0: [], 1: []}
-    await remote.run(
+    await run(
+        remote,
         [message(each, parts=True) for each in asked],
         lambda position, reply: told[position].append(decode_worker_reply(reply).pieces),
     )
@@ -300,15 +302,14 @@ class Endless:
     name, late_s = NAME, 0.0
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = Turns(self)
         self.turn: list[int] = []
         self.cancelled: list[int] = []
 
-    async def run(self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[bytes], **_: Any) -> None:
+    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int) -> None:
         self.turn += [each.number for each in calls]
         for position, number in enumerate(self.turn):
-            replied(position, worker_pb2.WorkerReply(pieces=number).SerializeToString())
-        await asyncio.Event().wait()
+            answers(position, Answer(worker_pb2.WorkerReply(pieces=number).SerializeToString(), self, number))
 
     def cancel(self, number: int) -> None:
         self.cancelled.append(number)
@@ -421,7 +422,7 @@ async def test_only_the_first_turn_is_blamed_for_a_death() -> None:
     with ScratchDirectory() as directory:
         await asyncio.start_unix_server(die, f"{directory}/1")
         async with connected(Path(directory) / "1") as worker:
-            turns = worker.run([first, second], found.__setitem__), worker.run([third], lambda *_: None)
+            turns = run(worker, [first, second], found.__setitem__), run(worker, [third], lambda *_: None)
             lost, behind = await asyncio.gather(*turns, return_exceptions=True)
     assert found == [b"reply", b""]
     assert isinstance(lost, ca.CutawayError)
@@ -504,7 +505,7 @@ async def test_a_call_waits_for_the_next_worker(wide: Wide) -> None:
     await asyncio.wait([asked], timeout=0.2)
     assert not asked.done()
     WorkerServer(Worker.of(wide, "wide"), pool.path / "2")
-    assert decode_worker_reply(await asked).response
+    assert decode_worker_reply((await asked).reply).response
     (pool.path / "2").unlink()
     pool.of(NAME)[0].close()
     waiting = asyncio.ensure_future(backend.call(NAME, "inspect", call(1).inspect, PATIENCE_S))

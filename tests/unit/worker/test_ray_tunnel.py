@@ -34,6 +34,7 @@ from cutaway.server.worker.server import WorkerServer
 from cutaway.server.worker.worker import Worker
 from cutaway.server.worker_protocol import FrameKind, ScratchDirectory, frame
 from cutaway.v1 import worker_pb2
+from tests.support.turns import run
 from tests.support.waiting import PATIENCE_S
 from tests.support.worker_calls import message
 
@@ -112,7 +113,7 @@ def call(value: float, **how: Any) -> worker_pb2.WorkerCall:
 
 async def ask(worker: RemoteWorker, asked: worker_pb2.WorkerCall) -> Reply:
     replies: list[Buffer] = []
-    await worker.run([asked], lambda _, reply: replies.append(reply), waiting=5)
+    await run(worker, [asked], lambda _, reply: replies.append(reply), waiting=5)
     return Reply.read(replies[0])
 
 

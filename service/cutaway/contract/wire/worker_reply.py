@@ -66,11 +66,13 @@ class Reply(NamedTuple):
 
     @classmethod
     def read(cls, data: Buffer) -> Reply:
-        """Returns a reply that was serialised; its response is not copied.
+        """Returns a reply that was serialised; a large response is not copied.
 
         Raises:
             DecodeError: the bytes are no `cutaway.v1.WorkerReply`.
         """
+        if len(data) < _SMALL_BYTES:
+            return cls.of_message(worker_pb2.WorkerReply.FromString(bytes(data)))
         view = memoryview(data)
         try:
             response = [value for number, value in read_fields(view) if number == _RESPONSE]

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import hmac
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -26,7 +25,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from cutaway.client.transport import parse_model
 from cutaway.client.trust import AUTHORIZATION
-from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.errors import CutawayError, Reason, changed, error
 from cutaway.contract.results import ModelName, UnservedArchive
 from cutaway.contract.values import StrEnum
 from cutaway.server.file_watch import ReloadedFiles
@@ -50,6 +49,9 @@ class Scope(StrEnum):
     """Edits of activations and gradients."""
 
 
+_ALL = frozenset(Scope)
+
+
 @dataclass(frozen=True)
 class Permissions:
     """The permissions of a caller for one model.
@@ -63,7 +65,7 @@ class Permissions:
     @property
     def unrestricted(self) -> bool:
         """Whether no request can be refused."""
-        return self.scopes == frozenset(Scope)
+        return self.scopes == _ALL
 
     def require(self, scope: Scope, field: str) -> None:
         """Raises ``SCOPE_MISSING`` for ``field`` unless ``scope`` is allowed."""
@@ -81,20 +83,15 @@ class Permissions:
         if request.target.HasField("neuron"):
             self.require(Scope.INSPECT, "target.neuron")
 
-    @contextmanager
-    def redacted_errors(self) -> Iterator[None]:
-        """Replaces messages of errors in the block that could name modules, if the caller lacks `Scope.INSPECT`.
+    def redact(self, failure: CutawayError) -> None:
+        """Replaces the message of an error that could name modules, if the caller lacks `Scope.INSPECT`.
 
         The meaning of the error's reason takes the place of its message.
         """
-        try:
-            yield
-        except CutawayError as failure:
-            if Scope.INSPECT not in self.scopes and failure.reason not in _WITHOUT_MODULES:
-                reason = Reason.__members__.get(failure.reason)
-                meaning = reason.meaning if reason else "The reason is unknown."
-                failure.message = f"{meaning} This token may not see details."
-            raise
+        if Scope.INSPECT not in self.scopes and failure.reason not in _WITHOUT_MODULES:
+            reason = Reason.__members__.get(failure.reason)
+            meaning = reason.meaning if reason else "The reason is unknown."
+            failure.message = f"{meaning} This token may not see details."
 
 
 _WITHOUT_MODULES = frozenset(
@@ -196,7 +193,7 @@ class Caller:
         if permissions is None:
             raise _no_such_model()
         try:
-            with permissions.redacted_errors():
+            with changed(permissions.redact):
                 return catalog.resolve(model), permissions
         except CutawayError as failure:
             if failure.reason == Reason.MODEL_NOT_FOUND and self is not ANONYMOUS:
@@ -208,7 +205,7 @@ def _no_such_model() -> CutawayError:
     return error(Reason.MODEL_NOT_FOUND, "no model of that name is served to this token", "model")
 
 
-ANONYMOUS = Caller("", {"*": Permissions(frozenset(Scope))})
+ANONYMOUS = Caller("", {"*": Permissions(_ALL)})
 """The caller of all calls to a gateway without a token file."""
 
 

@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -16,7 +15,7 @@ from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
 from cutaway.contract.tensors import Buffer
 from cutaway.contract.torchserve_messages import decode_worker_reply
-from cutaway.server.batching import Answers, Batcher, FairSlots, NotBegun, Replied, SetAside, caller_id
+from cutaway.server.batching import Answers, Batcher, FairSlots, NotBegun, caller_id
 from cutaway.server.model_store import Catalog
 from cutaway.server.observability.call_watch import current_call
 from cutaway.server.settings import Settings
@@ -36,28 +35,15 @@ class WorkerLink(Protocol):
     def late_s(self) -> float:
         """The seconds without progress since all its calls should have been done."""
 
-    async def run(
-        self,
-        calls: Sequence[worker_pb2.WorkerCall],
-        replied: Replied[Buffer],
-        *,
-        set_aside: SetAside = lambda _: None,
-        alone: bool = False,
-        waiting: int = 0,
-    ) -> None:
-        """Runs a turn; returns when all replies were passed to ``replied``.
+    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int) -> None:
+        """Sends a turn, which is answered later; after its end with ``WORKER_DIED``, what has not arrived is lost.
 
         Args:
             calls: the turn.
-            replied: gets the position of each call, and its reply; of a streamed reply that begins while its model
-                runs, twice.
-            set_aside: gets the position of each call that takes long, and keeps no other turn from running.
-            alone: whether no other turn begins before this one has ended.
+            answers: gets the position of each call, and its reply; of a streamed reply that begins while its model
+                runs, twice. Also calls that take long and keep no other turn from running, and the end, which is
+                `NotBegun` if the worker died before it began this turn.
             waiting: how many other calls of the model wait for a worker.
-
-        Raises:
-            CutawayError: ``WORKER_DIED``; the replies that have not arrived are lost.
-            NotBegun: the same, but the worker died before it began this turn.
         """
 
     def cancel(self, number: int) -> None:
@@ -75,28 +61,37 @@ class WorkerLink(Protocol):
         """
 
 
-@dataclass(eq=False)
-class _Turn:
-    """Calls that were sent together: their positions by number, those of them that keep other turns from running, and
-    the future of the whole turn."""
+class Answer(NamedTuple):
+    """A serialised `cutaway.v1.WorkerReply`, the worker that sent it, and the number of the call."""
+
+    reply: Buffer
+    worker: WorkerLink
+    number: int
+
+
+class _Turn(NamedTuple):
+    """Calls that were sent together: their positions by number, and those of them that keep other turns from
+    running."""
 
     waiting: dict[int, int]
     occupying: set[int]
     deadline: float
-    replied: Replied[Buffer]
-    set_aside: SetAside
-    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answers: Answers[Answer]
 
 
 class Turns:
     """The turns that one worker has and has not answered in full, in order.
 
+    Args:
+        worker: the worker.
+
     Attributes:
         last_added: when the last one was added, in the event loop's time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worker: WorkerLink) -> None:
         self.last_added = 0.0
+        self._worker = worker
         self._turns: list[_Turn] = []
 
     def __len__(self) -> int:
@@ -112,60 +107,47 @@ class Turns:
         """The number of turns that keep others from running."""
         return sum(bool(turn.occupying) for turn in self._turns)
 
-    async def add(
-        self, calls: Sequence[worker_pb2.WorkerCall], replied: Replied[Buffer], set_aside: SetAside = lambda _: None
-    ) -> None:
-        """Adds a turn, and returns when all its replies have arrived; raises as `WorkerLink.run`."""
+    def add(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer]) -> None:
+        """Adds a turn."""
         numbers = {call.number: position for position, call in enumerate(calls)}
-        turn = _Turn(numbers, {*numbers}, max(call.deadline for call in calls), replied, set_aside)
-        self._turns.append(turn)
+        self._turns.append(_Turn(numbers, {*numbers}, max(call.deadline for call in calls), answers))
         self.last_added = asyncio.get_running_loop().time()
-        await turn.done
 
     def begun(self, number: int, reply: Buffer) -> None:
         """Passes on the first reply to a call that still runs."""
         turn = next(turn for turn in self._turns if number in turn.waiting)
-        turn.replied(turn.waiting[number], reply)
+        turn.answers(turn.waiting[number], Answer(reply, self._worker, number))
 
     def arrived(self, number: int, reply: Buffer) -> None:
         """Passes on the reply to a call."""
         turn = next(turn for turn in self._turns if number in turn.waiting)
         turn.occupying.discard(number)
-        turn.replied(turn.waiting.pop(number), reply)
+        turn.answers(turn.waiting.pop(number), Answer(reply, self._worker, number))
         if not turn.waiting:
             self._turns.remove(turn)
-            _set(turn.done)
+            turn.answers.end()
 
     def set_aside(self, number: int) -> None:
         """Notes that a call may take long, and keeps no other turn from running."""
-        for turn in self._turns:
+        for turn in [*self._turns]:
             if number in turn.occupying:
                 turn.occupying.discard(number)
-                turn.set_aside(turn.waiting[number])
+                turn.answers.set_aside(turn.waiting[number])
 
     def lost(self) -> None:
-        """Fails all turns after the worker has died: with ``WORKER_DIED``, or `NotBegun` for turns that had not begun.
+        """Ends all turns after the worker has died: with ``WORKER_DIED``, or `NotBegun` for turns that had not begun.
 
         The turns that were set aside may have begun, and so may the first of the other turns.
         """
         turns, self._turns = self._turns, []
         first = next((turn for turn in turns if turn.occupying), None)
         for turn in turns:
-            _set(turn.done, worker_died() if turn is first or not turn.occupying else NotBegun())
+            turn.answers.end(worker_died() if turn is first or not turn.occupying else NotBegun())
 
 
 def worker_died() -> CutawayError:
     """Returns the error of a call whose worker died."""
     return error(Reason.WORKER_DIED, "the worker process died during this call; a new one is starting")
-
-
-def _set(done: asyncio.Future[None], failure: Exception | None = None) -> None:
-    if done.done():  # the turn was cancelled, because the server stops
-        return
-    if failure is None:
-        done.set_result(None)
-    else:
-        done.set_exception(failure)
 
 
 SetServing: TypeAlias = Callable[[Collection[ModelName]], Awaitable[None]]
@@ -199,14 +181,6 @@ class Workers(Protocol):
         """Returns the workers of a model."""
 
 
-class _Answer(NamedTuple):
-    """A serialised `cutaway.v1.WorkerReply`, the worker that sent it, and the number of the call."""
-
-    reply: Buffer
-    worker: WorkerLink
-    number: int
-
-
 class Backend:
     """The models of a gateway: calls to them go to workers in batches.
 
@@ -222,7 +196,7 @@ class Backend:
 
     def __init__(self, workers: Workers, catalog: Catalog, settings: Settings) -> None:
         self.catalog = catalog
-        self.batchers: dict[ModelName, Batcher[_Answer]] = {}
+        self.batchers: dict[ModelName, Batcher[Answer]] = {}
         self._settings = settings
         self._numbers = itertools.count(1)
         self._streams: defaultdict[ModelName, FairSlots] = defaultdict(lambda: FairSlots(_MAX_STREAMS))
@@ -233,20 +207,6 @@ class Backend:
         """Sets which models there are. Running calls finish where they are."""
         self.catalog = catalog
         self._workers_changed()
-
-    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> Buffer:
-        """Sends a request to model ``name``, and returns a serialised `cutaway.v1.WorkerReply`.
-
-        Args:
-            name: the model.
-            kind: ``inspect`` or ``describe``.
-            payload: the serialised request.
-            timeout_s: how long the caller waits, in seconds.
-
-        Raises:
-            CutawayError: there is no reply.
-        """
-        return (await self._call(name, kind, payload, timeout_s)).reply
 
     async def stream(self, name: ModelName, payload: bytes, timeout_s: float) -> AsyncGenerator[bytes, None]:
         """Sends a serialised `cutaway.v1.InspectStreamRequest` to model ``name``; the model runs other requests while
@@ -265,7 +225,7 @@ class Backend:
             except asyncio.TimeoutError:
                 why = "the deadline passed while other streamed replies of this model were being sent"
                 raise error(Reason.DEADLINE_EXCEEDED, why) from None
-            answer = await self._call(name, "stream", payload, until - time.time())
+            answer = await self.call(name, "stream", payload, until - time.time())
             number = decode_worker_reply(answer.reply).pieces
             messages = await stack.enter_async_context(aclosing(answer.worker.pieces(number, until)))
             try:
@@ -275,10 +235,19 @@ class Backend:
                 answer.worker.cancel(answer.number)  # its model may still run
                 raise
 
-    async def _call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> _Answer:
-        """Sends a request through the model's batcher, and returns the reply with its worker.
+    async def call(self, name: ModelName, kind: str, payload: bytes, timeout_s: float) -> Answer:
+        """Sends a request to model ``name``, and returns the reply with its worker.
 
         If the current task is cancelled, cancels the call on every worker of the model.
+
+        Args:
+            name: the model.
+            kind: ``inspect``, ``stream`` or ``describe``.
+            payload: the serialised request.
+            timeout_s: how long the caller waits, in seconds.
+
+        Raises:
+            CutawayError: there is no reply.
         """
         message = worker_pb2.WorkerCall(
             number=next(self._numbers),
@@ -294,9 +263,9 @@ class Backend:
                 worker.cancel(message.number)
             raise
 
-    def _batcher(self, name: ModelName) -> Batcher[_Answer]:
-        if name not in self.batchers:
-            self.batchers[name] = Batcher(
+    def _batcher(self, name: ModelName) -> Batcher[Answer]:
+        if (found := self.batchers.get(name)) is None:
+            found = self.batchers[name] = Batcher(
                 partial(self._send, name),
                 workers=lambda: len(self._workers.of(name)),
                 unavailable=partial(self._unavailable, name),
@@ -305,24 +274,18 @@ class Backend:
                 max_bytes=min(self._settings.max_message_bytes, MAX_BATCH_BYTES),
                 max_pending=self._settings.max_queue_length,
             )
-        return self.batchers[name]
+        return found
 
-    async def _send(self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[_Answer]) -> None:
-        """Sends a batch to the first worker by `_preference`, for the batcher; returns when all calls are answered."""
-        worker = min(self._workers.of(name), key=_preference, default=None)
-        if worker is None:  # it ended at this moment
-            raise NotBegun
-        waiting = self._batcher(name).queue_length
-
-        def answered(position: int, reply: Buffer) -> None:
-            answers(position, _Answer(reply, worker, calls[position].number))
-
-        await worker.run(calls, answered, set_aside=answers.set_aside, alone=answers.alone, waiting=waiting)
+    def _send(
+        self, name: ModelName, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int
+    ) -> None:
+        """Sends a batch to the first worker by `_preference`, for the batcher, which knows that there is one."""
+        workers = self._workers.of(name)
+        worker = workers[0] if len(workers) == 1 else min(workers, key=_preference)
+        worker.send(calls, answers, waiting)
 
     def _unavailable(self, name: ModelName) -> CutawayError | None:
-        """Returns why calls of a model cannot wait for a worker; None if they can, or if there is one."""
-        if self._workers.of(name):
-            return None
+        """Returns why calls of a model cannot wait for a worker, of which there is none; None if they can."""
         if name not in self.catalog.all():
             return error(Reason.MODEL_NOT_FOUND, f"{name.model} is no longer served", "model")
         if not self._workers.may_come(name):

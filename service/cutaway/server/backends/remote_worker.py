@@ -13,9 +13,8 @@ from typing import cast
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.results import ModelName
-from cutaway.contract.tensors import Buffer
-from cutaway.server.backends.backend import Turns, worker_died
-from cutaway.server.batching import Replied, SetAside
+from cutaway.server.backends.backend import Answer, Turns, worker_died
+from cutaway.server.batching import Answers
 from cutaway.server.child_processes import Silence
 from cutaway.server.worker_protocol import (
     DEADLINE,
@@ -53,7 +52,7 @@ class RemoteWorker(asyncio.BufferedProtocol):
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
         self.pid = 0
         self.name = ModelName("", "")
-        self.turns = Turns()
+        self.turns = Turns(self)
         self.is_open = False
         self._path = path
         self._changed = changed
@@ -100,25 +99,15 @@ class RemoteWorker(asyncio.BufferedProtocol):
             self._silence = Silence(self.pid, max(self._until, self.turns.latest_deadline))
         return self._silence.late_s(silent_s)
 
-    async def run(
-        self,
-        calls: Sequence[worker_pb2.WorkerCall],
-        replied: Replied[Buffer],
-        *,
-        set_aside: SetAside = lambda _: None,
-        alone: bool = False,
-        waiting: int = 0,
-    ) -> None:
-        """Sends a turn, and returns when it is answered; raises as `WorkerLink.run`."""
-        if not self.is_open:
-            raise worker_died()
-        turn = worker_pb2.WorkerTurn(calls=calls, waiting=waiting, alone=alone).SerializeToString()
+    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int) -> None:
+        """Sends a turn; see `WorkerLink.send`."""
+        turn = worker_pb2.WorkerTurn(calls=calls, waiting=waiting, alone=answers.alone).SerializeToString()
         if len(turn) < _SMALL_BYTES:
             self._transport.write(frame(FrameKind.TURN, turn))
         else:  # a frame would be one more copy
             self._transport.write(HEAD.pack(FrameKind.TURN, 0, len(turn)))
             self._transport.write(turn)
-        await self.turns.add(calls, replied, set_aside)
+        self.turns.add(calls, answers)
 
     def cancel(self, number: int) -> None:
         """Cancels a call, if this worker has it."""
@@ -242,7 +231,8 @@ class WorkerPool:
 
     def of(self, name: ModelName) -> Sequence[RemoteWorker]:
         """Returns the workers of a model that take turns."""
-        return [worker for worker in self.workers if worker.name == name and worker.takes_turns]
+        found = self._found.values()
+        return [worker for worker in found if worker.is_open and worker.takes_turns and worker.name == name]
 
     def may_come(self, name: ModelName) -> bool:
         """Returns whether calls of a model may wait for a worker."""

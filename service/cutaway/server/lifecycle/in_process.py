@@ -16,11 +16,10 @@ import structlog
 from cutaway.adapter_modules import plain_names
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
-from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire.chunks import as_message
 from cutaway.server.archive import reader
-from cutaway.server.backends.backend import Backend, SetServing, Supervise, Turns, worker_died
-from cutaway.server.batching import Replied, SetAside, within
+from cutaway.server.backends.backend import Answer, Backend, SetServing, Supervise, Turns, worker_died
+from cutaway.server.batching import Answers, within
 from cutaway.server.memory import RequestMemory, share_of_worker
 from cutaway.server.model_store import ModelStore
 from cutaway.server.settings import Settings
@@ -41,7 +40,7 @@ class LocalWorker:
     """
 
     def __init__(self, worker: Worker) -> None:
-        self.turns = Turns()
+        self.turns = Turns(self)
         self.name = worker.name
         self._worker = worker
         self._loop = asyncio.get_running_loop()
@@ -56,18 +55,10 @@ class LocalWorker:
         """The seconds since all its calls should have been done; its thread cannot be ended."""
         return self._worker.late_s
 
-    async def run(
-        self,
-        calls: Sequence[worker_pb2.WorkerCall],
-        replied: Replied[Buffer],
-        *,
-        set_aside: SetAside = lambda _: None,
-        alone: bool = False,
-        waiting: int = 0,
-    ) -> None:
-        """Runs a turn, and returns when it is answered."""
-        self._calls.run(calls, alone=alone)
-        await self.turns.add(calls, replied, set_aside)
+    def send(self, calls: Sequence[worker_pb2.WorkerCall], answers: Answers[Answer], waiting: int) -> None:
+        """Runs a turn; see `WorkerLink.send`."""
+        self._calls.run(calls, alone=answers.alone)
+        self.turns.add(calls, answers)
 
     def cancel(self, number: int) -> None:
         """Cancels a call, if this worker has it."""

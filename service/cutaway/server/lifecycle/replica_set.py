@@ -21,13 +21,13 @@ import structlog
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.results import ModelName
-from cutaway.contract.tensors import Buffer
 from cutaway.contract.wire import grpc_status
 from cutaway.contract.wire.worker_reply import Reply
 from cutaway.server import load_records
 from cutaway.server.archive import reader
+from cutaway.server.backends.backend import Answer
 from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
-from cutaway.server.batching import NotBegun, within
+from cutaway.server.batching import Answers, NotBegun, within
 from cutaway.server.memory import Shares
 from cutaway.server.model_store import Unpacked
 from cutaway.server.processes.environment import WorkerEnvironment
@@ -89,9 +89,15 @@ class RayWorkers(Kept):
 
 async def _describe(worker: RemoteWorker) -> str:
     """Asks for a model's description; returns the error that the worker replied with, or the empty string."""
-    replies: list[Buffer] = []
-    await worker.run([worker_pb2.WorkerCall(describe=b"")], lambda _, reply: replies.append(reply))
-    beside = Reply.read(replies[0]).beside
+    replied: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def end(_: Answers[Answer], failure: Exception | None) -> None:
+        if not (failure is None or replied.done()):
+            replied.set_exception(failure)
+
+    answers = Answers([replied], alone=False, let_go=lambda _: None, ended=end)
+    worker.send([worker_pb2.WorkerCall(describe=b"")], answers, 0)
+    beside = Reply.read((await replied).reply).beside
     return str(grpc_status.from_failure(beside.failure)) if beside.HasField("failure") else ""
 
 

@@ -6,8 +6,8 @@ The servicer writes what it alone learns (the model, the stages) to `current_cal
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -115,7 +115,7 @@ class CallWatch:
             metadata = {item[0]: item[1] for item in context.invocation_metadata() or ()}
             call = CallRecord(
                 name,
-                _matching(_REQUEST_ID_PATTERN, metadata.get(REQUEST_ID)) or secrets.token_hex(16),
+                _matching(_REQUEST_ID_PATTERN, metadata.get(REQUEST_ID)) or os.urandom(16).hex(),
                 context.peer(),
                 _matching(_TRACEPARENT_PATTERN, metadata.get("traceparent")),
                 request_bytes=len(data),

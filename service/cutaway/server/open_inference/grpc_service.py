@@ -25,7 +25,7 @@ from cutaway.contract.wire.message_walk import (
 )
 from cutaway.server.open_inference.datatypes import POOL, SERVICE, messages
 from cutaway.server.open_inference.infer import Form, Inference, OpenInference, Sent, versioned
-from cutaway.server.rpc.guard import Handler, refusing_handler, time_limited
+from cutaway.server.rpc.guard import Handler, RequestReader, refusing_handler, time_limited
 from cutaway.server.rpc.server import GrpcService
 from cutaway.server.rpc.status import TranslatedCall, abort_with
 
@@ -63,7 +63,9 @@ def grpc_service(methods: OpenInference) -> GrpcService:
         "ModelInfer": handler("Inspect", partial(_infer, methods)),
     }
     stream: Any = partial(_stream, methods)
-    limited = time_limited(grpc.stream_stream_rpc_method_handler(stream), servicer.settings.idle_timeout_s)
+    limited = time_limited(
+        grpc.stream_stream_rpc_method_handler(stream), RequestReader(servicer.settings.idle_timeout_s)
+    )
     guarded["ModelStreamInfer"] = "Inspect", limited
     others = {
         "ServerLive": handler("GetModel", lambda _, __: _serialized(methods.server_live()))[1],

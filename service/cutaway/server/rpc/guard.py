@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.server.auth.tokens import Authenticator, Scope
+from cutaway.server.deadlines import Deadlines
 from cutaway.server.observability.call_watch import Method
 from cutaway.server.rpc.status import Context, Metadata, abort
 
@@ -39,10 +40,11 @@ def receiving(method: Method, refuse: Refuse, timeout_s: float, *, streams: bool
         timeout_s: how long the request may take to arrive.
         streams: whether the method writes a stream of replies.
     """
+    reader = RequestReader(timeout_s)
 
     async def handle(_: object, context: GrpcContext) -> bytes | None:
         try:
-            received = [await _receive(context, timeout_s)]
+            received = [await reader.read(context)]
         except CutawayError as failure:
             await refuse(failure, context)
             return None
@@ -66,7 +68,7 @@ class TimeLimitedServices(grpc.GenericRpcHandler):
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self._reader = RequestReader(timeout_s)
         self._services: list[grpc.GenericRpcHandler] = []
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
@@ -79,11 +81,11 @@ class TimeLimitedServices(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """Returns the handler of a method; None for an unknown one."""
         found = filter(None, (service.service(handler_call_details) for service in self._services))
-        return next((time_limited(handler, self._timeout_s) for handler in found), None)
+        return next((time_limited(handler, self._reader) for handler in found), None)
 
 
-def time_limited(handler: Any, timeout_s: float) -> Handler:
-    """Returns a handler that reads the requests of ``handler`` itself; a request may take ``timeout_s`` to arrive."""
+def time_limited(handler: Any, reader: RequestReader) -> Handler:
+    """Returns a handler that reads the requests of ``handler`` by ``reader``."""
 
     async def handle_one(_: object, context: GrpcContext) -> Any:
         return await (handler.unary_unary or handler.unary_stream)(await receive(context), context)
@@ -98,7 +100,7 @@ def time_limited(handler: Any, timeout_s: float) -> Handler:
 
     async def receive(context: GrpcContext, *, required: bool = True) -> Any:
         try:
-            return await _receive(context, timeout_s, required=required)
+            return await reader.read(context, required=required)
         except CutawayError as failure:
             return await abort(failure, context)
 
@@ -110,34 +112,35 @@ def time_limited(handler: Any, timeout_s: float) -> Handler:
     return grpc.stream_unary_rpc_method_handler(handle_one, *coding)
 
 
-async def _receive(context: GrpcContext, timeout_s: float, *, required: bool = True) -> Any:
-    """Returns the next request of a call; `_END_OF_REQUESTS` after the last one, unless one is ``required``.
+class RequestReader:
+    """Reads requests, which may take ``timeout_s`` seconds to arrive each."""
 
-    Raises:
-        CutawayError: ``DEADLINE_EXCEEDED``, or ``MALFORMED_REQUEST`` if the caller sends none.
-    """
-    task, late = asyncio.current_task(), False
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        # Not by a task of its own for each, as `within` does: that is a tenth of the gateway's time.
+        self._waiting: Deadlines[asyncio.Task[Any]] = Deadlines(asyncio.Task.cancel)
 
-    def stop() -> None:
-        nonlocal late
-        late = True
-        if task is not None:
-            task.cancel()
+    async def read(self, context: GrpcContext, *, required: bool = True) -> Any:
+        """Returns the next request of a call; `_END_OF_REQUESTS` after the last one, unless one is ``required``.
 
-    # Not by a task of its own, as `within` does: that is a tenth of the gateway's time.
-    timer = asyncio.get_running_loop().call_later(timeout_s, stop)
-    try:
-        request: object = await context.read()
-    except asyncio.CancelledError:
-        if not late:
-            raise
-        # The call ends either way, also if gRPC cancelled it at the same moment.
-        raise error(Reason.DEADLINE_EXCEEDED, f"the request did not arrive within {timeout_s:g} s") from None
-    finally:
-        timer.cancel()
-    if request is _END_OF_REQUESTS and required:
-        raise error(Reason.MALFORMED_REQUEST, "the call ended before its request was sent")
-    return request
+        Raises:
+            CutawayError: ``DEADLINE_EXCEEDED``, or ``MALFORMED_REQUEST`` if the caller sends none.
+        """
+        task: Any = asyncio.current_task()
+        self._waiting.add(task, self._timeout_s)
+        try:
+            request: object = await context.read()
+        except asyncio.CancelledError:
+            if task in self._waiting:
+                raise
+            # The call ends either way, also if gRPC cancelled it at the same moment.
+            what = f"the request did not arrive within {self._timeout_s:g} s"
+            raise error(Reason.DEADLINE_EXCEEDED, what) from None
+        finally:
+            self._waiting.discard(task)
+        if request is _END_OF_REQUESTS and required:
+            raise error(Reason.MALFORMED_REQUEST, "the call ended before its request was sent")
+        return request
 
 
 class AuthenticatingHandler(grpc.GenericRpcHandler):

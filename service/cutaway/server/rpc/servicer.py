@@ -16,7 +16,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from cutaway.client.transport import SERVICE
-from cutaway.contract.errors import CutawayError, Reason, error, of_exception
+from cutaway.contract.errors import CutawayError, Reason, changed, error, of_exception
 from cutaway.contract.results import ModelName
 from cutaway.contract.torchserve_messages import decode_stream_opening, decode_worker_reply
 from cutaway.contract.wire import chunks
@@ -55,6 +55,7 @@ _arrived: ContextVar[HeldBytes | None] = ContextVar("cutaway_arrived", default=N
 T = TypeVar("T")
 
 _REQUEST = inspection_pb2.InspectRequest
+_REQUEST_NAME = _REQUEST.DESCRIPTOR.full_name
 
 _PAGE_SIZE = 100
 _MAX_PAGE_SIZE = 1000
@@ -232,7 +233,7 @@ class Servicer:
         async def guarded(data: bytes, context: Context) -> bytes | None:
             try:
                 caller = _current_caller.get()
-                batching.caller_id.set(caller.name or context.peer())
+                batching.caller_id.set(caller.name or current_call().peer)
                 if arrived := _arrived.get():
                     arrived.release()  # the request of our own form takes its place
                 with self._budget.hold(len(data)):
@@ -258,7 +259,7 @@ class Servicer:
     async def _get_model(self, data: bytes, context: Context, caller: Caller) -> bytes:
         request = wire_models.decode_model_request(data)
         name, permissions = self._resolve(request.model, caller)
-        with permissions.redacted_errors():
+        with changed(permissions.redact):
             for field in wire_models.DETAILS:
                 if getattr(request, field):
                     permissions.require(Scope.INSPECT, field)
@@ -282,7 +283,7 @@ class Servicer:
         start = time.perf_counter()
         self._check_size(data)
         name, permissions = await self._read(_REQUEST, partial(self._authorize, caller), data, context)
-        with permissions.redacted_errors():
+        with changed(permissions.redact):
             return _response(await self._call("inspect", name, data, context), start)
 
     async def _inspect_stream(self, data: bytes, context: Context, caller: Caller) -> None:
@@ -292,8 +293,8 @@ class Servicer:
         kind = inspection_service_pb2.InspectStreamRequest
         asked = await self._read(kind, chunks.decode_stream_request, data, context)
         name, permissions = await self._read(_REQUEST, partial(self._authorize, caller), asked.request, context)
-        with permissions.redacted_errors(), self._naming_limit(context):
-            stream = self._backend.stream(name, data, self._timeout(context))
+        with changed(permissions.redact), _TimeLimit(context, self.settings) as timeout_s:
+            stream = self._backend.stream(name, data, timeout_s)
             async with aclosing(stream) as messages:
                 async for message in messages:
                     opening = decode_stream_opening(message)
@@ -303,8 +304,8 @@ class Servicer:
                     await _write(context, message)
 
     async def _call(self, kind: str, name: ModelName, data: bytes, context: Context) -> Reply:
-        with self._naming_limit(context):
-            return decode_worker_reply(await self._backend.call(name, kind, data, self._timeout(context)))
+        with _TimeLimit(context, self.settings) as timeout_s:
+            return decode_worker_reply((await self._backend.call(name, kind, data, timeout_s)).reply)
 
     async def _read(self, kind: type[Message], function: Callable[[bytes], T], data: bytes, context: Context) -> T:
         """Returns what ``function`` reads in a request of the type ``kind``; in a thread, if it has many fields."""
@@ -315,12 +316,11 @@ class Servicer:
     def _authorize(self, caller: Caller, data: bytes) -> tuple[ModelName, Permissions]:
         """Returns the model of a serialised InspectRequest, and the caller's permissions for it. The request without
         its input is parsed only if something in it may be refused."""
-        name_of_type = inspection_pb2.InspectRequest.DESCRIPTOR.full_name
-        check_entries(inspection_pb2.InspectRequest, data, name_of_type)  # RoutedRequest has one of its fields
-        routed = parse(worker_pb2.RoutedRequest, data, name_of_type)
+        check_entries(_REQUEST, data, _REQUEST_NAME)  # RoutedRequest has one of its fields
+        routed = parse(worker_pb2.RoutedRequest, data, _REQUEST_NAME)
         name, permissions = self._resolve(routed.model, caller)
         if not permissions.unrestricted:
-            message = parse(inspection_pb2.InspectRequest, wire_requests.without_input(data))
+            message = parse(_REQUEST, wire_requests.without_input(data))
             check_structure(message)
             permissions.check(message)
         return name, permissions
@@ -338,22 +338,28 @@ class Servicer:
             raise error(Reason.REQUEST_TOO_LARGE, f"the request has {len(data)} bytes, {limit} are allowed")
 
     def _timeout(self, context: Context) -> float:
-        """Returns the seconds left for a call: its deadline, or the default, and at most `Settings.max_deadline_s`."""
-        left: float | None = context.time_remaining()  # None without a deadline, unlike in the stubs
-        return min(self.settings.default_deadline_s if left is None else left, self.settings.max_deadline_s)
+        return _TimeLimit(context, self.settings).seconds
 
-    @contextmanager
-    def _naming_limit(self, context: Context) -> Iterator[None]:
-        """Adds the server's time limit to the message of a ``DEADLINE_EXCEEDED`` if this limit ended the call."""
-        timeout_s = self._timeout(context)
-        left: float | None = context.time_remaining()
-        try:
-            yield
-        except CutawayError as failure:
-            if failure.reason == Reason.DEADLINE_EXCEEDED and (left is None or left > timeout_s):
-                why = "a call without a deadline" if left is None else "a call"
-                failure.message += f"; {why} may take {timeout_s:g} s here"
-            raise
+
+class _TimeLimit:
+    """A context that adds the server's time limit to the message of a ``DEADLINE_EXCEEDED`` if this limit ended a call.
+
+    Attributes:
+        seconds: left for the call: its deadline, or the default, and at most `Settings.max_deadline_s`.
+    """
+
+    def __init__(self, context: Context, settings: Settings) -> None:
+        self._left: float | None = context.time_remaining()  # None without a deadline, unlike in the stubs
+        self.seconds = min(settings.default_deadline_s if self._left is None else self._left, settings.max_deadline_s)
+
+    def __enter__(self) -> float:
+        return self.seconds
+
+    def __exit__(self, kind: object, failure: object, trace: object) -> None:
+        is_least = self._left is None or self._left > self.seconds
+        if is_least and isinstance(failure, CutawayError) and failure.reason == Reason.DEADLINE_EXCEEDED:
+            why = "a call without a deadline" if self._left is None else "a call"
+            failure.message += f"; {why} may take {self.seconds:g} s here"
 
 
 async def _until_done(messages: asyncio.Queue[bytes], running: asyncio.Future[Any]) -> AsyncIterator[bytes]:
