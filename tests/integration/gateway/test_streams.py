@@ -196,7 +196,7 @@ def test_the_same_answer(client: ca.Client, case: str) -> None:
         assert own <= {arrays_of[id(array)] for _, array in tensors(part)}
 
 
-EXPLAINED = ("attribution:", "token", "standard_error:")
+EXPLAINED = ("attribution:", "baseline_", "token", "standard_error:")
 
 
 def test_the_questions_show_every_kind_of_tensor(client: ca.Client) -> None:
