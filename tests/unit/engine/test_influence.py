@@ -512,6 +512,30 @@ def decayed(net: Any, h: Tensor) -> Tensor:
     return h * net.scale
 
 
+def scaled(net: Any, h: Tensor) -> Tensor:
+    """An augmented assignment gives the module's attribute what the operator returns."""
+    with torch.no_grad():
+        net.scale *= 0.9
+        net.hidden.bias += 0.1
+    return h * net.scale + net.hidden.bias
+
+
+def exchanged(net: Any, h: Tensor) -> Tensor:
+    net.table, net.count = nn.Parameter(net.table.detach() * 0.9), net.count + 1
+    return h * net.table[0] * net.count
+
+
+def taken_away(net: Any, h: Tensor) -> Tensor:
+    found = h * net.scale
+    net.scale = None
+    return found
+
+
+def averaged(net: Any, h: Tensor) -> Tensor:
+    net.average.mul_(0.9).add_(0.1 * net.scale)
+    return h * net.average
+
+
 def written_to(net: Any, h: Tensor) -> Tensor:
     with torch.no_grad():
         net.scale[2:4] = net.scale[2:4] + 1
@@ -547,6 +571,7 @@ class Changing(Net):
         self.scale, self.change = nn.Parameter(torch.randn(8)), change
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("late", None)
+        self.register_buffer("average", torch.ones(8))
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.last(self.change(self, self.hidden(x)).tanh())
@@ -555,7 +580,7 @@ class Changing(Net):
 
 CHANGES = (
     renormalised_by_module, renormalised_by_function, clamped, clamped_behind_autograds_back, with_other_data, decayed,
-    written_to, counted, made_late,
+    written_to, counted, made_late, scaled, exchanged, taken_away, averaged,
 )  # fmt: skip
 
 
@@ -603,6 +628,16 @@ def test_no_request_leaves_a_parameter_changed(
     first, second = (inspect(model, request, {"x": X}) for _ in range(2))
     np.testing.assert_array_equal(first.predictions["output"], second.predictions["output"])
     assert {name for name, value in before.items() if not torch.equal(value, net.state_dict()[name])} == set()
+
+
+def test_a_parameter_that_its_owner_exchanges_is_the_next_requests() -> None:
+    net = Changing(clamped).double()
+    model = load_model(TensorAdapter(net), "cpu")
+    for _ in range(2):
+        net.last.bias = own = nn.Parameter(torch.randn(3).double())
+        expected = net(X).detach()
+        np.testing.assert_allclose(inspect(model, ca.InspectRequest("m"), {"x": X}).predictions["output"], expected)
+        assert net.last.bias is own
 
 
 @pytest.mark.parametrize(("change", "cause"), [(of_the_batch, ca.Cause.ROWS_COUPLED), (drawn, ca.Cause.RANDOM_FORWARD)])

@@ -120,6 +120,15 @@ class _Data(torch.utils.data.TensorDataset):
         return tuple(tensor[index] for tensor in self.tensors)
 
 
+class _Part(Tensor):
+    """A part of a vector of parameters, in the place of one of them; a module may assign it to where it is, as
+    ``self.scale *= 0.9`` does: PyTorch takes only a parameter there, and only a leaf of the graph."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as PyTorch's Parameter
+    _is_param = True
+    grad_fn = None
+
+
 class _Numbered(nn.Module):
     """A module that runs the model on rows by their numbers, with the parameters that are differentiated."""
 
@@ -144,7 +153,10 @@ class _Numbered(nn.Module):
         it runs, such as ``nn.Embedding(max_norm=...)``, would change that vector, and cut it off from its derivatives:
         PyTorch's Hessian is then 0 everywhere. So the model gets copies.
         """
-        copies = {name: part.clone() for name, part in super().named_parameters() if part._is_view()}
+        parts: Iterator[tuple[str, Any]] = super().named_parameters()
+        copies: dict[str, Tensor] = {
+            name: part.clone().as_subclass(_Part) for name, part in parts if not isinstance(part, nn.Parameter)
+        }
         output: Tensor = torch.func.functional_call(self, copies, (numbers,)) if copies else self._run(numbers)
         return output
 
