@@ -343,18 +343,19 @@ class _Influenced:
         basis, found = krylov(
             lambda vector: self._curved(vector[None])[0], self._first(), self._asked.iterations, least
         )
-        restricted = self._symmetric(found)
+        restricted, known = self._symmetric(found), len(found)
+        room = min(size, 2 * known)  # rounding errors lead out of the space
+        padded = torch.block_diag(restricted, torch.zeros(room - known, room - known, dtype=torch.float64))
+        error_of_product = rounding * float(restricted.norm(2)) / room**0.5
 
         def rounded(vector: Tensor) -> Tensor:
-            image = restricted @ vector
-            noise = torch.randn(len(image), generator=draw, dtype=torch.float64) / len(image) ** 0.5
-            found: Tensor = image + rounding * image.norm() * noise
-            return found
+            noise = torch.randn(room, generator=draw, dtype=torch.float64)
+            image: Tensor = padded @ vector + error_of_product * noise
+            return image
 
-        first = torch.eye(len(restricted), dtype=torch.float64)[0]
-        again, moved = krylov(rounded, first, len(restricted) + 1, 0.0)
+        again, moved = krylov(rounded, torch.eye(room, dtype=torch.float64)[0], known + 1, 0.0)
         return partial(_through, basis, self._root(restricted)), partial(
-            _through, basis, again @ self._root(symmetric(moved))
+            _through, basis, again[:known] @ self._root(symmetric(moved))
         )
 
     def _symmetric(self, hessian: Tensor) -> Tensor:
@@ -450,7 +451,8 @@ class _Influenced:
         elif not worst <= tolerance:
             verdict, cause, reason = Verdict.DISAGREES, Cause.UNKNOWN, self._row.fault
             if min(worst, 1.0) <= _EXCUSED * moves:
-                reason = "rounding errors of the Hessian move scores as far: ask for a larger damping"
+                remedy = " or fewer iterations" if self._method is InfluenceMethod.ARNOLDI else ""
+                reason = f"rounding errors of the Hessian move scores as far: ask for a larger damping{remedy}"
                 verdict, cause = Verdict.INCONCLUSIVE, Cause.CANCELLATION
         elif self._own_backward:
             reason = f"nothing proves the second derivative of {self._own_backward[0]}, a function of the model's own"

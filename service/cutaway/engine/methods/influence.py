@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from captum.influence import NaiveInfluenceFunction, SimilarityInfluence, TracInCP, TracInCPFast, TracInCPFastRandProj
-from captum.influence._core.arnoldi_influence_function import ArnoldiInfluenceFunction
+from captum.influence._core import arnoldi_influence_function
 from captum.influence._core.similarity_influence import cosine_similarity, euclidean_distance
 from captum.influence._utils import common
 from captum.influence._utils.nearest_neighbors import NearestNeighbors
@@ -226,12 +226,40 @@ _SYMMETRIC: ProcessSetting[Any] = ProcessSetting(
 )
 
 
+_PLAIN_ARNOLDI = arnoldi_influence_function._parameter_arnoldi
+
+
+def _arnoldi_in_double(product: Callable[[Any], Any], first: Any, *options: Any) -> tuple[list[Any], Tensor]:
+    """Runs Captum's iteration with its vectors in float64; the products stay those of the model's type.
+
+    In float32 the vectors lose their right angles where a layer has few parameters, and scores are wrong by as much as
+    their size.
+    """
+    dtype = first[0].dtype
+
+    def cast(vector: Any, to: torch.dtype) -> Any:
+        return tuple(part.to(to) for part in vector)
+
+    def wide(vector: Any) -> Any:
+        return cast(product(cast(vector, dtype)), torch.float64)
+
+    basis, hessian = _PLAIN_ARNOLDI(wide, cast(first, torch.float64), *options)
+    return [cast(vector, dtype) for vector in basis], hessian.to(dtype)
+
+
+_IN_DOUBLE: ProcessSetting[Any] = ProcessSetting(
+    lambda: arnoldi_influence_function._parameter_arnoldi,
+    partial(setattr, arnoldi_influence_function, "_parameter_arnoldi"),
+    _arnoldi_in_double,
+)
+
+
 def _by_hessian(kind: Callable[..., Any], *options: str) -> Callable[[Rows, Influence], Scores]:
     """Returns a function that runs Captum's influence function ``kind`` with the named ``options`` of its own."""
 
     def scores(rows: Rows, asked: Influence) -> Scores:
         own = {"arnoldi_dim": asked.iterations, "arnoldi_tol": rows.least}
-        with _SYMMETRIC.applied():
+        with _SYMMETRIC.applied(), _IN_DOUBLE.applied():
             captum = kind(
                 _Numbered(rows, module=rows.module),
                 rows.data,
@@ -289,7 +317,9 @@ METHODS = {
     ),
     InfluenceMethod.INFLUENCE_FUNCTION: Method(_by_hessian(NaiveInfluenceFunction), _OF_HESSIAN, has_hessian=True),
     InfluenceMethod.ARNOLDI: Method(
-        _by_hessian(ArnoldiInfluenceFunction, "arnoldi_dim", "arnoldi_tol"), _OF_HESSIAN, has_hessian=True
+        _by_hessian(arnoldi_influence_function.ArnoldiInfluenceFunction, "arnoldi_dim", "arnoldi_tol"),
+        _OF_HESSIAN,
+        has_hessian=True,
     ),
     InfluenceMethod.COSINE: Method(_similar(cosine_similarity), _OF_OUTPUTS, is_similarity=True, has_own=False),
     InfluenceMethod.EUCLIDEAN: Method(_similar(euclidean_distance), _OF_OUTPUTS, is_similarity=True, has_own=False),
