@@ -69,6 +69,18 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 205), nn.Tanh(), nn.Linear(205, 3)).double()
 
 
+class TimeFirst(nn.Module):
+    """A recurrent network whose rows are on axis 1 inside."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.rnn, self.norm, self.head = nn.GRU(2, 4), nn.LayerNorm(4), nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.rnn(x.unflatten(1, (3, 2)).transpose(0, 1))[0])[-1])
+        return logits
+
+
 def saturated() -> nn.Module:
     """Probabilities of exactly 0 and 1, so that a small step changes no loss but by its gradient."""
     net = Net().double()
@@ -863,6 +875,10 @@ def test_a_dry_run_tells_the_shapes_and_no_fewer_passes(method: str, layer: str,
             r"NOT_DIFFERENTIABLE \[influence.method\].*OnceBackward.*no second derivative"),
         (sought("arnoldi"), {"net": OnceDifferentiable().double()},
             r"NOT_DIFFERENTIABLE \[influence.method\].*OnceBackward.*no second derivative"),
+        (sought("cosine", "unused"), {}, r"METHOD_INAPPLICABLE \[influence.layer\].*calls 'unused' 0 times"),
+        (sought("cosine", "rnn"), {"net": TimeFirst().double()}, r"METHOD_INAPPLICABLE \[influence.layer\].*\[0\], "),
+        (sought("euclidean", "norm"), {"net": TimeFirst().double()}, r"METHOD_INAPPLICABLE \[influence.layer\].*rows"),
+        (sought("tracin"), {"net": TimeFirst(1).double()}, r"TARGET_MISMATCH \[target\].*one of several classes"),
         (sought("tracin"), {"target": ca.OutputSum()}, r"TARGET_MISMATCH \[target\].*cross-entropy"),
         (sought("tracin"), {"target": ca.TopK(2)}, r"INVALID_VALUE \[target\]"),
         (sought("tracin"), {"edits": (ca.Zero("last"),)}, r"INVALID_VALUE \[edits\].*a request of its own"),

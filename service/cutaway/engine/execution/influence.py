@@ -16,7 +16,7 @@ from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import CheckMode, Influence, InfluenceMethod, Point
 from cutaway.contract.results import Cause, Check, InfluenceResult, InspectResult, Verdict
 from cutaway.contract.values import changed
-from cutaway.engine.execution.concepts import model_doubt, translated_errors
+from cutaway.engine.execution.concepts import model_doubt, shapes_of_rows, translated_errors
 from cutaway.engine.execution.fitting import rows_of_hessian
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks.capture_spec import watching
@@ -127,9 +127,11 @@ class _Influenced:
 
     def result(self) -> InfluenceResult:
         """Returns the rows that helped and harmed most, with the verdict."""
-        if self._row.is_similarity and len({len(each) for each in self._vectors([0, self._count])}) > 1:
-            what = "the module returns other sizes for training rows than for the request's: name one behind a pooling"
-            raise error(Reason.INPUT_SHAPE, what, "influence.layer")
+        if self._row.is_similarity:
+            shapes_of_rows(self._plan, {self._layer: "influence.layer"})
+            if len({len(each) for each in self._vectors([0, self._count])}) > 1:
+                what = "the module returns other sizes for training rows than for the request's"
+                raise error(Reason.INPUT_SHAPE, f"{what}: name one behind a pooling", "influence.layer")
         least = self._least() if self._row.has_hessian else 0.0
         with translated_errors("influence"), self._on_device(), ExitStack() as loaded:
             found, judged = self._row.scores(self._as_captum_takes_them(least, loaded), self._asked)
@@ -155,8 +157,10 @@ class _Influenced:
             InvalidArgument: ``TARGET_MISMATCH`` or ``TARGET_RANGE``.
         """
         classes, output = main.target_classes, main.outputs.get(self._target.source)
-        if classes is None or output is None or output.ndim != 2:
-            what = "the loss is the cross-entropy of [rows, classes]: let the target be a class of such an output"
+        if classes is None or output is None or output.ndim != 2 or output.shape[1] < 2:
+            what = (
+                "the loss is the cross-entropy of [rows, classes]: name one of several classes as target, or ask cosine"
+            )
             raise error(Reason.TARGET_MISMATCH, what, "target")
         labels = torch.tensor(self._asked.labels, dtype=torch.int64, device=self._model.device)
         if len(labels) != self._count:
