@@ -551,3 +551,10 @@ def test_what_cannot_be_measured_is_an_error(build: Any, asked: Attribution, fie
         ask(model, {"x": GIVEN["x"].float()}, asked, seed=SEED)
     assert field in refused.value.field
     assert text in refused.value.message
+
+
+def test_a_metric_of_removal_takes_its_own_fields_in_order() -> None:
+    """As the page writes them: what all of them have in common is named."""
+    assert ca.Sufficiency(0.1) == ca.Sufficiency(fraction=0.1)
+    assert ca.FaithfulnessCorrelation(50, 0.3) == ca.FaithfulnessCorrelation(n_samples=50, fraction=0.3)
+    assert ca.Deletion(4, baselines={"x": 1.0}).n_steps == 4
