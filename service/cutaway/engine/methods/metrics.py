@@ -28,6 +28,7 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.features import baselines, feature_numbers
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
+    ResolvedAttribution,
     Values,
     cached_per_problem,
     interleave_copies,
@@ -95,13 +96,12 @@ def outlines(problem: AttributionProblem) -> tuple[MetricResult, ...]:
     return tuple(found)
 
 
-def metric_passes(request: requests.Attribution, explanation: int) -> int:
-    """Returns how many passes all metrics of ``request`` take at most; an explanation takes ``explanation``.
+def metric_passes(attribution: ResolvedAttribution, explanation: int) -> int:
+    """Returns how many passes all metrics of ``attribution`` take at most; an explanation takes ``explanation``.
 
     Metrics with the same ball share its explanations.
     """
-    chosen = () if request.quality is None else _defaults(request.quality)
-    asked = (*request.metrics, *chosen)
+    asked = (*attribution.request.metrics, *_of_quality(attribution))
     balls = {
         (metric.n_samples, metric.radius): metric.n_samples * explanation
         for metric in asked
@@ -116,7 +116,7 @@ def _defaults(quality: requests.Quality) -> tuple[Metric, ...]:
     return tuple(kind() for kind in METRICS if not issubclass(kind, (*needed, *weights)))
 
 
-def _of_quality(problem: AttributionProblem) -> Iterator[Metric]:
+def _of_quality(problem: ResolvedAttribution) -> Iterator[Metric]:
     """Yields the metrics of the request's `Quality` that apply, as far as that is known before anything runs."""
     request = problem.request
     for metric in () if request.quality is None else _defaults(request.quality):
