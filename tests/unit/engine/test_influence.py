@@ -36,6 +36,7 @@ from cutaway.engine.cost.pass_count import costs
 from cutaway.engine.execution import fitting
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.methods.influence import _NoIndex
+from cutaway.engine.planning import embedded_inputs
 from cutaway.engine.planning.plan import plan_request
 
 COUNT, ROWS, RATE = 37, 5, 0.2
@@ -813,6 +814,29 @@ def test_a_space_that_rounding_errors_lead_out_of_is_inconclusive() -> None:
     found = influence.check.verdict, influence.check.cause
     assert found == (ca.Verdict.INCONCLUSIVE, ca.Cause.CANCELLATION)
     assert influence.check.reason.endswith("ask for a larger damping or fewer iterations")
+
+
+def test_gradients_that_do_not_fit_are_kept_of_fewer_rows_or_refused() -> None:
+    """Captum keeps those of a batch: of a BERT with all parameters 16 rows are 7 GB. Scores are the same."""
+    model, influence = load_model(TensorAdapter(Net().double()), "cpu"), sought("tracin")
+    request = ca.InspectRequest("m", influence=influence)
+    whole = inspect(model, request, {"x": X}).influence
+    of_row = 8 * sum(each.numel() for name, each in model.module.named_parameters() if "unused" not in name)
+    model.request_bytes = (2 * ROWS + 2 * 3) * of_row
+    assert fitting.gradients_that_fit(model, [*Net().double().parameters()][:4], ROWS, 16) == 3
+    few = inspect(model, request, {"x": X}).influence
+    assert whole is not None
+    assert few is not None
+    np.testing.assert_allclose(few.helpful_scores, whole.helpful_scores, rtol=1e-12)
+    model.request_bytes = 2 * ROWS * of_row
+    with pytest.raises(CutawayError, match=r"OUT_OF_MEMORY \[influence.layer\].*name a smaller layer, send fewer rows"):
+        inspect(model, request, {"x": X})
+
+
+def test_no_fewer_iterations_are_advised_than_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_inputs, "_MOST_NUMBERS", 200)
+    with pytest.raises(CutawayError, match=r"METHOD_INAPPLICABLE \[influence.method\].*name a smaller layer$"):
+        asked(sought("arnoldi"))
 
 
 def test_scores_that_mean_nothing_are_inconclusive() -> None:

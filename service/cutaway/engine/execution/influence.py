@@ -17,7 +17,7 @@ from cutaway.contract.requests import CheckMode, Influence, InfluenceMethod, Poi
 from cutaway.contract.results import Cause, Check, InfluenceResult, InspectResult, Verdict
 from cutaway.contract.values import changed
 from cutaway.engine.execution.concepts import model_doubt, shapes_of_rows, translated_errors
-from cutaway.engine.execution.fitting import rows_of_hessian
+from cutaway.engine.execution.fitting import gradients_that_fit, rows_of_hessian
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
@@ -116,14 +116,16 @@ class _Influenced:
         factor = asked.learning_rate if self._row.has_checkpoints else 1.0
         self._rates = [factor * each.learning_rate for each in checkpoints] or [factor]
         self._states = [each.read() for each in checkpoints]
-        self._asymmetry, self._hessian_rows = 0.0, MOST_ROWS
+        self._asymmetry, self._batch = 0.0, MOST_ROWS
         if self._row.has_hessian:
-            self._hessian_rows = rows_of_hessian(self._model, training, MOST_ROWS)
+            self._batch = rows_of_hessian(self._model, training, MOST_ROWS)
         self._parameters, self._own_backward = list[nn.Parameter](), cast("list[str] | None", None)
         if not self._row.is_similarity:
             self._labels = self._all_labels(main)
             self._model.guard.enable_gradients()
             self._parameters = self._reached()
+        if self._method is InfluenceMethod.TRACIN:
+            self._batch = gradients_that_fit(self._model, self._parameters, self._plan.rows, MOST_ROWS)
 
     def result(self) -> InfluenceResult:
         """Returns the rows that helped and harmed most, with the verdict."""
@@ -133,7 +135,7 @@ class _Influenced:
                 what = "the module returns other sizes for training rows than for the request's"
                 raise error(Reason.INPUT_SHAPE, f"{what}: name one behind a pooling", "influence.layer")
         least = self._least() if self._row.has_hessian else 0.0
-        with translated_errors("influence"), self._on_device(), ExitStack() as loaded:
+        with translated_errors("influence"), self._model.device, ExitStack() as loaded:
             found, judged = self._row.scores(self._as_captum_takes_them(least, loaded), self._asked)
         scores, own = found.detach().double().cpu(), None if judged is None else judged.detach().double().cpu()
         nearest = -1 if self._method is InfluenceMethod.EUCLIDEAN else 1
@@ -245,11 +247,8 @@ class _Influenced:
             load=load,
             give_way=self._model.give_way,
             least=least,
-            hessian_rows=self._hessian_rows,
+            batch=self._batch,
         )
-
-    def _on_device(self) -> torch.device:
-        return self._model.device  # a context in which new tensors lie there
 
     def _own_numbers(self) -> Sequence[int]:
         return range(self._count, self._count + self._plan.rows)
@@ -282,7 +281,7 @@ class _Influenced:
             FailedPrecondition: ``NOT_DIFFERENTIABLE``: an operator of the model has no second derivative.
         """
         found, parameters = torch.zeros_like(directions), self._parameters
-        for numbers in torch.arange(self._count).split(self._hessian_rows):
+        for numbers in torch.arange(self._count).split(self._batch):
             self._model.give_way()
             loss, why = self._losses(numbers).sum(), Reason.NOT_DIFFERENTIABLE
             with at("influence.method"), failures_of("the model's second derivative", reason=why):
@@ -380,7 +379,7 @@ class _Influenced:
         if outputs * inputs <= self._asked.dimension:
             return lambda vectors: vectors
         sizes = [min(int(self._asked.dimension**0.5), length) for length in (outputs, inputs)]
-        with seeded(self._asked.seed, self._model.device), self._on_device():
+        with seeded(self._asked.seed, self._model.device), self._model.device:
             torch.empty((), dtype=torch.int64, device="cpu").random_()  # which Captum's data loader draws before
             drawn = [
                 torch.normal(torch.zeros(length, size), size**-0.5).to(self._model.dtype).double().cpu()

@@ -65,7 +65,7 @@ class Rows(NamedTuple):
         load: puts the weights of a checkpoint, by its number, into the model; without any its own.
         give_way: lets other requests run between two batches.
         least: the norm of a new vector at which Arnoldi's iteration ends.
-        hessian_rows: the rows of a pass behind a Hessian.
+        batch: the rows of a pass behind a Hessian, or whose gradients are kept at once.
     """
 
     run: Callable[[Tensor], Tensor]
@@ -79,7 +79,7 @@ class Rows(NamedTuple):
     load: Callable[[int], object] = lambda _: None
     give_way: Callable[[], object] = lambda: None
     least: float = 0.0
-    hessian_rows: int = MOST_ROWS
+    batch: int = MOST_ROWS
 
     @property
     def asked(self) -> Tensor:
@@ -104,7 +104,7 @@ class Rows(NamedTuple):
             self.load(number)
             return self.rates[number]
 
-        return {"checkpoints": [*range(len(self.rates))], "checkpoints_load_func": load, "batch_size": MOST_ROWS}
+        return {"checkpoints": [*range(len(self.rates))], "checkpoints_load_func": load, "batch_size": self.batch}
 
 
 class _Data(torch.utils.data.TensorDataset):
@@ -267,7 +267,7 @@ def _by_hessian(kind: Callable[..., Any], *options: str) -> Callable[[Rows, Infl
                 lambda _, number: rows.load(number),
                 loss_fn=nn.CrossEntropyLoss(reduction="none"),
                 batch_size=MOST_ROWS,
-                hessian_dataset=torch.utils.data.DataLoader(rows.data, rows.hessian_rows),
+                hessian_dataset=torch.utils.data.DataLoader(rows.data, rows.batch),
                 projection_dim=asked.dimension,
                 seed=asked.seed,
                 hessian_reg=asked.damping,
