@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -221,9 +222,11 @@ def _symmetric_eigenvalues(hessian: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(hessian.dtype), vectors.to(hessian.dtype)
 
 
-_SYMMETRIC: ProcessSetting[Any] = ProcessSetting(
-    lambda: common._eig_helper, partial(setattr, common, "_eig_helper"), _symmetric_eigenvalues
-)
+def _replaced(module: ModuleType, name: str, function: Callable[..., Any]) -> ProcessSetting[Any]:
+    return ProcessSetting(lambda: getattr(module, name), partial(setattr, module, name), function)
+
+
+_SYMMETRIC = _replaced(common, "_eig_helper", _symmetric_eigenvalues)
 
 
 _PLAIN_ARNOLDI = arnoldi_influence_function._parameter_arnoldi
@@ -247,11 +250,7 @@ def _arnoldi_in_double(product: Callable[[Any], Any], first: Any, *options: Any)
     return [cast(vector, dtype) for vector in basis], hessian.to(dtype)
 
 
-_IN_DOUBLE: ProcessSetting[Any] = ProcessSetting(
-    lambda: arnoldi_influence_function._parameter_arnoldi,
-    partial(setattr, arnoldi_influence_function, "_parameter_arnoldi"),
-    _arnoldi_in_double,
-)
+_IN_DOUBLE = _replaced(arnoldi_influence_function, "_parameter_arnoldi", _arnoldi_in_double)
 
 
 def _by_hessian(kind: Callable[..., Any], *options: str) -> Callable[[Rows, Influence], Scores]:
