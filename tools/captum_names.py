@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from captum import attr, concept, influence, metrics, robust
+from captum import attr, concept, influence, metrics, module, robust
 from captum.attr import visualization
 
 from cutaway.contract import requests
@@ -28,6 +28,7 @@ _OF_JOBS = "`cutaway batch statistics` of a job: [batch.md](batch.md#statistics-
 _REMOTE = "none: Cutaway serves the model itself"
 _EMBEDDING = "a layer method at the embedding; no module is replaced"
 _HELPER = "none: it helps to draw"
+_GATES = "none: a module that a model is trained with; captures and attributions have its values as any other's"
 _INFLUENCE = "`influence=ca.Influence(..., method={!r})`: [concepts.md](concepts.md)"
 _OF_INFLUENCE = "tests/unit/engine/test_influence.py"
 _ATTACK = "`attacks=[{}]`: [attacks.md](attacks.md)"
@@ -79,6 +80,12 @@ _SERVED = {
     ),
     "FGSM": (_ATTACK.format("ca.FGSM(0.1)"), "signs of raw gradients", _OF_ATTACKS),
     "PGD": (_ATTACK.format("ca.PGD(0.1)"), "steps along raw gradients, its ball and bounds", _OF_ATTACKS),
+    "ProductBaselines": (
+        "`ca.ProductBaselines(...)(samples=20)`, where a method takes a distribution; "
+        "one for each row of a text: [language-models.md](language-models.md#why-this-text)",
+        "Captum's draws from the same seed",
+        "tests/unit/engine/test_expected_gradients.py",
+    ),
     "MinParamPerturbation": (
         _ATTACK.format("ca.FGSM(search=ca.MinParamPerturbation(...))"),
         "the value below, tried again",
@@ -101,10 +108,10 @@ _NOT_METHODS = {
         ),
         _EMBEDDING,
     ),
+    **dict.fromkeys(("BinaryConcreteStochasticGates", "GaussianStochasticGates", "StochasticGatesBase"), _GATES),
     "ImageMaskInput": "`masks` of the method, or `ca.Superpixels`",
     "TextTokenInput": "the text, and a layer method at the embedding",
     "TextTemplateInput": "the text, and `masks` of the method",
-    "ProductBaselines": "`ca.ProductBaselines(...)(samples=20)`, where a method takes a distribution",
     **dict.fromkeys(("Attribution", "GradientAttribution", "PerturbationAttribution", "NeuronAttribution"), _BASE),
     "LayerAttribution": f"{_BASE}; for `interpolate` see [pictures](#pictures)",
     **dict.fromkeys(("InterpretableInput", "ConceptInterpreter", "DataInfluence", "TracInCPBase"), "a base class"),
@@ -132,15 +139,15 @@ _TESTS = [Path("tests/unit/engine") / f"test_{name}.py" for name in (
     "plain_captum", "formulas_by_hand", "grad_cam_channels", "neurons", "deeplift", "expected_gradients"
 )]  # fmt: skip
 
-MODULES = (attr, concept, influence, metrics, robust, visualization)
+MODULES = (attr, concept, influence, metrics, module, robust, visualization)
 """Captum's public modules."""
 
 
-def public(module: ModuleType) -> list[str]:
+def public(of: ModuleType) -> list[str]:
     """Returns the classes and functions of a module of Captum that are its own and have a name for others."""
     return [
         name
-        for name, value in vars(module).items()
+        for name, value in vars(of).items()
         if (inspect.isclass(value) or inspect.isfunction(value))
         and value.__module__.startswith("captum")
         and not name.startswith("_")
@@ -152,7 +159,7 @@ def classes() -> Iterator[str]:
     yield "| Captum | Cutaway | its own arguments | checked against | test |"
     yield "|---|---|---|---|---|"
     methods = {kind.__name__: kind for kind in TABLE}
-    names = {"ArnoldiInfluenceFunction", *(name for module in MODULES for name in public(module))}
+    names = {"ArnoldiInfluenceFunction", *(name for each in MODULES for name in public(each))}
     for name in sorted(names, key=str.lower):
         own, against, test = "", "", ""
         if kind := methods.get(name):
@@ -200,7 +207,7 @@ def arguments() -> Iterator[str]:
 
 def parameters_of(name: str) -> set[str]:
     """Returns the names of the arguments of a class or a function of Captum."""
-    theirs = next(value for module in MODULES if (value := getattr(module, name, None)) is not None)
+    theirs = next(value for each in MODULES if (value := getattr(each, name, None)) is not None)
     functions = [theirs] if inspect.isfunction(theirs) else [getattr(theirs, each, None) for each in _CALLED]
     names = {each for function in functions if function for each in inspect.signature(function).parameters}
     return {each for each in names if not each.startswith("_")} - {"self", "args", "kwargs"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import captum
 import numpy as np
 import pytest
 from captum import attr
@@ -42,6 +44,8 @@ def test_the_page_for_those_who_know_captum_cannot_fall_behind(monkeypatch: pyte
     with pytest.raises(KeyError, match="'smoothness' of Captum's Saliency"):
         list(captum_names.arguments())
     monkeypatch.undo()
+    packages = {f"captum.{each.name}" for each in pkgutil.iter_modules(captum.__path__) if each.name[0] != "_"}
+    assert packages - {"captum.log", "captum.testing"} == {each.__name__ for each in captum_names.MODULES[:-1]}
     monkeypatch.setattr(attr, "NewMethod", type("NewMethod", (), {"__module__": "captum.attr"}), raising=False)
     with pytest.raises(KeyError, match="NewMethod"):
         list(captum_names.classes())

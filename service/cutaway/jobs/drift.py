@@ -160,8 +160,10 @@ def mmd(before: Array, after: Array, seed: int = 0) -> tuple[float, float]:
         seed: of the permutations.
     """
     count, rows = len(before), np.concatenate([before, after]).astype(np.float64)
+    least, random = 1e-7 * np.abs(rows).max(), np.random.default_rng(seed)
     rows -= rows.mean(axis=0)
-    rows /= np.abs(rows).max() or 1.0  # the median is scaled too, and squares stay finite
+    spread = np.abs(rows).max()  # the median is scaled too, and squares stay finite
+    rows /= spread if spread > least else np.inf  # rounding errors are the same
     squares = np.einsum("ij,ij->i", rows, rows)  # without a copy of them
     distances = np.maximum(squares[:, None] + squares - 2 * rows @ rows.T, 0)
     pairs = distances[np.triu_indices(len(rows), 1)]
@@ -170,12 +172,10 @@ def mmd(before: Array, after: Array, seed: int = 0) -> tuple[float, float]:
     np.fill_diagonal(kernel, 0)
     groups = np.zeros((len(rows), PERMUTATIONS + 1))
     groups[:count, 0] = 1
-    random = np.random.default_rng(seed)
     for each in range(1, PERMUTATIONS + 1):
         groups[random.choice(len(rows), count, replace=False), each] = 1
     values = _mmd_of_groups(kernel, groups, count)
-    reached = int((values[1:] >= values[0] - 1e-12).sum())
-    return float(values[0]), (1 + reached) / (1 + PERMUTATIONS)
+    return float(values[0]), (1 + int((values[1:] >= values[0] - 1e-12).sum())) / (1 + PERMUTATIONS)
 
 
 def _mmd_of_groups(kernel: Array, groups: Array, count: int) -> Array:

@@ -2267,7 +2267,7 @@ Global___SensitivityMax: _TypeAlias = SensitivityMax  # noqa: Y015
 
 @_typing.final
 class Deletion(_message.Message):
-    """The mean of the target while features are removed, the most relevant first."""
+    """The mean of the target, by trapezoids, while features are removed, the most relevant first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2307,7 +2307,7 @@ Global___Deletion: _TypeAlias = Deletion  # noqa: Y015
 
 @_typing.final
 class Insertion(_message.Message):
-    """The mean of the target while features come back, the most relevant first."""
+    """The mean of the target, by trapezoids, while features come back, the most relevant first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2347,7 +2347,7 @@ Global___Insertion: _TypeAlias = Insertion  # noqa: Y015
 
 @_typing.final
 class SymmetricRelevanceGain(_message.Message):
-    """The mean of the target while the least relevant features are removed first, less that of `Deletion`."""
+    """The mean of the target, by trapezoids, while the least relevant features are removed first, less that of `Deletion`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

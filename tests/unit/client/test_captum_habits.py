@@ -50,6 +50,9 @@ HABITS: dict[str, tuple[Callable[[], Any], str]] = {
     "the layer as module": (lambda: UNTYPED.LayerGradCam(module="conv2"), "did you mean 'layer'"),
     "relu_attributions": (
         lambda: UNTYPED.LayerGradCam(layer="conv2", relu_attributions=True), "did you mean 'relu'"),
+    "baselines that nobody draws": (
+        lambda: inspect(UNTYPED.FeatureAblation(baselines={"image": ca.ProductBaselines([[0.0, 1.0]])})),
+        "call it to draw samples: ProductBaselines(...)(samples=20)"),
     "n_steps as a text": (lambda: ask(UNTYPED.IntegratedGradients(n_steps="50")), "must be a whole number"),
     "half a step": (lambda: ask(UNTYPED.IntegratedGradients(n_steps=50.5)), "must be a whole number"),
     "method of a quadrature": (

@@ -210,6 +210,28 @@ def test_no_method_runs_the_model_more_often_than_was_told(name: str, monkeypatc
     assert len(told_and_ran) > 40
 
 
+def test_metrics_that_do_not_apply_are_not_counted() -> None:
+    """A report of all metrics explains near inputs too, but not where an input has categories."""
+
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.jobs, self.last = nn.Embedding(4, 3), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor, job: Tensor) -> Tensor:
+            logits: Tensor = self.last(torch.cat([x, self.jobs(job)], dim=1))
+            return logits
+
+    subject = load_model(TensorAdapter(Table()), "cpu")
+    inputs = {"x": torch.randn(ROWS, 2), "job": torch.arange(ROWS) % 4}
+    asked = ca.ShapleyValueSampling(quality=ca.Quality())
+    request = ca.InspectRequest("m", attributions=(asked,), check=CheckRequest(ca.CheckMode.OFF), seed=3)
+    ((_, most),) = costs(plan_request(subject, request, inputs))
+    ran = Ran(subject)
+    inspect(subject, request, inputs)
+    assert most / 2 < ran.since() - ROWS <= most
+
+
 @pytest.mark.parametrize("mode", CHECKED)
 @pytest.mark.parametrize("name", list(FAULTS))
 def test_nor_where_a_fault_is_looked_into(name: str, mode: ca.CheckMode) -> None:

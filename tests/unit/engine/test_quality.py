@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import cutaway as ca
+from cutaway.adapters import TensorAdapter, load_model
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, ClassIndex
 from cutaway.contract.results import AttributionResult, Better
@@ -551,3 +552,39 @@ def test_what_cannot_be_measured_is_an_error(build: Any, asked: Attribution, fie
         ask(model, {"x": GIVEN["x"].float()}, asked, seed=SEED)
     assert field in refused.value.field
     assert text in refused.value.message
+
+
+def test_a_metric_of_removal_takes_its_own_fields_in_order() -> None:
+    """As the page writes them: what all of them have in common is named."""
+    assert ca.Sufficiency(0.1) == ca.Sufficiency(fraction=0.1)
+    assert ca.FaithfulnessCorrelation(50, 0.3) == ca.FaithfulnessCorrelation(n_samples=50, fraction=0.3)
+    assert ca.Deletion(4, baselines={"x": 1.0}).n_steps == 4
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_what_a_module_returns_has_its_rows_where_they_are(rows: int) -> None:
+    """Also with as many time steps as rows, the time first: figures are those of the rows moved to axis 0."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.rnn, self.turned, self.head = nn.GRU(4, 6), nn.Identity(), nn.Linear(6, 3)
+            self.table = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            states = self.rnn(x.transpose(0, 1))[0]
+            logits: Tensor = self.head(self.turned(states.transpose(0, 1))[:, -1])
+            return logits + self.table(x.new_zeros(5, 3))[0]
+
+    x = torch.randn(rows, 5, 4, generator=torch.Generator().manual_seed(1))
+    model = load_model(TensorAdapter(Recurrent()), "cpu")
+
+    def stability(module: str) -> Any:
+        metrics = (ca.RelativeRepresentationStability(module=module),)
+        request = ca.InspectRequest("m", attributions=(ca.Saliency(metrics=metrics),), seed=1)
+        return inspect(model, request, {"x": x}).attributions[0].metrics[0].values
+
+    np.testing.assert_allclose(stability("rnn"), stability("turned"), rtol=1e-5)
+    with pytest.raises(CutawayError, match=rf"METHOD_INAPPLICABLE .*module\].*no tensor with the {rows} rows"):
+        stability("table")

@@ -486,3 +486,13 @@ def test_programs_read_the_measures(tmp_path: Path) -> None:
     done = cutaway("batch", "compare", one, other, "--prometheus", tmp_path / "nowhere" / "drift.prom")
     assert done.returncode == 2
     assert "[--prometheus]" in done.stderr
+
+
+def test_rounding_errors_of_a_column_without_variance_are_no_drift(tmp_path: Path) -> None:
+    """Such as those of another processor: the permutations of a test see the smallest of differences."""
+    columns = {"prediction": np.arange(80) % 3, "probability": np.full(80, 0.5)}
+    one, other = (
+        planted(tmp_path / name, {**columns, "capture:fc@output": np.full((80, 3), value)}, fingerprint=name)
+        for name, value in (("one", 1.0), ("other", 1.0 + 1e-9))
+    )
+    assert alarms(compare(one, other)) == set()

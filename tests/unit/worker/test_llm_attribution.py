@@ -358,6 +358,34 @@ def test_segments_of_a_template_are_groups_of_tokens_with_a_baseline_each(
         assert {one.checks[0].verdict for one in found} == {Verdict.AGREES}
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_baselines_from_lists_are_rows_of_a_text_whose_mean_is_captums(exact: bool, gpt2: Path) -> None:
+    """Captum draws in each trial, and returns the mean; here each trial is a row, and all have a verdict."""
+    adapter, plain, trials = CausalLMAdapter({"dtype": "float64"}, directory=gpt2), by_hand(gpt2).double(), 3
+    theirs, ours = (captum.ShapleyValues, ca.ShapleyValues) if exact else (captum.FeatureAblation, ca.FeatureAblation)
+    parts, lists = [" see", " the", "a"], [["a", " the"], [" see", ":", "a"], [":", "see"]]
+    (own,), *ids = ([adapter.tokenizer.encode(each)[0] for each in texts] for texts in (":", *lists))
+    drawn = ca.ProductBaselines([*ids, [own]])(samples=trials, seed=2)
+    assert len(np.unique(drawn, axis=0)) == trials
+    passes, number = 1 + 3 * (6 if exact else 1), itertools.count()  # of a trial
+
+    def baselines() -> list[str]:
+        return [adapter.tokenizer.decode(token) for token in drawn[next(number) // passes][:3]]
+
+    right = captum.LLMAttribution(theirs(plain), adapter.tokenizer).attribute(
+        captum.TextTemplateInput("{}{}{}:", parts, baselines), TEXTS[1], num_trials=trials, use_cached_outputs=False
+    )
+    assert next(number) == trials * passes
+    given, method = prompts(adapter, " see thea:"), ours(baselines={"input_ids": drawn})
+    repeated = {name: tensor.expand(trials, -1) for name, tensor in given.items()}
+    (found,) = asked(adapter, repeated, target=ONE, attributions=(method,)).attributions
+    expected = np.append(right.seq_attr, 0)
+    np.testing.assert_allclose(found.values["input_ids"].mean(axis=0), expected, atol=1e-5 * abs(expected).max())
+    assert {check.verdict for check in found.checks} == {Verdict.AGREES}
+    with pytest.raises(InvalidArgument, match="repeat the example as often"):
+        asked(adapter, given, target=ONE, attributions=(method,))
+
+
 AS_IS = ca.LLMAttribution()
 
 

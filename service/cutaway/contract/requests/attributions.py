@@ -92,7 +92,9 @@ class ProductBaselines:
 
         baselines={"x": ca.ProductBaselines({"age": [30, 65], ("city", "zone"): [(3, 1), (5, 2)]})(samples=20)}
 
-    What it drew is sent, so that a verdict is about the same baselines, and the same call draws them again.
+    What it drew is sent, so that a verdict is about the same baselines, and the same call draws them again. Methods
+    without a distribution, such as those of a text, take a sample for each example: repeat it, as ``num_trials`` of
+    Captum does, and take the mean.
 
     Args:
         baseline_values: a list of values of each feature, in their order, or by name. A tuple of names has a list of
@@ -114,6 +116,10 @@ class ProductBaselines:
             if not len(values) or any(width > 1 and len(value) != width for value in values):
                 what = f"feature {number} has no values" if not len(values) else f"a value of {self._groups[number]}"
                 raise error(Reason.INVALID_VALUE, f"{what}: send lists, with a tuple for each group", "baselines")
+
+    def __array__(self, *_: object, **__: object) -> Array:
+        """Refuses an object that was not called."""
+        raise error(Reason.INVALID_VALUE, "call it to draw samples: ProductBaselines(...)(samples=20)")
 
     def __call__(self, samples: int = 1, seed: int = 0) -> Array:
         """Returns baselines, [samples, features], drawn from ``seed`` as Captum draws from Python's generator."""

@@ -96,7 +96,7 @@ class Imputation(StrEnum):
     """The mean of a pixel's neighbours with some noise: ROAD, Rong et al. 2022, arXiv:2202.00449."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Removal(Metric):
     """A metric that removes features in the order of their attribution.
 
@@ -118,7 +118,8 @@ class Removal(Metric):
 
 @dataclass(frozen=True)
 class Deletion(Removal):
-    """The mean of the target while features are removed, the most relevant first (MoRF): lower is better.
+    """The mean of the target, by trapezoids, while features are removed, the most relevant first (MoRF): lower is
+    better.
 
     The curve has the target with all features, and after each step. Samek et al. 2017, arXiv:1509.06321; Petsiuk et al.
     2018, arXiv:1806.07421.
@@ -132,7 +133,8 @@ class Deletion(Removal):
 
 @dataclass(frozen=True)
 class Insertion(Removal):
-    """The mean of the target while features come back to an empty input, the most relevant first: higher is better.
+    """The mean of the target, by trapezoids, while features come back to an empty input, the most relevant first:
+    higher is better.
 
     Petsiuk et al. 2018, arXiv:1806.07421.
 
@@ -145,8 +147,8 @@ class Insertion(Removal):
 
 @dataclass(frozen=True)
 class SymmetricRelevanceGain(Removal):
-    """The mean of the target while the least relevant features are removed first (LeRF), less that of `Deletion`:
-    higher is better. Blücher et al. 2024, arXiv:2401.06654.
+    """The mean of the target, by trapezoids, while the least relevant features are removed first (LeRF), less that of
+    `Deletion`: higher is better. Blücher et al. 2024, arXiv:2401.06654.
 
     The curve is the difference of both.
 

@@ -166,7 +166,7 @@ def _of_all(plan: RequestPlan, attribution: ResolvedAttribution, once: int, agai
     """Returns the passes of all scalars, noisy copies and metrics."""
     request = attribution.request
     copies = request.noise.n_samples if request.noise else 1
-    judging = metric_passes(request, once * copies)
+    judging = metric_passes(attribution, once * copies)
     target = request.target or plan.request.target
     scalars = (number_of_scalars(target, plan.inputs) if method_of(request).has_target else 0) or 1
     runs = 1 if shares_passes(attribution) else scalars

@@ -54,10 +54,24 @@ def tested_layers(plan: RequestPlan, asked: TCAV) -> dict[str, tuple[int, ...]]:
 
 
 def _find(plan: RequestPlan, asked: TCAV) -> dict[str, tuple[int, ...]]:
-    model, fields = plan.model, dict[str, str]()
+    fields = dict[str, str]()
     for number, pattern in enumerate(asked.layers):
         with at(f"concepts.layers[{number}]"):
-            fields |= dict.fromkeys(model.tree.match(pattern), f"concepts.layers[{number}]")
+            fields |= dict.fromkeys(plan.model.tree.match(pattern), f"concepts.layers[{number}]")
+    return shapes_of_rows(plan, fields)
+
+
+def shapes_of_rows(plan: RequestPlan, fields: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of one row of what each module returns, in one forward pass; the model is in a session.
+
+    Args:
+        plan: the request.
+        fields: the modules, and the field that named each.
+
+    Raises:
+        InvalidArgument: ``METHOD_INAPPLICABLE``: a module does not return one tensor of floats once, rows on axis 0.
+    """
+    model = plan.model
     axes, sites = row_axes(model, plan.inputs, list(fields)), {name: {Point.OUTPUT: ShapeSpec()} for name in fields}
     with model.passes.uncounted(), torch.no_grad(), observing(model.tree, sites) as seen, seen.forward():
         model.run(plan.inputs)

@@ -6,11 +6,12 @@ kernels take, so passes that run out of memory are halved.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, cast
 
 import torch
+from torch import nn
 
 from cutaway.contract.errors import CutawayError, Reason, error
 from cutaway.contract.requests import ExpectedGradient, PathAttribution, field_name
@@ -142,6 +143,23 @@ def rows_of_hessian(model: InspectedModel, inputs: Inputs, fewest: int) -> int:
     their sum: of a small model many, since a product takes the same time."""
     _, fitting = rows_that_fit(model, inputs, _OF_HESSIAN)
     return min(max(fitting, fewest), _MOST_OF_HESSIAN)
+
+
+def gradients_that_fit(model: InspectedModel, parameters: Sequence[nn.Parameter], rows: int, most: int) -> int:
+    """Returns of how many rows, ``most`` at most, Captum may keep the gradients of ``parameters`` at once, beside those
+    of a request's ``rows``, which it and the check keep until the end.
+
+    Raises:
+        ResourceExhausted: ``OUT_OF_MEMORY``: not of one.
+    """
+    of_row, size = sum(each.nbytes for each in parameters), sum(each.numel() for each in parameters)
+    kept = rows * (of_row + 8 * size)  # the check's are float64
+    fitting = most if model.request_bytes is None else (model.request_bytes - kept) // (2 * of_row)
+    if fitting < 1:
+        advice = f"name a smaller layer,{' send fewer rows,' * (rows > 1)} {_MORE}"
+        what = f"gradients of {size:,} parameters, of {_plural(rows)} and a training row, need more memory than is free"
+        raise error(Reason.OUT_OF_MEMORY, f"{what}: {advice}", "influence.layer")
+    return min(most, fitting)
 
 
 def _row_bytes(model: InspectedModel, inputs: Inputs, backward: bool) -> int:

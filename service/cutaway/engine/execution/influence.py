@@ -16,8 +16,8 @@ from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.requests import CheckMode, Influence, InfluenceMethod, Point
 from cutaway.contract.results import Cause, Check, InfluenceResult, InspectResult, Verdict
 from cutaway.contract.values import changed
-from cutaway.engine.execution.concepts import model_doubt, translated_errors
-from cutaway.engine.execution.fitting import rows_of_hessian
+from cutaway.engine.execution.concepts import model_doubt, shapes_of_rows, translated_errors
+from cutaway.engine.execution.fitting import gradients_that_fit, rows_of_hessian
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
@@ -116,22 +116,26 @@ class _Influenced:
         factor = asked.learning_rate if self._row.has_checkpoints else 1.0
         self._rates = [factor * each.learning_rate for each in checkpoints] or [factor]
         self._states = [each.read() for each in checkpoints]
-        self._asymmetry, self._hessian_rows = 0.0, MOST_ROWS
+        self._asymmetry, self._batch = 0.0, MOST_ROWS
         if self._row.has_hessian:
-            self._hessian_rows = rows_of_hessian(self._model, training, MOST_ROWS)
+            self._batch = rows_of_hessian(self._model, training, MOST_ROWS)
         self._parameters, self._own_backward = list[nn.Parameter](), cast("list[str] | None", None)
         if not self._row.is_similarity:
             self._labels = self._all_labels(main)
             self._model.guard.enable_gradients()
             self._parameters = self._reached()
+        if self._method is InfluenceMethod.TRACIN:
+            self._batch = gradients_that_fit(self._model, self._parameters, self._plan.rows, MOST_ROWS)
 
     def result(self) -> InfluenceResult:
         """Returns the rows that helped and harmed most, with the verdict."""
-        if self._row.is_similarity and len({len(each) for each in self._vectors([0, self._count])}) > 1:
-            what = "the module returns other sizes for training rows than for the request's: name one behind a pooling"
-            raise error(Reason.INPUT_SHAPE, what, "influence.layer")
+        if self._row.is_similarity:
+            shapes_of_rows(self._plan, {self._layer: "influence.layer"})
+            if len({len(each) for each in self._vectors([0, self._count])}) > 1:
+                what = "the module returns other sizes for training rows than for the request's"
+                raise error(Reason.INPUT_SHAPE, f"{what}: name one behind a pooling", "influence.layer")
         least = self._least() if self._row.has_hessian else 0.0
-        with translated_errors("influence"), self._on_device(), ExitStack() as loaded:
+        with translated_errors("influence"), self._model.device, ExitStack() as loaded:
             found, judged = self._row.scores(self._as_captum_takes_them(least, loaded), self._asked)
         scores, own = found.detach().double().cpu(), None if judged is None else judged.detach().double().cpu()
         nearest = -1 if self._method is InfluenceMethod.EUCLIDEAN else 1
@@ -155,8 +159,10 @@ class _Influenced:
             InvalidArgument: ``TARGET_MISMATCH`` or ``TARGET_RANGE``.
         """
         classes, output = main.target_classes, main.outputs.get(self._target.source)
-        if classes is None or output is None or output.ndim != 2:
-            what = "the loss is the cross-entropy of [rows, classes]: let the target be a class of such an output"
+        if classes is None or output is None or output.ndim != 2 or output.shape[1] < 2:
+            what = (
+                "the loss is the cross-entropy of [rows, classes]: name one of several classes as target, or ask cosine"
+            )
             raise error(Reason.TARGET_MISMATCH, what, "target")
         labels = torch.tensor(self._asked.labels, dtype=torch.int64, device=self._model.device)
         if len(labels) != self._count:
@@ -241,11 +247,8 @@ class _Influenced:
             load=load,
             give_way=self._model.give_way,
             least=least,
-            hessian_rows=self._hessian_rows,
+            batch=self._batch,
         )
-
-    def _on_device(self) -> torch.device:
-        return self._model.device  # a context in which new tensors lie there
 
     def _own_numbers(self) -> Sequence[int]:
         return range(self._count, self._count + self._plan.rows)
@@ -278,7 +281,7 @@ class _Influenced:
             FailedPrecondition: ``NOT_DIFFERENTIABLE``: an operator of the model has no second derivative.
         """
         found, parameters = torch.zeros_like(directions), self._parameters
-        for numbers in torch.arange(self._count).split(self._hessian_rows):
+        for numbers in torch.arange(self._count).split(self._batch):
             self._model.give_way()
             loss, why = self._losses(numbers).sum(), Reason.NOT_DIFFERENTIABLE
             with at("influence.method"), failures_of("the model's second derivative", reason=why):
@@ -343,18 +346,19 @@ class _Influenced:
         basis, found = krylov(
             lambda vector: self._curved(vector[None])[0], self._first(), self._asked.iterations, least
         )
-        restricted = self._symmetric(found)
+        restricted, known = self._symmetric(found), len(found)
+        room = min(size, 2 * known)  # rounding errors lead out of the space
+        padded = torch.block_diag(restricted, torch.zeros(room - known, room - known, dtype=torch.float64))
+        error_of_product = rounding * float(restricted.norm(2)) / room**0.5
 
         def rounded(vector: Tensor) -> Tensor:
-            image = restricted @ vector
-            noise = torch.randn(len(image), generator=draw, dtype=torch.float64) / len(image) ** 0.5
-            found: Tensor = image + rounding * image.norm() * noise
-            return found
+            noise = torch.randn(room, generator=draw, dtype=torch.float64)
+            image: Tensor = padded @ vector + error_of_product * noise
+            return image
 
-        first = torch.eye(len(restricted), dtype=torch.float64)[0]
-        again, moved = krylov(rounded, first, len(restricted) + 1, 0.0)
+        again, moved = krylov(rounded, torch.eye(room, dtype=torch.float64)[0], known + 1, 0.0)
         return partial(_through, basis, self._root(restricted)), partial(
-            _through, basis, again @ self._root(symmetric(moved))
+            _through, basis, again[:known] @ self._root(symmetric(moved))
         )
 
     def _symmetric(self, hessian: Tensor) -> Tensor:
@@ -375,7 +379,7 @@ class _Influenced:
         if outputs * inputs <= self._asked.dimension:
             return lambda vectors: vectors
         sizes = [min(int(self._asked.dimension**0.5), length) for length in (outputs, inputs)]
-        with seeded(self._asked.seed, self._model.device), self._on_device():
+        with seeded(self._asked.seed, self._model.device), self._model.device:
             torch.empty((), dtype=torch.int64, device="cpu").random_()  # which Captum's data loader draws before
             drawn = [
                 torch.normal(torch.zeros(length, size), size**-0.5).to(self._model.dtype).double().cpu()
@@ -450,7 +454,8 @@ class _Influenced:
         elif not worst <= tolerance:
             verdict, cause, reason = Verdict.DISAGREES, Cause.UNKNOWN, self._row.fault
             if min(worst, 1.0) <= _EXCUSED * moves:
-                reason = "rounding errors of the Hessian move scores as far: ask for a larger damping"
+                remedy = " or fewer iterations" if self._method is InfluenceMethod.ARNOLDI else ""
+                reason = f"rounding errors of the Hessian move scores as far: ask for a larger damping{remedy}"
                 verdict, cause = Verdict.INCONCLUSIVE, Cause.CANCELLATION
         elif self._own_backward:
             reason = f"nothing proves the second derivative of {self._own_backward[0]}, a function of the model's own"

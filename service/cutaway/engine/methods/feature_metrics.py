@@ -80,7 +80,7 @@ def of_rows(problem: AttributionProblem, name: str, value: Tensor) -> Tensor:
     """
     if value.shape[:1] != (problem.rows,):
         raise spec.inapplicable(
-            f"the attribution {name!r} has shape {list(value.shape)}, whose axis 0 is not the batch of "
+            f"{name or 'the output'!r} has shape {list(value.shape)}, whose axis 0 is not the batch of "
             f"{problem.rows}: the metric is one number for each example"
         )
     return value.detach().reshape(problem.rows, -1)

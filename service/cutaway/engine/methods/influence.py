@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from captum.influence import NaiveInfluenceFunction, SimilarityInfluence, TracInCP, TracInCPFast, TracInCPFastRandProj
-from captum.influence._core.arnoldi_influence_function import ArnoldiInfluenceFunction
+from captum.influence._core import arnoldi_influence_function
 from captum.influence._core.similarity_influence import cosine_similarity, euclidean_distance
 from captum.influence._utils import common
 from captum.influence._utils.nearest_neighbors import NearestNeighbors
@@ -65,7 +66,7 @@ class Rows(NamedTuple):
         load: puts the weights of a checkpoint, by its number, into the model; without any its own.
         give_way: lets other requests run between two batches.
         least: the norm of a new vector at which Arnoldi's iteration ends.
-        hessian_rows: the rows of a pass behind a Hessian.
+        batch: the rows of a pass behind a Hessian, or whose gradients are kept at once.
     """
 
     run: Callable[[Tensor], Tensor]
@@ -79,7 +80,7 @@ class Rows(NamedTuple):
     load: Callable[[int], object] = lambda _: None
     give_way: Callable[[], object] = lambda: None
     least: float = 0.0
-    hessian_rows: int = MOST_ROWS
+    batch: int = MOST_ROWS
 
     @property
     def asked(self) -> Tensor:
@@ -104,7 +105,7 @@ class Rows(NamedTuple):
             self.load(number)
             return self.rates[number]
 
-        return {"checkpoints": [*range(len(self.rates))], "checkpoints_load_func": load, "batch_size": MOST_ROWS}
+        return {"checkpoints": [*range(len(self.rates))], "checkpoints_load_func": load, "batch_size": self.batch}
 
 
 class _Data(torch.utils.data.TensorDataset):
@@ -118,6 +119,15 @@ class _Data(torch.utils.data.TensorDataset):
         """Returns a row, before which others may run: no pass is under way."""
         self._give_way()
         return tuple(tensor[index] for tensor in self.tensors)
+
+
+class _Part(Tensor):
+    """A part of a vector of parameters, in the place of one of them; a module may assign it to where it is, as
+    ``self.scale *= 0.9`` does: PyTorch takes only a parameter there, and only a leaf of the graph."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as PyTorch's Parameter
+    _is_param = True
+    grad_fn = None
 
 
 class _Numbered(nn.Module):
@@ -144,7 +154,10 @@ class _Numbered(nn.Module):
         it runs, such as ``nn.Embedding(max_norm=...)``, would change that vector, and cut it off from its derivatives:
         PyTorch's Hessian is then 0 everywhere. So the model gets copies.
         """
-        copies = {name: part.clone() for name, part in super().named_parameters() if part._is_view()}
+        parts: Iterator[tuple[str, Any]] = super().named_parameters()
+        copies: dict[str, Tensor] = {
+            name: part.clone().as_subclass(_Part) for name, part in parts if not isinstance(part, nn.Parameter)
+        }
         output: Tensor = torch.func.functional_call(self, copies, (numbers,)) if copies else self._run(numbers)
         return output
 
@@ -209,9 +222,35 @@ def _symmetric_eigenvalues(hessian: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(hessian.dtype), vectors.to(hessian.dtype)
 
 
-_SYMMETRIC: ProcessSetting[Any] = ProcessSetting(
-    lambda: common._eig_helper, partial(setattr, common, "_eig_helper"), _symmetric_eigenvalues
-)
+def _replaced(module: ModuleType, name: str, function: Callable[..., Any]) -> ProcessSetting[Any]:
+    return ProcessSetting(lambda: getattr(module, name), partial(setattr, module, name), function)
+
+
+_SYMMETRIC = _replaced(common, "_eig_helper", _symmetric_eigenvalues)
+
+
+_PLAIN_ARNOLDI = arnoldi_influence_function._parameter_arnoldi
+
+
+def _arnoldi_in_double(product: Callable[[Any], Any], first: Any, *options: Any) -> tuple[list[Any], Tensor]:
+    """Runs Captum's iteration with its vectors in float64; the products stay those of the model's type.
+
+    In float32 the vectors lose their right angles where a layer has few parameters, and scores are wrong by as much as
+    their size.
+    """
+    dtype = first[0].dtype
+
+    def cast(vector: Any, to: torch.dtype) -> Any:
+        return tuple(part.to(to) for part in vector)
+
+    def wide(vector: Any) -> Any:
+        return cast(product(cast(vector, dtype)), torch.float64)
+
+    basis, hessian = _PLAIN_ARNOLDI(wide, cast(first, torch.float64), *options)
+    return [cast(vector, dtype) for vector in basis], hessian.to(dtype)
+
+
+_IN_DOUBLE = _replaced(arnoldi_influence_function, "_parameter_arnoldi", _arnoldi_in_double)
 
 
 def _by_hessian(kind: Callable[..., Any], *options: str) -> Callable[[Rows, Influence], Scores]:
@@ -219,7 +258,7 @@ def _by_hessian(kind: Callable[..., Any], *options: str) -> Callable[[Rows, Infl
 
     def scores(rows: Rows, asked: Influence) -> Scores:
         own = {"arnoldi_dim": asked.iterations, "arnoldi_tol": rows.least}
-        with _SYMMETRIC.applied():
+        with _SYMMETRIC.applied(), _IN_DOUBLE.applied():
             captum = kind(
                 _Numbered(rows, module=rows.module),
                 rows.data,
@@ -227,7 +266,7 @@ def _by_hessian(kind: Callable[..., Any], *options: str) -> Callable[[Rows, Infl
                 lambda _, number: rows.load(number),
                 loss_fn=nn.CrossEntropyLoss(reduction="none"),
                 batch_size=MOST_ROWS,
-                hessian_dataset=torch.utils.data.DataLoader(rows.data, rows.hessian_rows),
+                hessian_dataset=torch.utils.data.DataLoader(rows.data, rows.batch),
                 projection_dim=asked.dimension,
                 seed=asked.seed,
                 hessian_reg=asked.damping,
@@ -277,7 +316,9 @@ METHODS = {
     ),
     InfluenceMethod.INFLUENCE_FUNCTION: Method(_by_hessian(NaiveInfluenceFunction), _OF_HESSIAN, has_hessian=True),
     InfluenceMethod.ARNOLDI: Method(
-        _by_hessian(ArnoldiInfluenceFunction, "arnoldi_dim", "arnoldi_tol"), _OF_HESSIAN, has_hessian=True
+        _by_hessian(arnoldi_influence_function.ArnoldiInfluenceFunction, "arnoldi_dim", "arnoldi_tol"),
+        _OF_HESSIAN,
+        has_hessian=True,
     ),
     InfluenceMethod.COSINE: Method(_similar(cosine_similarity), _OF_OUTPUTS, is_similarity=True, has_own=False),
     InfluenceMethod.EUCLIDEAN: Method(_similar(euclidean_distance), _OF_OUTPUTS, is_similarity=True, has_own=False),

@@ -18,6 +18,7 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import CheckMode, Metric
 from cutaway.contract.results import Better, Cause, Check, MetricResult, RowCheck, TokenAttribution, Verdict
+from cutaway.engine.hooks.axes import known_row_axes
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import calling_first
 from cutaway.engine.hooks.recording import in_backward
@@ -28,6 +29,7 @@ from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.passes.features import baselines, feature_numbers
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
+    ResolvedAttribution,
     Values,
     cached_per_problem,
     interleave_copies,
@@ -95,13 +97,12 @@ def outlines(problem: AttributionProblem) -> tuple[MetricResult, ...]:
     return tuple(found)
 
 
-def metric_passes(request: requests.Attribution, explanation: int) -> int:
-    """Returns how many passes all metrics of ``request`` take at most; an explanation takes ``explanation``.
+def metric_passes(attribution: ResolvedAttribution, explanation: int) -> int:
+    """Returns how many passes all metrics of ``attribution`` take at most; an explanation takes ``explanation``.
 
     Metrics with the same ball share its explanations.
     """
-    chosen = () if request.quality is None else _defaults(request.quality)
-    asked = (*request.metrics, *chosen)
+    asked = (*attribution.request.metrics, *_of_quality(attribution))
     balls = {
         (metric.n_samples, metric.radius): metric.n_samples * explanation
         for metric in asked
@@ -116,7 +117,7 @@ def _defaults(quality: requests.Quality) -> tuple[Metric, ...]:
     return tuple(kind() for kind in METRICS if not issubclass(kind, (*needed, *weights)))
 
 
-def _of_quality(problem: AttributionProblem) -> Iterator[Metric]:
+def _of_quality(problem: ResolvedAttribution) -> Iterator[Metric]:
     """Yields the metrics of the request's `Quality` that apply, as far as that is known before anything runs."""
     request = problem.request
     for metric in () if request.quality is None else _defaults(request.quality):
@@ -150,9 +151,6 @@ def refuse_metric(
             spec.refuse_samples(metric.n_samples)
         if not 1 <= getattr(metric, "n_steps", 1) <= _MOST_STEPS:
             raise error(Reason.INVALID_VALUE, f"{metric.n_steps} steps; from 1 to {_MOST_STEPS}", "n_steps")
-        for name in ("stdev", "radius", "shift"):
-            if not 0 < getattr(metric, name, 1.0) < math.inf:
-                raise error(Reason.INVALID_VALUE, f"{getattr(metric, name)}; a finite number above 0", name)
         if isinstance(metric, requests.RelativeRepresentationStability):
             with at("module"):
                 model.tree.resolve(metric.module)
@@ -268,10 +266,14 @@ def _classes(problem: AttributionProblem) -> Tensor:
 def _representation(metric: requests.RelativeRepresentationStability, problem: AttributionProblem) -> Tensor:
     module = problem.model.tree.resolve(metric.module)
     calls = observe_forward(problem, {module: watching(requests.Point.OUTPUT)})[module]
-    tensors = [tensor for call in calls for tensor in call.at(requests.Point.OUTPUT).values()]
-    if not tensors:
-        raise error(Reason.METHOD_INAPPLICABLE, f"{metric.module!r} returned no tensor", "module")
-    return of_rows(problem, module, tensors[0]).double().to(problem.model.device)
+    seen = [(number, *each) for number, call in enumerate(calls) for each in call.at(requests.Point.OUTPUT).items()]
+    number, path, first = seen[0] if seen else (0, "", torch.empty(()))
+    place, axes = (requests.Point.OUTPUT, path, number), known_row_axes(problem.model, problem.inputs)
+    axis = axes.of(module, place, first.shape, problem.rows)
+    if axis is None:
+        what = f"{metric.module!r} returned no tensor with the {problem.rows} rows on an axis"
+        raise error(Reason.METHOD_INAPPLICABLE, what, "module")
+    return first.movedim(axis, 0).reshape(problem.rows, -1).double().to(problem.model.device)
 
 
 # Randomisation: the explanation of a model with other weights, and that of another class.

@@ -4,7 +4,8 @@ They are compared by identity between passes, and tensors by their version count
 what the model's own code reads. What that code only writes, such as a count of its calls for others, stays: no output
 can depend on it.
 
-Which parameters a forward writes to, `ParameterWrites` finds, operator by operator, before they are written.
+`Bindings` gives buffers and parameters their names back. Which parameters a forward writes to, `ParameterWrites` finds,
+operator by operator, before they are written.
 """
 
 from __future__ import annotations
@@ -210,6 +211,33 @@ class PlainState:
         own += [vars(type(value)) for values in own for value in values.values() if self._container(value) is not None]
         known: set[CodeType] = set()
         return frozenset(name for values in own for value in values.values() for name in _names_read(value, known))
+
+
+class Bindings:
+    """The buffers and parameters of a model's modules by their names, which a forward may give to other tensors."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._buffers = [(owner._buffers, *each) for owner in modules for each in owner._buffers.items()]
+        named = [(owner._parameters, *each) for owner in modules for each in owner._parameters.items()]
+        self._parameters = [each for each in named if each[2] is not None]
+
+    @property
+    def has_same_buffers(self) -> bool:
+        """Whether each buffer's name is still of the same tensor."""
+        return all(table.get(name) is buffer for table, name, buffer in self._buffers)
+
+    def accept(self) -> None:
+        """Takes parameters that their owner has exchanged between two requests."""
+        self._parameters = [(table, name, table.get(name, before)) for table, name, before in self._parameters]
+
+    def restore(self) -> None:
+        """Gives each name its tensor; a tensor that a functional call has put in the place of a parameter stays."""
+        for buffers, name, buffer in self._buffers:
+            buffers[name] = buffer
+        for table, name, parameter in self._parameters:
+            now = table.get(name, parameter)
+            if now is not parameter and (now is None or nn.Parameter in type(now).__mro__):
+                table[name] = parameter
 
 
 class ParameterWrites(TorchFunctionMode):

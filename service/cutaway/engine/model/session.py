@@ -16,7 +16,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from cutaway.contract.errors import Reason, error, release_frames
 from cutaway.contract.results import InspectResult, Progress, Timings
-from cutaway.engine.model.plain_state import ParameterWrites, PlainState, is_of_a_pass
+from cutaway.engine.model.plain_state import Bindings, ParameterWrites, PlainState, is_of_a_pass
 from cutaway.engine.runtime.layouts import is_array
 
 # Deadline and cancellation of a call: no further pass begins for a caller that no longer waits. Running passes are
@@ -303,7 +303,7 @@ class StateGuard:
     def __init__(self, module: nn.Module) -> None:
         self._modules = list(module.modules())
         self._parameters = list(module.parameters())
-        self._bindings = [(owner, name, tensor) for owner in self._modules for name, tensor in owner._buffers.items()]
+        self._bindings = Bindings(self._modules)
         self._written = [*module.buffers(), *_renormalised(self._modules)]
         pristine = [(tensor, tensor.detach().clone()) for tensor in self._written]
         arrays = [pair for pair in pristine if is_array(pair[0])]
@@ -332,6 +332,7 @@ class StateGuard:
 
         if not self._depth:
             self._plain.accept()
+            self._bindings.accept()
             self._flags = flags
         self._depth += 1
         with ExitStack() as ends:
@@ -418,9 +419,8 @@ class StateGuard:
 
     def is_untouched(self) -> bool:
         """Returns whether no pass has written to what `reset` restores: a graph may refer to it."""
-        bound = all(owner._buffers[name] is tensor for owner, name, tensor in self._bindings)
         pairs = [*zip(*self._arrays), *self._others]
-        return bound and self._plain.is_same and all(
+        return self._bindings.has_same_buffers and self._plain.is_same and all(
             tensor.grad_fn is None and torch.equal(tensor, values) for tensor, values in pairs
         )  # fmt: skip
 
@@ -472,8 +472,7 @@ class StateGuard:
         for module in self._modules:
             if module.training:
                 module.training = False
-        for owner, name, tensor in self._bindings:
-            owner._buffers[name] = tensor
+        self._bindings.restore()
         with torch.no_grad():
             for tensor in self._written:
                 if tensor.grad_fn is not None:  # written to in place by a differentiable operation

@@ -113,6 +113,8 @@ def refuse_shape(name: str, array: Array, like: Tensor) -> None:
     """Refuses an array that has neither one row for all rows of ``like``, nor one for each."""
     if array.shape[1:] != like.shape[1:] or array.shape[:1] not in ((1,), like.shape[:1]):
         either = f"send one row for all, {[1, *like.shape[1:]]}, or one an example, {list(like.shape)}"
+        if len(like) == 1 and array.shape[1:] == like.shape[1:]:
+            either += "; for the mean over several, repeat the example as often"
         raise error(Reason.INPUT_SHAPE, f"{list(array.shape)}; {either}", name)
 
 

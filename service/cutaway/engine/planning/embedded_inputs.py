@@ -172,6 +172,10 @@ _MOST_NUMBERS = 1 << 26
 """The most numbers of the vectors of Arnoldi's iteration, one of all parameters for each step; 8 bytes each."""
 
 
+_FEWEST = 3
+"""The fewest steps of Arnoldi's iteration: it finds one eigenvalue fewer."""
+
+
 def _refuse_hessian(model: InspectedModel, asked: requests.Influence, owner: nn.Module) -> None:
     """Refuses a Hessian that is too large.
 
@@ -185,11 +189,12 @@ def _refuse_hessian(model: InspectedModel, asked: requests.Influence, owner: nn.
     most = _MOST_PARAMETERS
     what = f"a Hessian of {size:,} parameters: at most {most:,} are allowed; name a smaller layer, or ask arnoldi"
     if asked.method == requests.InfluenceMethod.ARNOLDI:
-        if asked.iterations < 3:
-            raise error(Reason.INVALID_VALUE, f"{asked.iterations}; at least 3", "influence.iterations")
+        if asked.iterations < _FEWEST:
+            raise error(Reason.INVALID_VALUE, f"{asked.iterations}; at least {_FEWEST}", "influence.iterations")
         most = _MOST_NUMBERS // asked.iterations
         what = f"{asked.iterations} iterations with {size:,} parameters: at most {most:,} are allowed"
-        what += f"; name a smaller layer, or ask for {_MOST_NUMBERS // size} iterations" if size else ""
+        fewer = _MOST_NUMBERS // max(1, size)
+        what += "; name a smaller layer" + (f", or ask for {fewer} iterations" if fewer >= _FEWEST else "")
     if size > most:
         raise error(Reason.METHOD_INAPPLICABLE, what, "influence.layer" if asked.layer else "influence.method")
 

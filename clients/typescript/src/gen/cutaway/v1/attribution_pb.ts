@@ -2124,7 +2124,7 @@ export const SensitivityMaxSchema: GenMessage<SensitivityMax> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_attribution, 54);
 
 /**
- * The mean of the target while features are removed, the most relevant first.
+ * The mean of the target, by trapezoids, while features are removed, the most relevant first.
  *
  * @generated from message cutaway.v1.Deletion
  */
@@ -2167,7 +2167,7 @@ export const DeletionSchema: GenMessage<Deletion> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_attribution, 55);
 
 /**
- * The mean of the target while features come back, the most relevant first.
+ * The mean of the target, by trapezoids, while features come back, the most relevant first.
  *
  * @generated from message cutaway.v1.Insertion
  */
@@ -2210,7 +2210,7 @@ export const InsertionSchema: GenMessage<Insertion> = /*@__PURE__*/
   messageDesc(file_cutaway_v1_attribution, 56);
 
 /**
- * The mean of the target while the least relevant features are removed first, less that of `Deletion`.
+ * The mean of the target, by trapezoids, while the least relevant features are removed first, less that of `Deletion`.
  *
  * @generated from message cutaway.v1.SymmetricRelevanceGain
  */
