@@ -318,7 +318,6 @@ def test_a_server_lists_operators_and_takes_their_addresses() -> None:
             assert set(result.captures[each.address].calls[0].leaves) == set(POINTS)
 
 
-@pytest.mark.xfail(reason="a gap: globs of operators know a shared module by its own name only")
 def test_a_glob_matches_any_name_of_a_shared_module() -> None:
     """As globs of modules do; the reply has the module's own name."""
     assert addresses(ask(shared_build(), ROW, captures=(ca.Capture(op="oth*:add#0"),))) == {"block:add#0": 2}

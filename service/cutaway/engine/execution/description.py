@@ -9,7 +9,7 @@ tensors, which are the same in both, from those of code that PyTorch does not sh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,6 +26,7 @@ from cutaway.engine.hooks.observe import observing, tracing
 from cutaway.engine.hooks.operators import Operators, inplace_target, operator_name
 from cutaway.engine.hooks.recording import RecordedCall, Recording, inside_hook
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text
+from cutaway.engine.model.module_tree import ModuleTree
 from cutaway.engine.runtime.layouts import arrays_of, has_array, is_array
 from cutaway.engine.runtime.numerics import Path, leaves, map_leaves
 
@@ -72,7 +73,7 @@ def trace_data_flow(model: InspectedModel, example: Inputs | None) -> tuple[resu
 
 def _traced(model: InspectedModel, example: Inputs, constants: Sequence[Tensor] | None) -> DataFlow:
     recording = Recording()
-    flow = DataFlow(recording, model.tree.modules, constants)
+    flow = DataFlow(recording, model.tree, constants)
 
     def call(given: Inputs) -> Any:
         flow.begin(given)
@@ -116,7 +117,7 @@ class DataFlow(Operators):
 
     Args:
         recording: keeps the errors.
-        modules: those of the model, by name.
+        tree: the modules.
         constants: tensors of the model's own; None takes all for such that no part returned, and lists them.
 
     Attributes:
@@ -124,10 +125,8 @@ class DataFlow(Operators):
         unknown: the tensors that no part returned, without ``constants``.
     """
 
-    def __init__(
-        self, recording: Recording, modules: Mapping[str, nn.Module], constants: Sequence[Tensor] | None
-    ) -> None:
-        super().__init__(recording, partial(HookSite, recording), modules, {}, {})
+    def __init__(self, recording: Recording, tree: ModuleTree, constants: Sequence[Tensor] | None) -> None:
+        super().__init__(recording, partial(HookSite, recording), tree, {}, {})
         self.edges: dict[results.DataEdge, None] = {}
         self.unknown: list[Tensor] = []
         self._constants = None if constants is None else {id(tensor) for tensor in constants}

@@ -40,7 +40,7 @@ def resolve_operators(plan: RequestPlan, recording: Recording) -> CaptureSites:
     for name, specs in plan.sites.items():
         addresses = [name]
         if is_address(name):
-            matches = operator_matcher(name) if is_glob(name) else None
+            matches = operator_matcher(plan.model.tree, name) if is_glob(name) else None
             ran = recording.operators if matches else [name] if recording.calls[name] else []
             addresses = [address for address in ran if matches is None or matches(address)]
         if not addresses:

@@ -105,7 +105,7 @@ def observing(
         if addresses:
             own_specs = {name: sites[name] for name in addresses if name in sites}
             own_edits = {name: changes[name] for name in addresses if name in changes}
-            operators = Operators(seen, new_site, tree.modules, own_specs, own_edits)
+            operators = Operators(seen, new_site, tree, own_specs, own_edits)
             handles.extend(_scope_hooks(tree, operators))
             ends.enter_context(operators)
         for name in names:

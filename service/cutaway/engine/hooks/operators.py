@@ -35,7 +35,7 @@ from cutaway.engine.hooks.capture_spec import CaptureSpec, merge_specs
 from cutaway.engine.hooks.edits import NumberedEdit
 from cutaway.engine.hooks.hook_site import INCOMING, OUTGOING, HookSite, shares_memory
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward, inside_hook
-from cutaway.engine.model.module_tree import glob_matcher, is_glob
+from cutaway.engine.model.module_tree import ModuleTree, glob_matcher, is_glob
 from cutaway.engine.runtime.numerics import argument_tensors, leaves, map_leaves, replace_arguments
 
 # Names of PyTorch functions in operator addresses, and the functions that are not operators.
@@ -79,10 +79,19 @@ def is_address(name: str) -> bool:
     return "#" in name and re.search(r":[^:.#]+#[\d*?]+\Z", name) is not None
 
 
-def operator_matcher(glob: str) -> Callable[[str], bool]:
-    """Returns a function that tells whether an address matches ``glob``; that of weights must be named by it."""
+def operator_matcher(tree: ModuleTree, glob: str) -> Callable[[str], bool]:
+    """Returns a function that tells whether ``glob`` matches an address by any name of its module.
+
+    An address of weights must be named by it.
+    """
     matches, of_weights = glob_matcher(glob), names_weights(glob)
-    return lambda address: names_weights(address) == of_weights and matches(address)
+
+    def matches_any(address: str) -> bool:
+        own, _, operator = address.rpartition(":")
+        names = own, *tree.aliases.get(own, ())
+        return names_weights(address) == of_weights and any(matches(f"{name}:{operator}") for name in names)
+
+    return matches_any
 
 
 def nearest_addresses(address: str, ran: Sequence[str]) -> str:
@@ -112,7 +121,7 @@ class Operators(TorchFunctionMode):
     Args:
         recording: where to record.
         new_site: creates the site of an address.
-        modules: those of the model, by name.
+        tree: the modules.
         specs: what to capture, by address or glob.
         edits: the edits, by address.
     """
@@ -121,15 +130,15 @@ class Operators(TorchFunctionMode):
         self,
         recording: Recording,
         new_site: SiteFactory,
-        modules: Mapping[str, nn.Module],
+        tree: ModuleTree,
         specs: Mapping[str, Mapping[Point, CaptureSpec]],
         edits: Mapping[str, Sequence[NumberedEdit]],
     ) -> None:
         super().__init__()
         self._recording = recording
         self._new_site = new_site
-        self._modules = modules
-        self._globs = [(operator_matcher(glob), specs[glob]) for glob in specs if is_glob(glob)]
+        self._modules = tree.modules
+        self._globs = [(operator_matcher(tree, glob), specs[glob]) for glob in specs if is_glob(glob)]
         self._specs = {address: specs[address] for address in specs if not is_glob(address)}
         self._edits = edits
         self._sites = {address: self._create_site(address) for address in {**self._specs, **edits}}
