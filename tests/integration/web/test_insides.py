@@ -362,7 +362,7 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
     logits = plain.predictions["output"][0].astype(np.float64), edited.predictions["output"][0].astype(np.float64)
     before, after = (np.exp(each - each.max()) / np.exp(each - each.max()).sum() for each in logits)
     order = np.argsort(-before)
-    shown = np.array(answered.values(".before-after td[data-value]")).reshape(-1, 2)
+    shown = np.array(answered.values(".before-after [data-value]")).reshape(-1, 2)
     assert np.allclose(shown, np.stack([before, after], 1)[order], atol=1e-6)
     one, other = (each.captures["relu3"].output for each in (plain, edited))
     changes = dict(
@@ -377,6 +377,21 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
     answered.page.select_option("label:has-text('How') select", "scale")
     answered.page.locator(".slider input").fill("1")
     until(lambda: set(answered.values("section:has(#downstream) td.number")) == {0.0})
+
+
+def test_a_table_that_is_too_wide_is_scrolled_by_keys(answered: Inspector) -> None:
+    """And does not make the page wider than a narrow window."""
+    answered.go("Edits")
+    answered.page.select_option("label:has-text('How') select", "zero")
+    answered.page.wait_for_selector(".before-after")
+    answered.page.set_viewport_size({"width": 390, "height": 800})
+    assert answered.page.evaluate("document.documentElement.scrollWidth") <= 390
+    table = answered.page.locator(".wide:has(.before-after)")
+    assert table.evaluate("table => table.scrollWidth > table.clientWidth")
+    assert answered.serious() == []
+    table.focus()
+    table.press("ArrowRight")
+    until(lambda: table.evaluate("table => table.scrollLeft > 0"))
 
 
 @pytest.mark.slow
@@ -512,7 +527,7 @@ def test_nothing_of_another_model_or_question_is_shown(answered: Inspector) -> N
     answered.ask()
     answered.go("Edits")
     answered.page.wait_for_selector("section:has(#downstream) .named-bars")  # the change is tried on the new image
-    before = answered.values(".before-after td[data-value]")[0]
+    before = answered.values(".before-after [data-value]")[0]
     answered.go("Ask")
     assert before == pytest.approx(max(answered.values(".prediction td.number")), abs=1e-6)
     answered.choose("named")

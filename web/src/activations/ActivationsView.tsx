@@ -5,7 +5,7 @@ import { useMemo, useState } from "preact/hooks";
 import { FLOATING } from "../ask/ways.js";
 import { layoutOf } from "../measures/index.js";
 import { capturing, leavesOf, requestAt, spread } from "../models/places.js";
-import { draft, exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/index.js";
+import { ask, draft, exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/index.js";
 import { Button, Empty, Panel, shapeText, Statistics } from "../ui/index.js";
 import { Channels } from "./Channels.js";
 import { Sequence } from "./Sequence.js";
@@ -16,7 +16,7 @@ import "./activations.css";
 const MOST_LAYERS = 64;
 
 /** Shows one capture, and lets a person choose which. */
-export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
+export function ActivationsView({ asked, row }: ViewProps): preact.JSX.Element {
   const { captured } = asked.reply;
   const [wanted, setWanted] = useState("");
   const [sought, setSought] = useState(0);
@@ -30,7 +30,7 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
   const known = captured.filter(({ point }) => point === HookPoint.OUTPUT).map(({ module }) => module);
   const further = spread(layers, MOST_LAYERS).filter((name) => !known.includes(name));
   const more = (point: HookPoint, modules: readonly string[]): void =>
-    ask(capturing(draft.value, ...[...new Set(modules)].map((each) => requestAt(each, point))));
+    void ask(capturing(draft.value, ...[...new Set(modules)].map((each) => requestAt(each, point))));
   const leftOut = layers.length > MOST_LAYERS ? `${String(MOST_LAYERS)} of the ${String(layers.length)} layers` : "";
   const all = leftOut ? `Capture ${leftOut}` : "Capture every layer";
   const everyLayer = (): void => more(HookPoint.OUTPUT, further);
@@ -82,7 +82,7 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
         {part.values.length > 0 && (
           <View
             key={`${one.name} ${sought}`}
-            {...{ asked, row, ask, part }}
+            {...{ asked, row, part }}
             captured={one}
             axes={axesAt(asked, one, part)}
           />

@@ -9,9 +9,9 @@ import { capturing, requestAt } from "../models/places.js";
 import { Canvas, Legend, Picture } from "../pictures/Picture.js";
 import { pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
 import { savePng } from "../pictures/saving.js";
-import { draft, targetText } from "../state/index.js";
-import { Button, Choice, Pager, short, Slider, Statistics } from "../ui/index.js";
-import { Measured } from "./Measured.js";
+import { ask, draft, targetText } from "../state/index.js";
+import { Button, Choice, Paged, short, Slider, Statistics } from "../ui/index.js";
+import { Measured } from "../edits/Sweeping.js";
 import {
   canChange,
   type CapturedProps,
@@ -30,12 +30,11 @@ const PAGE = 128;
 const TOKEN_HEIGHT = 20;
 
 /** Shows the channels of one capture. */
-export function Channels({ asked, row, ask, captured, part, axes }: CapturedProps): preact.JSX.Element {
+export function Channels({ asked, row, captured, part, axes }: CapturedProps): preact.JSX.Element {
   const gradient = useMemo(() => effectGradient(asked, captured, row), [asked, captured, row]);
   const [wish = "effect", setOrder] = useState<Order>();
   const order = wish === "effect" && !gradient ? "index" : wish; // until it is there
   const [chosen, setChosen] = useState<number | undefined>(undefined);
-  const [first, setFirst] = useState(0);
   const [tile, setTile] = useState(64);
   const whole = canChange(asked, captured);
   const channels = useMemo(() => ordered(part, order, gradient), [part, order, gradient]);
@@ -48,18 +47,17 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
   const sort = (by: Order): void => {
     setOrder(by);
     setChosen(undefined);
-    setFirst(0);
     const needed = requestAt(captured.module, HookPoint.GRAD_OUTPUT);
-    if (by === "effect" && !gradient) ask(capturing(draft.value, needed));
+    if (by === "effect" && !gradient) void ask(capturing(draft.value, needed));
   };
   const nameOf = (index: number): string => partText(axes, part, index);
   const without = (): void => tryWithout(placeAt(captured), placeOf(part, large));
-  const orders = ["index", "mean", "norm", ...(whole ? (["effect"] as const) : [])] as const;
+  const { effect: _, ...orders } = ORDERS;
   return (
     <>
       <div class="tools">
         <span class="muted">Sorted by</span>
-        <Choice label="Sorted by" of={orders} names={ORDERS} value={order} onChoose={sort} />
+        <Choice label="Sorted by" of={whole ? ORDERS : orders} value={order} onChange={sort} />
         <span class="grow" />
         <Slider label="Zoom" kind="small muted" value={tile} least={24} most={192} step={8} onChange={setTile} />
         <Legend scale={scale} />
@@ -72,13 +70,11 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
       )}
       <div class="channels">
         <div>
-          <ChannelGrid
-            {...{ part, scale, tile, nameOf }}
-            channels={channels.slice(first, first + PAGE)}
-            chosen={large}
-            onChoose={setChosen}
-          />
-          <Pager first={first} page={PAGE} count={channels.length} onTurn={setFirst} />
+          <Paged key={order} of={channels} page={PAGE}>
+            {(shown) => (
+              <ChannelGrid {...{ part, scale, tile, nameOf }} channels={shown} chosen={large} onChoose={setChosen} />
+            )}
+          </Paged>
         </div>
         <figure class="large">
           <figcaption>
@@ -97,7 +93,7 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
           {whole && <Button text="What happens without it?" onClick={without} />}
         </figure>
       </div>
-      {whole && <Measured {...{ asked, row, ask, captured, part, axes }} />}
+      {whole && <Measured {...{ asked, row, captured, part, axes }} />}
     </>
   );
 }
@@ -151,7 +147,7 @@ function Tile({ part, index, scale, onPoint }: TileProps): preact.JSX.Element {
   const pixels = useMemo(() => pixelsOf(values, scale), [values, scale]);
   const [height = 1, width = 1] = shape;
   const point = (x: number, y: number): void =>
-    onPoint(`row ${y}, column ${x}: ${short(values[y * width + x] ?? Number.NaN)}`);
+    onPoint(`row ${y}, column ${x}: ${short(values[y * width + x] ?? NaN)}`);
   return <Canvas {...{ pixels, width, height }} aria-hidden="true" onPoint={point} />;
 }
 

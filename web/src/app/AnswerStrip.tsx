@@ -23,7 +23,7 @@ export function AnswerStrip(): preact.JSX.Element | null {
       <output>
         {answer && opening.value === undefined ? <Said answer={answer} /> : <span class="muted">{waitingText()}</span>}
       </output>
-      {rows > 1 && <Select label="Example" of={examples} value={row.value} onChoose={(each) => (row.value = each)} />}
+      {rows > 1 && <Select label="Example" of={examples} value={row.value} onChange={(each) => (row.value = each)} />}
       <span class="grow" />
       {began === undefined ? (
         <Button text={text} class="primary" disabled={!complete.value} title="Ctrl+Enter" onClick={submit} />

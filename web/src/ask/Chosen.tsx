@@ -178,9 +178,9 @@ function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): prea
       <TextField
         {...{ label: "A module, an operator or a glob", hidden: true, class: "mono", list: "places", placeholder }}
         value={module}
-        onText={setModule}
+        onChange={setModule}
       />
-      <Select label="at" of={POINTS} value={point} onChoose={setPoint} />
+      <Select label="at" of={POINTS} value={point} onChange={setPoint} />
       <Button text="Add" type="submit" />
     </Form>
   );

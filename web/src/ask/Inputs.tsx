@@ -19,6 +19,11 @@ const NAMES: Readonly<Record<Way | TensorWay, string>> = {
   numbers: "Numbers",
 };
 
+/** Returns the words of some ways, in their order. */
+function among<T extends string>(ways: readonly T[], names: Readonly<Record<T, string>>): Partial<Record<T, string>> {
+  return Object.fromEntries(ways.map((each) => [each, names[each]])) as Partial<Record<T, string>>;
+}
+
 /** Lets a person give the input. */
 export function Inputs({ detail }: { detail: ModelDetail }): preact.JSX.Element {
   const ways = waysOf(detail);
@@ -30,13 +35,13 @@ export function Inputs({ detail }: { detail: ModelDetail }): preact.JSX.Element 
   const required = detail.inputs.filter(({ optional }) => !optional);
   const drawn = required.length === 1 && required[0] && tensorWaysOf(required[0])[0] === "draw";
   const takeExample = (): void => alter({ inputs: exampleOf(detail) });
-  const names = drawn ? { ...NAMES, tensors: "Draw or numbers" } : NAMES;
+  const names = among(ways, drawn ? { ...NAMES, tensors: "Draw or numbers" } : NAMES);
   return (
     <>
       {detail.example.length > 0 && (
         <Button text="Use the model’s example" class="quiet example" onClick={takeExample} />
       )}
-      {ways.length > 1 && <Choice label="Give the input as" of={ways} names={names} value={way} onChoose={pick} />}
+      {ways.length > 1 && <Choice label="Give the input as" of={names} value={way} onChange={pick} />}
       {way === "text" && <Texts />}
       {way === "files" && <Files mediaTypes={detail.mediaTypes} />}
       {way === "tensors" && detail.inputs.map((spec) => <OneInput key={spec.name} spec={spec} inputs={required} />)}
@@ -63,7 +68,7 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
         {spec.optional && <span class="muted"> may be left out</span>}
         {spec.optional && own && <Button text="Leave it out" class="quiet" onClick={() => put(undefined)} />}
       </legend>
-      {ways.length > 1 && <Choice label={`Give ${spec.name} as`} of={ways} names={NAMES} value={way} onChoose={pick} />}
+      {ways.length > 1 && <Choice label={`Give ${spec.name} as`} of={among(ways, NAMES)} value={way} onChange={pick} />}
       {!own && !spec.optional && <p class="muted small">Nothing was given yet.</p>}
       {way === "draw" && <Drawing spec={spec} value={own} onChange={put} />}
       {way === "table" && <TableRow spec={spec} value={own} onChange={put} />}
@@ -98,8 +103,8 @@ function Drawing({ spec, value = zeros(spec), onChange }: TensorProps): preact.J
       </div>
       <div class="actions">
         <Button text="Clear" class="quiet" onClick={() => put(data.fill(0, begin, begin + size))} />
-        <Check label="Erase" checked={erases} onCheck={setErases} />
-        <Check label="Ask while I draw" checked={live} onCheck={setLive} />
+        <Check label="Erase" value={erases} onChange={setErases} />
+        <Check label="Ask while I draw" value={live} onChange={setLive} />
       </div>
     </div>
   );

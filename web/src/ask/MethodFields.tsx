@@ -76,7 +76,7 @@ function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Ele
   }
   if (kind === "boolean" || kind === "choice") {
     const named = (choices ?? []).map((each) => [each, each.replace(/^[A-Z]+_/, "").toLowerCase()] as const);
-    return <Select label={label} of={choices ? [DEFAULT, ...named] : YES_NO} value={value} onChoose={put} />;
+    return <Select label={label} of={choices ? [DEFAULT, ...named] : YES_NO} value={value} onChange={put} />;
   }
   if (kind === "number") {
     const { whole = false } = option;

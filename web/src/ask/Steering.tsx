@@ -72,9 +72,14 @@ export function Steer({ detail }: { detail: ModelDetail }): preact.JSX.Element |
   return (
     <Panel id="steer" title="Steer what it writes">
       <Form kind="texts" onDone={() => void make()}>
-        <TextField label="From the text" required value={texts.from} onText={(from) => setTexts({ ...texts, from })} />
-        <TextField label="To the text" required value={texts.to} onText={(to) => setTexts({ ...texts, to })} />
-        <TextField label="At the module" class="mono" list="places" required value={module} onText={setModule} />
+        <TextField
+          label="From the text"
+          required
+          value={texts.from}
+          onChange={(from) => setTexts({ ...texts, from })}
+        />
+        <TextField label="To the text" required value={texts.to} onChange={(to) => setTexts({ ...texts, to })} />
+        <TextField label="At the module" class="mono" list="places" required value={module} onChange={setModule} />
         <div class="actions">
           <Button text="Add the vector" type="submit" disabled={busy} />
         </div>

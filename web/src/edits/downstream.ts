@@ -39,7 +39,7 @@ export function movedText(changes: readonly Named[]): string {
 /** Returns the norm of the difference by that of the finite numbers before; 0 where they are the same, finite or not. */
 export function relativeChange(before: ArrayLike<number>, after: ArrayLike<number>): number {
   const change = (value: number, index: number): number =>
-    Object.is(value, after[index]) ? 0 : (after[index] ?? Number.NaN) - value;
+    Object.is(value, after[index]) ? 0 : (after[index] ?? NaN) - value;
   const { norm } = statisticsOf(Float64Array.from(before, change));
   const finite = Float64Array.from(before, (value) => (Number.isFinite(value) ? value : 0));
   return norm === 0 ? 0 : norm / statisticsOf(finite).norm;

@@ -1,6 +1,6 @@
 /** How far explanations of the same thing agree with each other. */
 
-import { cosine } from "../measures/agreement.js";
+import { cosine } from "../measures/index.js";
 import { type Exchange, exampleOf } from "../state/exchange.js";
 import { Panel, short, Table } from "../ui/index.js";
 import type { ExplanationProps } from "./Values.js";

@@ -215,7 +215,7 @@ function Overlay({ part, under, label, signed, scale: given }: OverlayProps): pr
         {under && (
           <Slider label="Opacity" kind="opacity small muted" {...OPACITY} value={opacity} onChange={setOpacity} />
         )}
-        {coarse && <Check label="Grid" checked={grid} onCheck={setGrid} />}
+        {coarse && <Check label="Grid" value={grid} onChange={setGrid} />}
         <Legend scale={scale} />
       </div>
     </div>
@@ -305,7 +305,7 @@ export function Tokens({
     <>
       <ol class="tokens">
         {texts.slice(0, unpaddedLength(texts, values)).map((text, index) => {
-          const value = short(values[index] ?? Number.NaN);
+          const value = short(values[index] ?? NaN);
           const [red, green, blue] = pixels.subarray(4 * index, 4 * index + 3);
           const style = {
             background: `rgb(${red} ${green} ${blue})`,
@@ -354,8 +354,8 @@ export function Swap({ asked: { question }, row, texts }: Props): preact.JSX.Ele
   };
   return (
     <Form kind="tools small" onDone={swap}>
-      <Select label="Instead of" of={choices} value={place.at} onChoose={choose} />
-      <TextField label="write" value={written} onText={write} />
+      <Select label="Instead of" of={choices} value={place.at} onChange={choose} />
+      <TextField label="write" value={written} onChange={write} />
       <Button text="Swap, and ask" type="submit" />
     </Form>
   );

@@ -4,7 +4,7 @@ import { useRef, useState } from "preact/hooks";
 import { isImage, pictureOf } from "../explanations/Values.js";
 import { sizeOf } from "../measures/index.js";
 import { Canvas } from "../pictures/Picture.js";
-import { Facts, FileButton, Pager, Panel, percent, Search, Select, signed, Table, VerdictBadge } from "../ui/index.js";
+import { Facts, FileButton, Paged, Panel, percent, Search, Select, signed, Table, VerdictBadge } from "../ui/index.js";
 import { Cards, exampleLists } from "./Cards.js";
 import { BadRows, Confusion, Findings, LISTED, Outcomes, Provenance, Residuals, sharesOf } from "./Overview.js";
 import { RowDetails } from "./RowDetails.js";
@@ -145,7 +145,7 @@ function Filters(): preact.JSX.Element {
   const choices = (Object.keys(FILTERS) as Filter[]).map((name) => {
     const values = inOrder(rows.value.map(FILTERS[name]).filter(Boolean));
     const choose = (value: string): Query => alterQuery({ filters: { ...filters, [name]: value } });
-    const shown = { label: name, of: [["", "all"] as const, ...values], value: filters[name] ?? "", onChoose: choose };
+    const shown = { label: name, of: [["", "all"] as const, ...values], value: filters[name] ?? "", onChange: choose };
     return values.length > 1 && <Select key={name} {...shown} />;
   });
   return (
@@ -169,13 +169,13 @@ function Ordering(): preact.JSX.Element {
   const { order, text } = query.value;
   return (
     <div class="tools">
-      <Select label="Order" of={orders.value} value={order} onChoose={(name) => alterQuery({ order: name })} />
+      <Select label="Order" of={orders.value} value={order} onChange={(name) => alterQuery({ order: name })} />
       <Search
-        hint="Search: an id, a label or a prediction"
+        label="Search: an id, a label or a prediction"
         words={["row", "rows"]}
         value={text}
         found={shown.value.length}
-        onSearch={(sought) => alterQuery({ text: sought })}
+        onChange={(sought) => alterQuery({ text: sought })}
       />
     </div>
   );
@@ -201,7 +201,6 @@ const MOST_TOKENS = 16;
 
 /** Shows the rows that a person chose to see, each with its input where that is small. */
 function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element {
-  const [first, setFirst] = useState(0);
   const preview = previewOf(folder);
   const labelled = columnsOf(folder, ["label"]).length > 0;
   const measured = measuredOf(folder).length > 0;
@@ -221,14 +220,11 @@ function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element {
   ];
   const heads = ["Row", preview && "Input", labelled && "Label", "Prediction", beside, "Checks"];
   return (
-    <>
-      <Table
-        kind="rows"
-        heads={heads.filter((head) => typeof head === "string")}
-        rows={shown.value.slice(first, first + PAGE).map(cellsOf)}
-      />
-      <Pager first={first} page={PAGE} count={shown.value.length} onTurn={setFirst} />
-    </>
+    <Paged of={shown.value} page={PAGE}>
+      {(page) => (
+        <Table kind="rows" heads={heads.filter((head) => typeof head === "string")} rows={page.map(cellsOf)} />
+      )}
+    </Paged>
   );
 }
 

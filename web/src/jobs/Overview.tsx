@@ -1,7 +1,8 @@
 /** What is to be said of all rows: verdicts, problems, labels against predictions, bad rows, provenance. */
 
 import { Verdict } from "@cutaway/client";
-import { histogramOf, quantile, statisticsOf } from "../measures/index.js";
+import { quantile } from "d3-array";
+import { histogramOf, statisticsOf } from "../measures/index.js";
 import { Spark } from "../pictures/Bars.js";
 import { FactLine, Facts, Panel, short, Table, VerdictBadge } from "../ui/index.js";
 import { Cards, RowLink } from "./Cards.js";
@@ -64,7 +65,7 @@ export function Outcomes({ folder }: { folder: JobFolder }): preact.JSX.Element 
               {skipped > 0 && <div class="muted">{`skipped ${skipped.toLocaleString("en")}`}</div>}
             </>,
             verdicts.length ? errors.reduce((most, error) => Math.max(most, error), 0) : "–",
-            ...[0.5, 0.99, 1].map((share) => (deltas.length ? quantile(deltas, share) : "–")),
+            ...[0.5, 0.99, 1].map((share) => quantile(deltas, share) ?? "–"),
             spread ? <Spark heights={spread.heights} ends={[`1e${spread.low}`, `1e${spread.high}`]} /> : "–",
           ];
         })}

@@ -105,7 +105,7 @@ function Importances({ title, explained, classes, names }: ChartProps): preact.J
   const present = classes.filter((name) => explained.some(({ predicted }) => predicted === name));
   const all = importancesOf(explained, present);
   const features = all.slice(0, MOST_FEATURES);
-  const valuesOf = (feature: number): number[] => dotted.map(({ part }) => part.values[feature] ?? Number.NaN);
+  const valuesOf = (feature: number): number[] => dotted.map(({ part }) => part.values[feature] ?? NaN);
   const limit = limitOf(features.flatMap(({ feature }) => valuesOf(feature)));
   const most = Math.max(...features.flatMap(({ mean, byClass }) => [mean, ...byClass])) || 1;
   const isColoured = dotted.every(({ part, input }) => input?.length === part.values.length);
@@ -276,7 +276,7 @@ function Strongest({ folder, samples, columns }: Props & Readonly<{ columns: rea
   return (
     <>
       <div class="tools">
-        <Select label="Which rows raise" of={columns.map((each) => each.name)} value={name} onChoose={choose} />
+        <Select label="Which rows raise" of={columns.map((each) => each.name)} value={name} onChange={choose} />
         <NumberField label="Unit" value={unit} least={0} whole empty="its number" onChange={setUnit} />
       </div>
       {unit !== undefined && (

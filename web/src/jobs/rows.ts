@@ -2,7 +2,8 @@
 
 import { Verdict } from "@cutaway/client";
 import { computed, signal } from "@preact/signals";
-import { quantile, statisticsOf } from "../measures/index.js";
+import { quantile, rollups } from "d3-array";
+import { statisticsOf } from "../measures/index.js";
 import { short, verdictText, worstOf } from "../ui/index.js";
 import {
   type Column,
@@ -108,8 +109,8 @@ export const orders = computed(() =>
 /** Returns rows with where each predicted number is among all, and each residual among all residuals. */
 function withPlaces(all: JobRow[]): JobRow[] {
   const values = all.flatMap(({ value }) => (value === undefined || Number.isNaN(value) ? [] : [value]));
-  const residuals = all.flatMap(({ residual = Number.NaN }) => (Number.isNaN(residual) ? [] : [residual]));
-  const limits = [0.25, 0.5, 0.75].map((share) => quantile(values, share));
+  const residuals = all.flatMap(({ residual = NaN }) => (Number.isNaN(residual) ? [] : [residual]));
+  const limits = [0.25, 0.5, 0.75].map((share) => quantile(values, share) ?? NaN);
   const most = statisticsOf(residuals).deviation;
   return all.map((row) => {
     const { value, residual = NaN } = row;
@@ -182,10 +183,13 @@ export function inOrder(names: Iterable<string>): string[] {
 }
 
 /** Returns how often each value occurs, the most frequent first. */
-export function countsOf<T>(values: Iterable<T>): [T, number][] {
-  const counts = new Map<T, number>();
-  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
-  return [...counts].sort((one, other) => other[1] - one[1]);
+export function countsOf<T>(values: readonly T[]): [T, number][] {
+  const counts = rollups(
+    values,
+    (alike) => alike.length,
+    (value) => value,
+  );
+  return counts.sort(([, one], [, other]) => other - one);
 }
 
 function rowOf(folder: JobFolder, line: Line): JobRow {

@@ -38,11 +38,11 @@ export function ModuleTree({ rows, ...others }: NodesProps): preact.JSX.Element 
     <>
       <div class="tools">
         <Search
-          hint="Search: conv, or a glob such as layer*.conv1"
+          label="Search: conv, or a glob such as layer*.conv1"
           words={["place", "places"]}
           value={sought}
           found={sought.trim() ? shown.filter(({ match }) => match).length : count}
-          onSearch={setSought}
+          onChange={setSought}
         />
         {inner.length > 0 && <Button text={folded.size ? "Unfold all" : "Fold all"} class="quiet" onClick={turnAll} />}
       </div>

@@ -76,9 +76,7 @@ export function Bars({
                 {about && <span class="muted small">{about}</span>}
               </th>
               <td class="bar">
-                <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
-                  <rect {...span} height={1} />
-                </svg>
+                <Strip of={[span]} />
               </td>
               <td class="number" data-value={value}>
                 {text}
@@ -103,6 +101,17 @@ export function Bars({
       </table>
       <Button class="save quiet small" title="Save the bars" text="SVG" onClick={saved} />
     </div>
+  );
+}
+
+/** Bars below each other on one scale, each as thick as the others. */
+export function Strip({ of }: Readonly<{ of: readonly ReturnType<SpanOf>[] }>): preact.JSX.Element {
+  return (
+    <svg viewBox={`0 0 100 ${of.length}`} preserveAspectRatio="none" aria-hidden="true">
+      {of.map((span, index) => (
+        <rect key={index} {...span} y={index} height={of.length > 1 ? 0.9 : 1} />
+      ))}
+    </svg>
   );
 }
 

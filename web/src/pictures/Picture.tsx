@@ -118,7 +118,7 @@ export function Picture(props: PictureProps): preact.JSX.Element {
         drawn
       )}
       <Button class="save quiet small" title="Save the picture" text="PNG" onClick={saved} />
-      <output class="small muted number">{`${nameOf(x, y)}: ${short(values[at] ?? Number.NaN)}`}</output>
+      <output class="small muted number">{`${nameOf(x, y)}: ${short(values[at] ?? NaN)}`}</output>
     </div>
   );
 }

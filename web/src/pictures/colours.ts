@@ -58,7 +58,7 @@ export function pixelsOf(values: ArrayLike<number>, { kind, least, most }: Scale
   const factor = most > least ? (STEPS - 1) / (most - least) : 0;
   const none = kind === "signed" ? STEPS / 2 : 0;
   for (let index = 0; index < values.length; index++) {
-    const value = values[index] ?? Number.NaN;
+    const value = values[index] ?? NaN;
     const step = factor ? Math.round(Math.min(STEPS - 1, Math.max(0, (value - least) * factor))) : none;
     pixels[index] = Number.isFinite(value) ? (table[step] ?? 0) : NOT_FINITE;
   }

@@ -111,8 +111,11 @@ async function detailOf(name: string, signal: AbortSignal): Promise<ModelDetail>
   });
 }
 
-/** Changes parts of the question, without asking; those that are undefined are no longer in it. */
-export function alter(parts: { readonly [Part in keyof Draft]?: Draft[Part] | undefined }): void {
+/** Other parts of a question; those that are undefined are no longer in it. */
+export type Change = { readonly [Part in keyof Draft]?: Draft[Part] | undefined };
+
+/** Changes parts of the question, without asking. */
+export function alter(parts: Change): void {
   const changed = { ...draft.value, ...parts };
   const agreement = (changed.attributions?.length ?? 0) > 1 || undefined;
   const all = Object.entries({ ...changed, agreement });
@@ -125,7 +128,7 @@ export function alter(parts: { readonly [Part in keyof Draft]?: Draft[Part] | un
  *
  * @returns the answer; undefined if there is none, or a newer call came before it.
  */
-export async function ask(change: Partial<Question> = {}): Promise<Exchange | undefined> {
+export async function ask(change: Change = {}): Promise<Exchange | undefined> {
   alter(change);
   const [now, detail] = [question.value, model.value];
   if (!now) failure.value = new CutawayError("INPUT_MISSING", "give the model all its inputs", "tensors");

@@ -32,8 +32,6 @@ export interface ViewProps {
   readonly asked: Exchange;
   /** The example that is shown, from 0. */
   readonly row: number;
-  /** Asks again with these parts of the question changed; a newer call ends the one before. */
-  readonly ask: (change: Partial<Question>) => void;
 }
 
 /** Returns how many examples an answer is about. */

@@ -10,8 +10,6 @@ import { npzFile, storedFile } from "./files.js";
 import { isForFile, type Language, LANGUAGES, programOf, QUESTION_FILE } from "./programs.js";
 import "./take.css";
 
-const ORDER = Object.keys(LANGUAGES) as Language[];
-
 /** Shows the question as programs, and saves files. */
 export function TakeView({ asked }: ViewProps): preact.JSX.Element {
   const [language, setLanguage] = useState<Language>("python");
@@ -30,12 +28,12 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
         </p>
       )}
       <Panel id="program" title="Ask it elsewhere">
-        <Choice label="As" of={ORDER} names={LANGUAGES} value={language} onChoose={setLanguage} />
+        <Choice label="As" of={LANGUAGES} value={language} onChange={setLanguage} />
         <Program {...{ question, language }} />
       </Panel>
       <Panel id="link" title="Link to this question">
         <p class="muted">What stands behind # is never sent to a server. The token is not in it.</p>
-        <Check label="Put my input into the link" checked={withInputs} onCheck={setWithInputs} />
+        <Check label="Put my input into the link" value={withInputs} onChange={setWithInputs} />
         <Snippet text={new URL(fragment, location.href).href} label="link" />
       </Panel>
       <Panel id="files" title="Keep the answer">
