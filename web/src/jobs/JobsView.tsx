@@ -6,7 +6,7 @@ import { sizeOf } from "../measures/index.js";
 import { Canvas } from "../pictures/Picture.js";
 import { Facts, FileButton, Paged, Panel, percent, Search, Select, signed, Table, VerdictBadge } from "../ui/index.js";
 import { Cards, exampleLists } from "./Cards.js";
-import { BadRows, Confusion, Findings, LISTED, Outcomes, Provenance, Residuals, sharesOf } from "./Overview.js";
+import { BadRows, Confusion, Findings, LISTED, Outcomes, Provenance, Residuals, shares } from "./Overview.js";
 import { RowDetails } from "./RowDetails.js";
 import { Features, Layers, Means } from "./Tensors.js";
 import {
@@ -191,7 +191,7 @@ function factsOf(open: JobFolder): (readonly [string, string | undefined])[] {
     ["rows", all === read ? `${all}` : `${read} of ${all}`],
     ["data", path.split("/").at(-1) || undefined],
     ["bad rows", rows.value.filter(({ problem }) => problem).length.toLocaleString("en")],
-    ...sharesOf(open),
+    ...shares(),
   ];
 }
 

@@ -18,7 +18,7 @@ import {
   tensorIn,
   useCells,
 } from "./folder.js";
-import { attributionsOf, type JobRow, shownColumns, text, verdictOf } from "./rows.js";
+import { type JobRow, type Outcome, shownColumns } from "./rows.js";
 import { shownIn } from "./Cards.js";
 
 /** Shows the row. */
@@ -43,10 +43,7 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: JobRow }):
         <Live folder={folder} row={row} />
       )}
       <div class="explanations">
-        {cells &&
-          [...attributionsOf(folder).keys()].map((attribution) => (
-            <Stored key={attribution} {...{ folder, row, cells, attribution }} />
-          ))}
+        {cells && row.outcomes.map((outcome) => <Stored key={outcome.attribution} {...{ folder, cells, outcome }} />)}
       </div>
     </section>
   );
@@ -69,38 +66,29 @@ function bringIntoView(drawn: HTMLElement | null): void {
   if (top > innerHeight || bottom < 0) drawn?.scrollIntoView();
 }
 
-type StoredProps = Readonly<{ folder: JobFolder; row: JobRow; cells: Cells; attribution: string }>;
+type StoredProps = Readonly<{ folder: JobFolder; cells: Cells; outcome: Outcome }>;
 
-/** One attribution of the row as it was stored. */
-function Stored({ folder, row, cells, attribution }: StoredProps): preact.JSX.Element {
-  const [verdict, reason, error] = ["verdict", "reason", "largest_error"].map((kind) => {
-    const [column] = columnsOf(folder, [kind], attribution);
-    return column && row.line.cells[column.name];
-  });
+/** One attribution of the row as it was stored: over the tokens of a text, or in a figure for each input or layer. */
+function Stored({ folder, cells, outcome: { attribution, verdict, reason, error } }: StoredProps): preact.JSX.Element {
+  const [column] = columnsOf(folder, ["token_attribution"], attribution);
+  const sums = column && tensorIn(cells, column);
+  const texts = cells["tokens"] as readonly string[] | undefined;
+  const parts = columnsOf(folder, ["attribution"], attribution).flatMap((each) => shownIn(folder, cells, each) ?? []);
   return (
     <article class="explanation">
       <div class="tools">
         <h3 dir="auto">{attribution}</h3>
-        <VerdictBadge verdict={verdictOf(verdict)} />
+        <VerdictBadge verdict={verdict} />
       </div>
-      <Values {...{ folder, cells, attribution }} />
-      {text(reason) && (
+      {texts && sums ? <Tokens texts={texts} values={sums.values} /> : <Figures label={attribution} parts={parts} />}
+      {!(texts && sums) && parts.length === 0 && <p class="muted">Nothing was stored.</p>}
+      {reason && (
         <p class="small">
-          <bdi>{text(reason)}</bdi> <span class="muted">(error {short(Number(error))})</span>
+          <bdi>{reason}</bdi> <span class="muted">(error {short(error)})</span>
         </p>
       )}
     </article>
   );
-}
-
-/** Its values: over the tokens of a text, or in a figure for each input or layer. */
-function Values({ folder, cells, attribution }: Omit<StoredProps, "row">): preact.JSX.Element {
-  const [column] = columnsOf(folder, ["token_attribution"], attribution);
-  const sums = column && tensorIn(cells, column);
-  const texts = cells["tokens"] as readonly string[] | undefined;
-  if (texts && sums) return <Tokens texts={texts} values={sums.values} />;
-  const parts = columnsOf(folder, ["attribution"], attribution).flatMap((each) => shownIn(folder, cells, each) ?? []);
-  return parts.length ? <Figures label={attribution} parts={parts} /> : <p class="muted">Nothing was stored.</p>;
 }
 
 /** Returns the served model that the job was about: of its version, if that is served; undefined if there is none. */

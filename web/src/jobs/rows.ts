@@ -2,7 +2,7 @@
 
 import { Verdict } from "@cutaway/client";
 import { computed, signal } from "@preact/signals";
-import { quantile, rollups } from "d3-array";
+import { max, quantile, rollups, sort } from "d3-array";
 import { statisticsOf } from "../measures/index.js";
 import { short, verdictText, worstOf } from "../ui/index.js";
 import {
@@ -41,9 +41,20 @@ export const ORDERS = {
   "largest error first": (row) => -row.error,
 } as const satisfies Record<string, (row: JobRow) => number>;
 
+/** What was found of one attribution of a row; a verdict is unspecified, and a number none, where a cell is empty. */
+export interface Outcome {
+  readonly attribution: string;
+  readonly verdict: Verdict;
+  readonly reason: string;
+  readonly error: number;
+  readonly delta: number;
+  readonly skipped: boolean;
+}
+
 /** A row of the table. */
 export interface JobRow {
   readonly line: Line;
+  readonly outcomes: readonly Outcome[];
   /** Its index in the data set. */
   readonly number: number;
   readonly id: string;
@@ -93,7 +104,8 @@ export const query = signal<Query>(ALL);
 /** All rows of the folder. */
 export const rows = computed(() => {
   const open = folder.value;
-  return open ? withPlaces(open.lines.map((line) => rowOf(open, line))) : [];
+  const outcomesIn = open ? outcomesOf(open) : () => [];
+  return open ? withPlaces(open.lines.map((line) => rowOf(open, line, outcomesIn(line)))) : [];
 });
 
 /** The orders that make sense for the rows. */
@@ -133,10 +145,9 @@ export const filtered = computed(() => {
 /** Those with the text that a person chose, in the order that was chosen. */
 export const shown = computed(() => {
   const sought = query.value.text.trim().toLowerCase();
-  const rank = ORDERS[query.value.order];
-  return filtered.value
-    .filter(({ id, label, prediction }) => [id, label, prediction].some((name) => name.toLowerCase().includes(sought)))
-    .sort((one, other) => rank(one) - rank(other));
+  const found = ({ id, label, prediction }: JobRow): boolean =>
+    [id, label, prediction].some((name) => name.toLowerCase().includes(sought));
+  return sort(filtered.value.filter(found), ORDERS[query.value.order]);
 });
 
 /** Opens a folder, or none, and begins to read what statistics are computed from. */
@@ -192,9 +203,23 @@ export function countsOf<T>(values: readonly T[]): [T, number][] {
   return counts.sort(([, one], [, other]) => other - one);
 }
 
-function rowOf(folder: JobFolder, line: Line): JobRow {
+/** Returns what finds the outcomes of a row, one for each attribution. */
+function outcomesOf(folder: JobFolder): (line: Line) => Outcome[] {
+  const kinds = ["verdict", "reason", "largest_error", "convergence_delta", "skipped"];
+  const columns = [...attributionsOf(folder).keys()].map((attribution) => {
+    return [attribution, kinds.map((kind) => columnsOf(folder, [kind], attribution)[0]?.name ?? "")] as const;
+  });
+  return ({ cells }) =>
+    columns.map(([attribution, names]) => {
+      const [verdict, reason, error, delta, skipped] = names.map((name) => cells[name]);
+      const [largest, sum] = [error, delta].map((cell) => (cell == null ? NaN : Number(cell))) as [number, number];
+      const found = { verdict: verdictOf(verdict), reason: text(reason), skipped: Boolean(skipped) };
+      return { attribution, ...found, error: largest, delta: sum };
+    });
+}
+
+function rowOf(folder: JobFolder, line: Line, outcomes: readonly Outcome[]): JobRow {
   const { cells } = line;
-  const errors = columnsOf(folder, ["largest_error"]).map(({ name }) => Number(cells[name] ?? 0));
   const nameOf = (cell: unknown): string =>
     typeof cell === "bigint" ? folder.manifest.labels[Number(cell)] || text(cell) : text(cell);
   const [measured] = measuredOf(folder);
@@ -205,6 +230,7 @@ function rowOf(folder: JobFolder, line: Line): JobRow {
   const prediction = value === undefined ? named : short(value);
   return {
     line,
+    outcomes,
     number: Number(cells["row"]),
     id: text(cells["id"]),
     label,
@@ -220,14 +246,14 @@ function rowOf(folder: JobFolder, line: Line): JobRow {
       prediction !== "" &&
       label !== prediction &&
       cells["label"] !== cells["prediction"],
-    verdict: worstOf(columnsOf(folder, ["verdict"]).map(({ name }) => verdictOf(cells[name]))),
-    error: Math.max(0, ...errors.filter((error) => !Number.isNaN(error))),
+    verdict: worstOf(outcomes.map(({ verdict }) => verdict)),
+    error: max(outcomes, ({ error }) => error) ?? 0,
     problem: cells["error"] == null ? "" : `${text(cells["error"])}: ${text(cells["error_message"])}`,
   };
 }
 
 /** Returns the verdict that a cell names. */
-export function verdictOf(cell: unknown): Verdict {
+function verdictOf(cell: unknown): Verdict {
   return Verdict[text(cell) as keyof typeof Verdict] ?? Verdict.UNSPECIFIED; // eslint-disable-line @typescript-eslint/no-unnecessary-condition -- a file may name any
 }
 

@@ -39,10 +39,7 @@ export async function programOf(question: Question, language: Language): Promise
   const words = new URLSearchParams({ language, address: HOME.href });
   const reply = await fetch(new URL(`v1/models/${encodeURI(question.model)}:program?${words.toString()}`, HOME), {
     method: "POST",
-    headers: {
-      "content-type": "application/json",
-      ...(token.value && { authorization: `Bearer ${token.value}` }),
-    },
+    headers: { "content-type": "application/json", ...(token.value && { authorization: `Bearer ${token.value}` }) },
     body: language === "job" ? textOf(withoutRows(question), true) : textOf(question, !isForFile(question)),
   });
   if (reply.ok) return reply.text();
