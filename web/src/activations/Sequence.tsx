@@ -7,16 +7,14 @@ import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
 import { scaleOf } from "../pictures/colours.js";
 import { Paged } from "../ui/index.js";
-import { Measured } from "../edits/Sweeping.js";
-import { canChange, type CapturedProps, tokensOf } from "./places.js";
+import { type CapturedProps, tokensOf } from "./places.js";
 
 const PAGE = 64;
 /** A longer vector is shown in rows of this length. */
 const LONGEST = 256;
 
 /** Shows a part without channels; a click or the Enter key chooses a number, which can be tried without. */
-export function Sequence(shown: CapturedProps): preact.JSX.Element {
-  const { asked, row, part, captured, axes } = shown;
+export function Sequence({ asked, row, part, captured, axes, changes }: CapturedProps): preact.JSX.Element {
   const largest = scaleOf(part.values, true).most || 1;
   const [chosen, choose] = useState<readonly number[]>([]);
   const tokens = tokensOf(asked, row);
@@ -33,7 +31,6 @@ export function Sequence(shown: CapturedProps): preact.JSX.Element {
     tryWithout(placeAt(captured), at);
   };
   const bars = Array.from(vector ? part.values : [], (value, at) => ({ name: `${at}`, value }));
-  const changes = part.shape.length > 0 && canChange(asked, captured);
   return (
     <>
       <HeatMap label={captured.name} values={part.values} {...{ width, nameOf, onChoose }} />
@@ -47,7 +44,6 @@ export function Sequence(shown: CapturedProps): preact.JSX.Element {
           ))}
         </div>
       )}
-      {changes && <Measured {...shown} />}
       {vector && (
         <Paged of={bars} page={PAGE}>
           {(page) => <Bars bars={page} lengthOf={(value) => Math.abs(value) / largest} />}

@@ -9,6 +9,7 @@ import { EditsView } from "../edits/EditsView.js";
 import { EvidenceView } from "../evidence/EvidenceView.js";
 import { ExplanationsView } from "../explanations/ExplanationsView.js";
 import { GradientsView } from "../gradients/GradientsView.js";
+import icon from "../icon.svg";
 import { JobsView } from "../jobs/JobsView.js";
 import { ModelsView } from "../models/ModelsView.js";
 import { asked, choose, draft, model, opening, reopen, row } from "../state/asking.js";
@@ -49,12 +50,7 @@ function Header({ view }: { view: string }): preact.JSX.Element {
     <header>
       <div class="top">
         <span class="brand">
-          <svg viewBox="0 0 24 24" width={24} height={24} aria-hidden="true">
-            <path class="left" d="M3 7l9 5v10l-9-5z" />
-            <path class="lid" d="M3 7l9-5 9 5-9 5z" />
-            <path class="edge" d="M21 7v10l-9 5" />
-            <path class="inside" d="M14.5 14.5l4-2.2v4l-4 2.2z" />
-          </svg>
+          <img src={icon} width={24} height={24} alt="" />
           Cutaway
         </span>
         <ModelChooser />

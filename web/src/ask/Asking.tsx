@@ -1,12 +1,12 @@
 /** Fields for a further part of the question, and the button that asks for it. */
 
-import { CutawayError, type Question } from "@cutaway/client";
+import type { Question } from "@cutaway/client";
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
-import { ask, asked, client, note, question } from "../state/index.js";
-import { Button, Failure, Form } from "../ui/index.js";
+import { ask, client, type Exchange, question } from "../state/index.js";
+import { Button, Failure, Form, useCall } from "../ui/index.js";
 
 interface AskingProps {
+  readonly asked: Exchange;
   /** What the button says that asks. */
   readonly label: string;
   /** Returns what is asked for. */
@@ -17,28 +17,25 @@ interface AskingProps {
 }
 
 /** Shows the fields, then what the answer costs, if that may be much, then the button that asks. */
-export function Asking({ label, parts, costly = false, children }: AskingProps): preact.JSX.Element {
-  const [told, setTold] = useState<bigint | CutawayError>();
-  const estimate = async (): Promise<void> => {
-    const now = question.value ?? asked.value?.question;
-    if (!now) return;
-    const { model, inputs, target, featureNames } = now;
-    const alone = { model, inputs, ...(target && { target }), ...(featureNames && { featureNames }), ...parts() };
-    const outline = client.value.inspect({ ...alone, inputs, options: { dryRun: true } });
-    setTold(await outline.then(({ message }) => message.estimate?.passes, note));
+export function Asking({ asked, label, parts, costly = false, children }: AskingProps): preact.JSX.Element {
+  const [{ value: passes, failure }, tell] = useCall<bigint | undefined>();
+  const estimate = async (): Promise<bigint | undefined> => {
+    const { model, inputs, target, featureNames } = question.value ?? asked.question;
+    const alone = { model, ...(target && { target }), ...(featureNames && { featureNames }), ...parts() };
+    return (await client.value.inspect({ ...alone, inputs, options: { dryRun: true } })).message.estimate?.passes;
   };
   const run = (): void => void ask({ ...parts(), generate: undefined });
-  const forget = (): void => setTold(undefined);
+  const forget = (): void => tell();
   return (
     <div onInput={forget} onChange={forget} aria-live="polite">
-      <Form onDone={costly ? () => void estimate() : run}>
+      <Form onDone={costly ? () => tell(estimate()) : run}>
         {children}
         <Button text={costly ? "What does it cost?" : label} type="submit" />
       </Form>
-      {told instanceof CutawayError && <Failure error={told} />}
-      {typeof told === "bigint" && (
+      {failure && <Failure error={failure} />}
+      {passes !== undefined && (
         <p class="tools">
-          At most {told.toLocaleString("en")} passes of one example.
+          At most {passes.toLocaleString("en")} passes of one example.
           <Button text={label} class="primary" onClick={run} />
         </p>
       )}

@@ -1,11 +1,12 @@
 /** The input, in the ways that the model's declaration allows. */
 
-import { byName, DataType, type Example, type ModelDetail, type Tensor } from "@cutaway/client";
-import { useEffect, useState } from "preact/hooks";
-import { Picture } from "../pictures/Picture.js";
+import { byName, DataType, type ModelDetail, type Tensor } from "@cutaway/client";
+import { useState } from "preact/hooks";
+import { useFile } from "../explanations/Values.js";
+import { Canvas, Picture } from "../pictures/Picture.js";
 import { GREY, pixelsOf } from "../pictures/colours.js";
-import { alter, ask, draft, model, row } from "../state/index.js";
-import { Button, Check, Choice, FileButton, fits, NumberField, shapeText, Slider } from "../ui/index.js";
+import { alter, ask, draft, examplesIn, type FileExample, filesIn, model, row } from "../state/index.js";
+import { Button, Check, Choice, FileButton, fits, NumberField, shapeText, Slider, useFields } from "../ui/index.js";
 import { elements, fromLists, fromNpy, numbers, rangeOf, toLists, zeros } from "./arrays.js";
 import { exampleOf } from "./start.js";
 import { type InputSpec, type TensorWay, tensorWaysOf, type Way, waysOf } from "./ways.js";
@@ -82,8 +83,7 @@ type TensorProps = Readonly<{ spec: InputSpec; value: Tensor | undefined; onChan
 
 /** Lets a person draw, with a pointer or with the arrow keys and the space bar, which also takes away. */
 function Drawing({ spec, value = zeros(spec), onChange }: TensorProps): preact.JSX.Element {
-  const [live, setLive] = useState(false);
-  const [erases, setErases] = useState(false);
+  const [{ live, erases }, field] = useFields({ live: false, erases: false });
   const [rows = 1, , height = 1, width = 1] = value.shape;
   const size = height * width;
   const begin = Math.min(row.value, rows - 1) * size;
@@ -103,8 +103,8 @@ function Drawing({ spec, value = zeros(spec), onChange }: TensorProps): preact.J
       </div>
       <div class="actions">
         <Button text="Clear" class="quiet" onClick={() => put(data.fill(0, begin, begin + size))} />
-        <Check label="Erase" value={erases} onChange={setErases} />
-        <Check label="Ask while I draw" value={live} onChange={setLive} />
+        <Check label="Erase" {...field("erases")} />
+        <Check label="Ask while I draw" {...field("live")} />
       </div>
     </div>
   );
@@ -144,10 +144,8 @@ function TableRow({ spec, value = zeros(spec), onChange }: TensorProps): preact.
 
 /** Takes texts. */
 function Texts(): preact.JSX.Element {
-  const given = draft.value.inputs;
-  const texts = Array.isArray(given)
-    ? (given as readonly unknown[]).map((each) => (typeof each === "string" ? each : ""))
-    : [""];
+  const given = examplesIn(draft.value).map((each) => (typeof each === "string" ? each : ""));
+  const texts = given.length ? given : [""];
   const put = (changed: readonly string[]): void => alter({ inputs: changed });
   return (
     <div class="texts">
@@ -170,14 +168,8 @@ function Texts(): preact.JSX.Element {
   );
 }
 
-type FileExample = Exclude<Example, string>;
-
 /** Takes files, each an example. */
 function Files({ mediaTypes }: { mediaTypes: readonly string[] }): preact.JSX.Element {
-  const given = draft.value.inputs;
-  const files = Array.isArray(given)
-    ? (given as readonly Example[]).filter((each): each is FileExample => typeof each !== "string")
-    : [];
   const read = async (file: File): Promise<FileExample> => {
     return { data: new Uint8Array(await file.arrayBuffer()), mediaType: file.type };
   };
@@ -197,7 +189,7 @@ function Files({ mediaTypes }: { mediaTypes: readonly string[] }): preact.JSX.El
         <input type="file" multiple accept={accept} onChange={({ currentTarget }) => void put(currentTarget.files)} />
       </label>
       <ul>
-        {files.map((file, index) => (
+        {filesIn(draft.value).map((file, index) => (
           <li key={index}>
             {file.mediaType.startsWith("image/") && <FilePreview file={file} number={index + 1} />}
             <span class="muted small">
@@ -211,13 +203,8 @@ function Files({ mediaTypes }: { mediaTypes: readonly string[] }): preact.JSX.El
 }
 
 function FilePreview({ file, number }: { file: FileExample; number: number }): preact.JSX.Element {
-  const [url, setUrl] = useState("");
-  useEffect(() => {
-    const made = URL.createObjectURL(new Blob([file.data], { type: file.mediaType }));
-    setUrl(made);
-    return (): void => URL.revokeObjectURL(made);
-  }, [file]);
-  return <>{url && <img src={url} alt={`Example ${number}`} />}</>;
+  const image = useFile(file);
+  return <>{image && <Canvas {...image} role="img" aria-label={`Example ${number}`} />}</>;
 }
 
 /** What a person gave: a text, unless it was a file; a tensor, unless it is none; and why it is none. */

@@ -1,12 +1,11 @@
 /** Attacks: which small change of the inputs changes the prediction, and what else it changes. */
 
-import { byName, type Question } from "@cutaway/client";
+import type { Question } from "@cutaway/client";
 import type { Attack } from "@cutaway/contract/attack_pb";
 import { Asking } from "../ask/Asking.js";
-import { Checks } from "../explanations/Explanation.js";
 import type { ViewProps } from "../state/index.js";
-import { Check, Choice, FactLine, NumberField, Table, useFields } from "../ui/index.js";
-import { BeforeAfter, ChangedPictures } from "./BeforeAfter.js";
+import { Check, Choice, NumberField, Table, useFields } from "../ui/index.js";
+import { Changed } from "./BeforeAfter.js";
 
 const KINDS = { fgsm: "One step (FGSM)", pgd: "Many steps (PGD)" } as const;
 const TRIED = 20;
@@ -25,7 +24,7 @@ export function Attacking({ asked, row }: ViewProps): preact.JSX.Element {
   };
   return (
     <>
-      <Asking label="Attack" parts={parts}>
+      <Asking {...{ asked }} label="Attack" parts={parts}>
         <Choice label="Attack" of={KINDS} {...field("kind")} />
         <NumberField label="Largest change" least={0} {...field("size")} />
         <Check label="Find the least one" {...field("finds")} />
@@ -41,29 +40,21 @@ type AttackedProps = Readonly<ViewProps & { attack: Attack }>;
 
 /** Shows what one attack changed of one example. */
 function Attacked({ asked, row, attack }: AttackedProps): preact.JSX.Element {
-  const least = attack.parameters[row];
-  const rows = attack.attributions.map((each) => [
-    each.attribution?.method,
-    each.cosine[row],
-    each.rankCorrelation[row],
-  ]);
+  const { succeeded, parameters, lossesBefore, losses, linf, attributions } = attack;
+  const least = parameters[row];
+  const aim = succeeded[row] ? "It reached its aim." : "It missed its aim.";
+  const rows = attributions.map((each) => [each.attribution?.method, each.cosine[row], each.rankCorrelation[row]]);
+  const facts = {
+    "loss before": lossesBefore[row],
+    "loss now": losses[row],
+    "largest change": linf[row],
+    "least that does": Number.isNaN(least) ? undefined : least,
+  };
   return (
-    <>
-      {attack.succeeded.length > 0 && <p>{attack.succeeded[row] ? "It reached its aim." : "It missed its aim."}</p>}
-      <FactLine
-        facts={[
-          ["loss before", attack.lossesBefore[row]],
-          ["loss now", attack.losses[row]],
-          ["largest change", attack.linf[row]],
-          ["least that does", Number.isNaN(least) ? undefined : least],
-        ]}
-      />
-      <ChangedPictures {...{ asked, row }} inputs={byName(attack.inputs)} />
-      <BeforeAfter tried={{ before: asked.reply.predictions, after: byName(attack.predictions) }} {...{ asked, row }} />
+    <Changed {...{ asked, row }} said={succeeded.length > 0 ? aim : ""} facts={Object.entries(facts)} of={attack}>
       {rows.length > 0 && (
         <Table heads={["Explanation", "Cosine with the one before", "Rank correlation"]} rows={rows} />
       )}
-      <Checks checks={attack.checks} row={row} />
-    </>
+    </Changed>
   );
 }

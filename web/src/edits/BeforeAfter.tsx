@@ -1,13 +1,16 @@
 /** What is before a change and after it, beside each other: inputs, predictions, and where edits ran. */
 
-import type { Tensor } from "@cutaway/client";
+import { byName } from "@cutaway/client";
+import type { Attack, Counterfactual } from "@cutaway/contract/attack_pb";
+import type { ComponentChildren, ComponentProps } from "preact";
 import { areLogits, barsOf, outputsOf, rowOf, softmax } from "../ask/probabilities.js";
+import { Checks } from "../explanations/Explanation.js";
 import { isImage, pictureOf } from "../explanations/Values.js";
 import { cosine } from "../measures/index.js";
 import { spansOf, Strip } from "../pictures/Bars.js";
 import { Canvas } from "../pictures/Picture.js";
 import { askedParts, type Exchange, exampleOf, tensorsIn, type ViewProps } from "../state/index.js";
-import { minus, percent, rangesText, short, signed, Table } from "../ui/index.js";
+import { FactLine, minus, percent, rangesText, short, signed, Table } from "../ui/index.js";
 import { relativeChange } from "./downstream.js";
 import { editText } from "./edit.js";
 import type { Tried } from "./live.js";
@@ -59,27 +62,41 @@ export function BeforeAfter({ tried: { before, after }, asked, row, name }: Prop
   );
 }
 
-type ChangedProps = Readonly<ViewProps & { inputs: Readonly<Record<string, Tensor>> }>;
+interface ChangedProps extends ViewProps {
+  /** What it came to, in words. */
+  readonly said: string;
+  readonly facts: ComponentProps<typeof FactLine>["facts"];
+  readonly of: Pick<Attack | Counterfactual, "inputs" | "predictions" | "checks">;
+  readonly children?: ComponentChildren;
+}
 
-/** Shows the pictures among inputs as they were sent, and as they are now. */
-export function ChangedPictures({ asked, row, inputs }: ChangedProps): preact.JSX.Element {
+/** Shows what changed inputs came to: the pictures among them as they were sent and as they are now, and predictions. */
+export function Changed({ asked, row, said, facts, of, children }: ChangedProps): preact.JSX.Element {
   const given = tensorsIn(asked.question);
-  const pairs = Object.entries(inputs).flatMap(([name, now]) =>
+  const pairs = Object.entries(byName(of.inputs)).flatMap(([name, now]) =>
     Object.entries({ [`${name} before`]: given[name], [`${name} now`]: now }),
   );
+  const tried = { before: asked.reply.predictions, after: byName(of.predictions) };
   return (
-    <div>
-      {pairs.map(([label, tensor]) => {
-        const part = tensor && exampleOf(asked, tensor, row);
-        if (!part || !isImage(part)) return null;
-        return (
-          <figure key={label} class="attacked">
-            <figcaption class="muted small">{label}</figcaption>
-            <Canvas {...pictureOf(part)} role="img" aria-label={label} />
-          </figure>
-        );
-      })}
-    </div>
+    <>
+      {said && <p>{said}</p>}
+      <FactLine facts={facts} />
+      <div>
+        {pairs.map(([label, tensor]) => {
+          const part = tensor && exampleOf(asked, tensor, row);
+          if (!part || !isImage(part)) return null;
+          return (
+            <figure key={label} class="attacked">
+              <figcaption class="muted small">{label}</figcaption>
+              <Canvas {...pictureOf(part)} role="img" aria-label={label} />
+            </figure>
+          );
+        })}
+      </div>
+      {children}
+      {of.predictions.length > 0 && <BeforeAfter {...{ tried, asked, row }} />}
+      <Checks checks={of.checks} row={row} />
+    </>
   );
 }
 

@@ -40,7 +40,7 @@ export function Sweeping({ asked, row }: ViewProps): preact.JSX.Element {
   });
   return (
     <>
-      <Asking label="Sweep" parts={parts}>
+      <Asking {...{ asked }} label="Sweep" parts={parts}>
         <TextField label="Modules" class="mono" list="places" required {...field("module")} />
         <NumberField label="Axis of the places" least={1} whole {...field("axis")} />
         <Select

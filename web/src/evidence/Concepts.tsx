@@ -40,7 +40,7 @@ export function Concepts({ asked, row }: ViewProps): preact.JSX.Element {
     );
   return (
     <>
-      <Asking label="Test the concept" parts={parts} costly>
+      <Asking {...{ asked }} label="Test the concept" parts={parts} costly>
         <Select label="Concept" of={sets} {...field("concept")} />
         <TextField label="Layers" class="mono" required {...field("layers")} />
         <span class="muted small">Random sets: {random.join(", ")}</span>

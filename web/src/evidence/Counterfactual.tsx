@@ -3,11 +3,10 @@
 import { byName, type Question } from "@cutaway/client";
 import type { Counterfactual as Message } from "@cutaway/contract/attack_pb";
 import { Asking } from "../ask/Asking.js";
-import { BeforeAfter, ChangedPictures } from "../edits/BeforeAfter.js";
-import { Checks } from "../explanations/Explanation.js";
+import { Changed } from "../edits/BeforeAfter.js";
 import { isImage } from "../explanations/Values.js";
 import { elementOf, exampleOf, tensorsIn, type ViewProps } from "../state/index.js";
-import { FactLine, NumberField, short, Table, useFields } from "../ui/index.js";
+import { NumberField, short, Table, useFields } from "../ui/index.js";
 
 /** The axes of a batch of pictures: [batch, channels, height, width]. */
 const AXES_OF_PICTURES = 4;
@@ -30,7 +29,12 @@ export function Counterfactual({ asked, row }: ViewProps): preact.JSX.Element {
   if (asked.reply.classes.length === 0) return <p class="muted">It takes a model with classes.</p>;
   return (
     <>
-      <Asking label="Search" parts={(): Partial<Question> => ({ counterfactual: { ...among, maxChanges } })} costly>
+      <Asking
+        {...{ asked }}
+        label="Search"
+        parts={(): Partial<Question> => ({ counterfactual: { ...among, maxChanges } })}
+        costly
+      >
         {pictures && <NumberField label="Regions" least={2} whole {...field("segments")} />}
         {!pictures && !words && <NumberField label="Least value" {...field("lower")} />}
         {!pictures && !words && <NumberField label="Largest value" {...field("upper")} />}
@@ -45,20 +49,15 @@ type FoundProps = Readonly<ViewProps & { found: Message }>;
 
 /** Shows what was changed of one example, before and after, and the prediction. */
 function Found({ asked, row, found }: FoundProps): preact.JSX.Element {
-  const name = elementOf(asked, Number(found.classes[row] ?? 0)).name;
+  const { name } = elementOf(asked, Number(found.classes[row] ?? 0));
+  const said = found.succeeded[row] ? `It is “${name}” then.` : "Nothing was found that makes another class of it.";
   const [changes, passes] = [found.changes, found.passes].map((counts) => Number(counts[row]));
-  const tried = { before: asked.reply.predictions, after: byName(found.predictions) };
   return (
-    <>
-      <p>{found.succeeded[row] ? `It is “${name}” then.` : "Nothing was found that makes another class of it."}</p>
-      <FactLine facts={Object.entries({ changes, passes })} />
-      <ChangedPictures {...{ asked, row }} inputs={byName(found.inputs)} />
+    <Changed {...{ asked, row, said }} facts={Object.entries({ changes, passes })} of={found}>
       {found.inputs.map(({ name: input }) => (
         <ChangedElements key={input} {...{ asked, row, found, input }} />
       ))}
-      {found.predictions.length > 0 && <BeforeAfter {...{ tried, asked, row }} />}
-      <Checks checks={found.checks} row={row} />
-    </>
+    </Changed>
   );
 }
 

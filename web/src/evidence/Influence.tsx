@@ -60,7 +60,7 @@ export function Influence({ asked, row }: ViewProps): preact.JSX.Element {
   const found = asked.reply.message.influence;
   return (
     <>
-      <Asking label="Find the rows" parts={parts} costly>
+      <Asking {...{ asked }} label="Find the rows" parts={parts} costly>
         <Select label="Compared by" of={METHODS} {...field("method")} />
         <Select label="Training rows" of={[...sets, ["", "from a file"]]} {...field("set")} />
         {!set && (

@@ -1,7 +1,7 @@
 /** What an explanation compares the input with: its baseline by name, and others that a person may take instead. */
 
 import type { JsonObject, JsonValue } from "@bufbuild/protobuf";
-import { fromMessage, HookPoint, type Tensor } from "@cutaway/client";
+import { fromMessage, type Tensor } from "@cutaway/client";
 import { blur2 } from "d3-array";
 import { numbers } from "../ask/arrays.js";
 import { methodIn, type Option, optionOf, tensorJson, withOption } from "../ask/methods.js";
@@ -10,7 +10,7 @@ import { tensorIn } from "../jobs/folder.js";
 import { folder, samples } from "../jobs/rows.js";
 import { meansOf } from "../jobs/statistics.js";
 import { type Numbers, numbersOf, statisticsOf } from "../measures/index.js";
-import { ask, asked as last, askedParts, exampleOf, type Exchange, tensorsIn } from "../state/index.js";
+import { ask, asked as last, askedParts, exampleOf, type Exchange, inputsOf } from "../state/index.js";
 import { Button } from "../ui/index.js";
 import { type ExplanationProps, isImage } from "./Values.js";
 
@@ -71,7 +71,7 @@ function choicesFor({ asked, row, attribution: { message, method, layer, values 
   const specs = asked.model.inputs.filter((each) => (isOwn ? each.name in values : FLOATING.includes(each.dataType)));
   const made = (name: string, change: (tensor: Tensor, input: string) => JsonValue | undefined): Choice[] => {
     const all = specs.map(({ name: input }) => {
-      const tensor = sentAs(asked, input);
+      const tensor = inputsOf(asked)[input];
       return [input, tensor && change(tensor, input)] as const;
     });
     return all.length && all.every(([, json]) => json)
@@ -98,14 +98,6 @@ function tensorOf(values: Numbers | number[], { shape, dataType }: Tensor, rows 
   return {
     tensor: JSON.parse(tensorJson(numbers(Array.from(values), [rows, ...shape.slice(1)], dataType))) as JsonValue,
   };
-}
-
-/** Returns an input as it was sent, or as a hook saw it going into the model; undefined if neither is known. */
-function sentAs({ question, reply }: Exchange, name: string): Tensor | undefined {
-  const seen = reply.captured.find(
-    ({ module, point, path }) => module === "" && point === HookPoint.INPUT && path === name,
-  );
-  return tensorsIn(question)[name] ?? seen?.tensor;
 }
 
 /** Returns the mean of an input over the rows of the job that is open, if it is one of this model. */

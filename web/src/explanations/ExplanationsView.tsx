@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { wordsOf } from "../ask/History.js";
 import { requestFor } from "../ask/methods.js";
 import { capturing, requestAt } from "../models/places.js";
-import { ask, draft, type Exchange, history, rowsOf, since, type ViewProps } from "../state/index.js";
+import { ask, draft, type Exchange, filesIn, history, rowsOf, since, type ViewProps } from "../state/index.js";
 import { Button, Empty, Select } from "../ui/index.js";
 import { AgreementTable, madeIn, nameOf } from "./AgreementTable.js";
 import { Explanation } from "./Explanation.js";
@@ -38,10 +38,8 @@ export function ExplanationsView({ asked, row }: ViewProps): preact.JSX.Element 
   const others = beside ? madeIn(beside, then) : [];
   const answers = earlier.map((each) => [each.when.getTime(), wordsOf(each)] as const);
   const choices = [[0, "no other answer"] as const, ...answers];
-  const { inputs } = asked.question;
   const look = (): void => void ask(capturing(draft.value, requestAt("", HookPoint.INPUT)));
-  const ofFiles =
-    Array.isArray(inputs) && inputs.some((each) => typeof each !== "string") && !backgroundOf(asked, row, "");
+  const ofFiles = filesIn(asked.question).length > 0 && !backgroundOf(asked, row, "");
   return (
     <>
       <div class="tools unseen">

@@ -5,7 +5,8 @@ import { describe, expect, it } from "vitest";
 import { differenceOf } from "../measures/statistics.js";
 import { blurred } from "./Baseline.js";
 import { differenceText } from "./Reference.js";
-import { byToken, placesIn } from "./Values.js";
+import { placesIn } from "./Swap.js";
+import { byToken } from "./Values.js";
 
 describe("differences", () => {
   const right = Array.from({ length: 20 }, (_, at) => (at < 2 ? 10 - at : at / 100));

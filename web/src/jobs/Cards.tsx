@@ -2,13 +2,14 @@
 
 import { Verdict } from "@cutaway/client";
 import { sort } from "d3-array";
-import { Figure, imageFor, isVector, type Shown, Tokens, Vectors } from "../explanations/Values.js";
+import { Figure, imageFor, isImage, isVector, pictureOf, type Shown, Tokens, Vectors } from "../explanations/Values.js";
 import { flattened, layoutOf, type Part } from "../measures/index.js";
 import { Canvas } from "../pictures/Picture.js";
 import { areSigned, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
 import { percent, short, signed, VerdictBadge } from "../ui/index.js";
 import { type Cells, type Column, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
-import { attributionsOf, chosen, filtered, type JobRow, ORDERS, pictured, shownColumns } from "./rows.js";
+import { chosen, filtered, ORDERS } from "./query.js";
+import { attributionsOf, type JobRow, pictured, shownColumns } from "./rows.js";
 
 /** The strongest features of a card. */
 const MOST_FEATURES = 6;
@@ -56,18 +57,17 @@ function Miniatures({ folder, cells }: { folder: JobFolder; cells: Cells }): pre
     return own ? [{ ...own, attribution: column["attribution"], title: titleOf(folder, column) }] : [];
   });
   const isSeries = ({ part: { shape }, names }: Shown): boolean => layoutOf(shape, names).kind === "series";
+  const pictures = shown.filter((each) => !isVector(each) && !isSeries(each));
   const tokens = cells["tokens"] as readonly string[] | null | undefined;
   return (
     <>
       <div class="miniatures">
-        {inputsIn(folder, cells).map(([input, part]) => {
-          const image = imageFor(input, [[input, part]]);
-          return image && <Miniature key={input} title={input} image={image} />;
-        })}
-        {shown.map((each) => {
-          const { title, part } = each;
-          return !isVector(each) && !isSeries(each) && <HeatMiniature key={title} {...{ title, part }} />;
-        })}
+        {inputsIn(folder, cells).map(
+          ([input, part]) => isImage(part) && <Miniature key={input} title={input} image={pictureOf(part)} />,
+        )}
+        {pictures.map(({ title, part }) => (
+          <HeatMiniature key={title} {...{ title, part }} />
+        ))}
       </div>
       {shown.filter(isSeries).map(({ title, ...each }) => (
         <Figure key={title} {...each} name={title} label={title} />

@@ -11,9 +11,9 @@ import { Button, Facts, percent, short, signed, VerdictBadge } from "../ui/index
 import {
   type Cells,
   cellsOf,
+  type Column,
   columnsOf,
   type JobFolder,
-  type Line,
   type Manifest,
   tensorIn,
   useCells,
@@ -102,19 +102,20 @@ function servedOf({ model, version }: Manifest): Model | undefined {
  *
  * @returns the answer; undefined if there is none, or a newer call came before it.
  */
-async function askLive(served: Model, folder: JobFolder, line: Line): Promise<Exchange | undefined> {
+async function askLive(served: Model, folder: JobFolder, { line }: JobRow): Promise<Exchange | undefined> {
   const name = served.name.replace(/^models\//, "");
   if (model.value?.model?.name !== served.name) await choose(name);
   const detail = model.value;
   if (detail?.model?.name !== served.name) return undefined;
-  const inputs = await inputsOf(folder, line, detail);
-  draft.value = { ...(questionOf(folder.manifest, line) ?? startOf(detail, name)), model: name, inputs };
+  const columns = columnsOf(folder, ["input"]);
+  const inputs = inputsOf(columns, await cellsOf(line, columns), detail);
+  draft.value = { ...(questionOf(folder.manifest, line.cells) ?? startOf(detail, name)), model: name, inputs };
   return ask();
 }
 
 /** Returns the job's request with the target of a row, without the condition of its explanations; undefined if the
  * folder has no request. */
-function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | undefined {
+function questionOf({ question = {}, job }: Manifest, cells: Cells): Draft | undefined {
   if (Object.keys(question).length === 0) return undefined;
   const draft: Draft = { ...fromText(JSON.stringify(question)), attributionErrorsInPlace: true };
   delete draft.explainIf;
@@ -125,9 +126,7 @@ function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | 
 }
 
 /** Returns the inputs that a row was computed from, as far as the model has inputs of these names. */
-async function inputsOf(folder: JobFolder, line: Line, { inputs }: ModelDetail): Promise<Question["inputs"]> {
-  const columns = columnsOf(folder, ["input"]);
-  const cells = await cellsOf(line, columns);
+function inputsOf(columns: readonly Column[], cells: Cells, { inputs }: ModelDetail): Question["inputs"] {
   const raw = columns.find(({ input }) => input === undefined);
   const data = raw && cells[raw.name];
   if (typeof data === "string") return [data];
@@ -153,7 +152,7 @@ function Live({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.E
     return <p class="muted">{`This server has no model ${manifest.model}: it cannot be asked about the row.`}</p>;
   if (columnsOf(folder, ["input"]).length === 0) return <p class="muted">{NO_INPUTS}</p>;
   if (row.problem) return <p class="muted">The job could not use this row, and kept no input of it.</p>;
-  const ask = async (): Promise<void> => setAnswer(await askLive(served, folder, row.line));
+  const ask = async (): Promise<void> => setAnswer(await askLive(served, folder, row));
   const waits = since.value !== undefined;
   const same = answer?.reply.message.provenance?.weightsSha256 === manifest.weights_sha256;
   return (

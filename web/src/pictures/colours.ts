@@ -30,12 +30,17 @@ export function areSigned(method: string, values: ArrayLike<number>): boolean {
 }
 
 /** The share of a large picture's numbers that may lie beyond the ends of its scale. */
-export const OUTLIERS = 0.005;
+const OUTLIERS = 0.005;
 const LARGE = 2000;
 
 /** Whether some numbers are so many that their outliers share a colour. */
-export function isClipped({ length }: ArrayLike<number>): boolean {
+function isClipped({ length }: ArrayLike<number>): boolean {
   return length > LARGE;
+}
+
+/** Returns that outliers of these numbers have the last colour, in words; "" where none have. */
+export function clippedText(values: ArrayLike<number>): string {
+  return isClipped(values) ? `The largest ${100 * OUTLIERS} % share the last colour.` : "";
 }
 
 /**

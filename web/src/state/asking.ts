@@ -1,13 +1,6 @@
 /** Asking: the question, what is under way, and what came back. */
 
-import {
-  CutawayError,
-  examplesFirst,
-  type Inspection,
-  type ModelDetail,
-  type Question,
-  type StreamProgress,
-} from "@cutaway/client";
+import { CutawayError, examplesFirst, type ModelDetail, type Question, type StreamProgress } from "@cutaway/client";
 import { computed, signal } from "@preact/signals";
 import { startOf } from "../ask/start.js";
 import { type Draft, emptyDraft } from "./draft.js";
@@ -136,7 +129,7 @@ export async function ask(change: Change = {}): Promise<Exchange | undefined> {
   return newest(async (signal) => {
     const began = performance.now();
     since.value = began;
-    const show = (answering: ModelDetail, reply: Inspection, whole: boolean): Exchange => {
+    const show = (answering: ModelDetail, reply: Exchange["reply"], whole: boolean): Exchange => {
       const milliseconds = performance.now() - began;
       const answer = { model: answering, question: now, reply, whole, milliseconds, when: new Date() };
       asked.value = answer;
