@@ -401,6 +401,7 @@ def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector,
     answered.page.click(".grid label:has-text('0')")
     answered.page.click("button:text-is('What happens without it?')")
     answered.page.click("button:text-is('Keep it in the question')")
+    answered.page.wait_for_selector("section:has(#others)")
     assert answered.texts("section:has(#others) .chips bdi") == ["zero conv1, axis 1: 0 to 1"]
     answered.page.wait_for_selector(".strip .unsure:text-is('The question has changed since.')")
     assert "Zero" in answered.program()  # before it is asked, too

@@ -8,16 +8,7 @@ import { startOf } from "../ask/start.js";
 import { Figures, Tokens } from "../explanations/Values.js";
 import { ask, choose, draft, type Draft, type Exchange, fromText, go, model, models, since } from "../state/index.js";
 import { Button, Facts, percent, short, signed, VerdictBadge } from "../ui/index.js";
-import {
-  type Cells,
-  cellsOf,
-  type Column,
-  columnsOf,
-  type JobFolder,
-  type Manifest,
-  tensorIn,
-  useCells,
-} from "./folder.js";
+import { type Cells, cellsOf, columnsOf, type JobFolder, type Manifest, tensorIn, useCells } from "./folder.js";
 import { type JobRow, type Outcome, shownColumns } from "./rows.js";
 import { shownIn } from "./Cards.js";
 
@@ -107,8 +98,8 @@ async function askLive(served: Model, folder: JobFolder, { line }: JobRow): Prom
   if (model.value?.model?.name !== served.name) await choose(name);
   const detail = model.value;
   if (detail?.model?.name !== served.name) return undefined;
-  const columns = columnsOf(folder, ["input"]);
-  const inputs = inputsOf(columns, await cellsOf(line, columns), detail);
+  const cells = await cellsOf(line, columnsOf(folder, ["input"]));
+  const inputs = inputsIn(folder, cells, detail);
   draft.value = { ...(questionOf(folder.manifest, line.cells) ?? startOf(detail, name)), model: name, inputs };
   return ask();
 }
@@ -126,7 +117,8 @@ function questionOf({ question = {}, job }: Manifest, cells: Cells): Draft | und
 }
 
 /** Returns the inputs that a row was computed from, as far as the model has inputs of these names. */
-function inputsOf(columns: readonly Column[], cells: Cells, { inputs }: ModelDetail): Question["inputs"] {
+function inputsIn(folder: JobFolder, cells: Cells, { inputs }: ModelDetail): Question["inputs"] {
+  const columns = columnsOf(folder, ["input"]);
   const raw = columns.find(({ input }) => input === undefined);
   const data = raw && cells[raw.name];
   if (typeof data === "string") return [data];
