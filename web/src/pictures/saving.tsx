@@ -34,7 +34,9 @@ export function saveSvg(name: string, shown: Element): void {
     if (each instanceof SVGElement) return <rect {...place} fill={getComputedStyle(each).fill} />;
     return (
       <svg {...place}>
-        <text y={15}>{(each as HTMLElement).innerText}</text>
+        <text y="50%" dominant-baseline="middle">
+          {(each.querySelector("bdi") ?? each).textContent}
+        </text>
       </svg>
     );
   });
