@@ -246,6 +246,23 @@ def test_a_concept_is_beside_random_ones(evidence: Inspector, packaged: Served) 
     assert "hidden rich" in text
 
 
+def test_fields_begin_with_the_question_of_a_link(browser: Browser, packaged: Served) -> None:
+    """The concept and the rows that it asks about, not the first ones of the model."""
+    with opened(browser, f"http://{packaged.http_address}") as page:
+        sets = [{"dataSet": f"random{number}"} for number in range(RANDOM)]
+        concepts = {"layers": ["hidden"], "concepts": {"rich": {"dataSet": "rich"}}, "random": sets}
+        influence = {"training": {"dataSet": "training"}, "method": "INFLUENCE_METHOD_COSINE", "layer": "hidden"}
+        page.open_question("table", concepts=concepts, influence=influence)
+        page.give(ROWS.tolist())
+        page.ask()
+        page.go("Evidence")
+        page.page.wait_for_selector("section:has(> div > #concepts) .named-bars")
+        for field, value in {"Concept": "rich", "Training rows": "training", "Compared by": "3"}.items():
+            assert page.page.locator(f"label:has-text('{field}') select").last.input_value() == value
+        for field in ("Layers", "Layer"):
+            assert page.page.locator(f"label:has(span:text-is('{field}')) input").input_value() == "hidden"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everybody_can_read_it(browser: Browser, packaged: Served, scheme: str) -> None:

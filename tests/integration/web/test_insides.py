@@ -362,7 +362,7 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
     logits = plain.predictions["output"][0].astype(np.float64), edited.predictions["output"][0].astype(np.float64)
     before, after = (np.exp(each - each.max()) / np.exp(each - each.max()).sum() for each in logits)
     order = np.argsort(-before)
-    shown = np.array(answered.values(".before-after td[data-value]")).reshape(-1, 2)
+    shown = np.array(answered.values(".before-after [data-value]")).reshape(-1, 2)
     assert np.allclose(shown, np.stack([before, after], 1)[order], atol=1e-6)
     one, other = (each.captures["relu3"].output for each in (plain, edited))
     changes = dict(
@@ -379,6 +379,21 @@ def test_an_edit_is_tried_live(answered: Inspector, site: Served) -> None:
     until(lambda: set(answered.values("section:has(#downstream) td.number")) == {0.0})
 
 
+def test_a_table_that_is_too_wide_is_scrolled_by_keys(answered: Inspector) -> None:
+    """And does not make the page wider than a narrow window."""
+    answered.go("Edits")
+    answered.page.select_option("label:has-text('How') select", "zero")
+    answered.page.wait_for_selector(".before-after")
+    answered.page.set_viewport_size({"width": 390, "height": 800})
+    assert answered.page.evaluate("document.documentElement.scrollWidth") <= 390
+    table = answered.page.locator(".wide:has(.before-after)")
+    assert table.evaluate("table => table.scrollWidth > table.clientWidth")
+    assert answered.serious() == []
+    table.focus()
+    table.press("ArrowRight")
+    until(lambda: table.evaluate("table => table.scrollLeft > 0"))
+
+
 @pytest.mark.slow
 def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector, site: Served) -> None:
     """In the question, in the line above all views, beside the prediction without it, and as a program."""
@@ -386,6 +401,7 @@ def test_a_change_that_is_kept_is_seen_and_can_be_taken_out(answered: Inspector,
     answered.page.click(".grid label:has-text('0')")
     answered.page.click("button:text-is('What happens without it?')")
     answered.page.click("button:text-is('Keep it in the question')")
+    answered.page.wait_for_selector("section:has(#others)")
     assert answered.texts("section:has(#others) .chips bdi") == ["zero conv1, axis 1: 0 to 1"]
     answered.page.wait_for_selector(".strip .unsure:text-is('The question has changed since.')")
     assert "Zero" in answered.program()  # before it is asked, too
@@ -512,7 +528,7 @@ def test_nothing_of_another_model_or_question_is_shown(answered: Inspector) -> N
     answered.ask()
     answered.go("Edits")
     answered.page.wait_for_selector("section:has(#downstream) .named-bars")  # the change is tried on the new image
-    before = answered.values(".before-after td[data-value]")[0]
+    before = answered.values(".before-after [data-value]")[0]
     answered.go("Ask")
     assert before == pytest.approx(max(answered.values(".prediction td.number")), abs=1e-6)
     answered.choose("named")

@@ -53,13 +53,13 @@ def test_a_text_in_torchserve(browser: Browser, server: Server) -> None:
         np.testing.assert_allclose(shown, expected.tokens.values[0], rtol=5e-3, atol=1e-6)
         assert inspector.texts(".verdict")[0] == "✓ agrees with the raw hooks"
         inspector.page.click(".tokens .piece:has-text('doctor')")
-        inspector.page.wait_for_selector(".before-after + p")
+        inspector.page.wait_for_selector(".wide:has(.before-after) + p")
         edit = ca.Zero(layer, slices=(ca.Slice(1, 2, 3),))
         with ca.Client(server.address) as client:
             result = client.inspect("sentences", TEXT, edits=[edit], compare=True)
         one, other = (each["embedding"][0].astype(float) for each in (result.unedited, result.predictions))
         cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
-        assert f"cosine {cosine:.4g}," in inspector.texts(".before-after + p")[0]
+        assert f"cosine {cosine:.4g}," in inspector.texts(".wide:has(.before-after) + p")[0]
 
 
 class Attentive(Sentences):

@@ -147,7 +147,7 @@ def test_files_and_texts_are_decoded_by_the_model(site: Served, inspector: Inspe
     inspector.go("Ask")
     inspector.page.click("label:has-text('File')")
     inspector.page.set_input_files(".files input", paths)
-    inspector.page.wait_for_selector(".files li:nth-child(2) img")
+    inspector.page.wait_for_selector(".files li:nth-child(2) canvas")
     inspector.ask()
     with ca.Client(site.address) as client:
         expected = client.inspect("digits", [ca.Raw(path.read_bytes(), "image/png") for path in paths]).classes

@@ -3,20 +3,21 @@
 import { HookPoint } from "@cutaway/client";
 import { useMemo, useState } from "preact/hooks";
 import { FLOATING } from "../ask/ways.js";
+import { Measured } from "../edits/Sweeping.js";
 import { layoutOf } from "../measures/index.js";
 import { capturing, leavesOf, requestAt, spread } from "../models/places.js";
-import { draft, exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/index.js";
+import { ask, draft, exampleOf, targetText, type ViewProps, wholeOutputs } from "../state/index.js";
 import { Button, Empty, Panel, shapeText, Statistics } from "../ui/index.js";
-import { Channels } from "./Channels.js";
+import { Channels, strongestText } from "./Channels.js";
 import { Sequence } from "./Sequence.js";
-import { axesAt, gradientAt, strongestText } from "./places.js";
+import { axesAt, canChange, gradientAt } from "./places.js";
 import "./activations.css";
 
 /** How many layers, modules that ran and have none inside, are captured at once. */
 const MOST_LAYERS = 64;
 
 /** Shows one capture, and lets a person choose which. */
-export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
+export function ActivationsView({ asked, row }: ViewProps): preact.JSX.Element {
   const { captured } = asked.reply;
   const [wanted, setWanted] = useState("");
   const [sought, setSought] = useState(0);
@@ -30,15 +31,17 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
   const known = captured.filter(({ point }) => point === HookPoint.OUTPUT).map(({ module }) => module);
   const further = spread(layers, MOST_LAYERS).filter((name) => !known.includes(name));
   const more = (point: HookPoint, modules: readonly string[]): void =>
-    ask(capturing(draft.value, ...[...new Set(modules)].map((each) => requestAt(each, point))));
-  const leftOut = layers.length > MOST_LAYERS ? `${String(MOST_LAYERS)} of the ${String(layers.length)} layers` : "";
-  const all = leftOut ? `Capture ${leftOut}` : "Capture every layer";
+    void ask(capturing(draft.value, ...[...new Set(modules)].map((each) => requestAt(each, point))));
+  const some = `${Math.min(MOST_LAYERS, layers.length)} of the ${layers.length} layers`;
+  const all = `Capture ${layers.length > MOST_LAYERS ? some : "every layer"}`;
   const everyLayer = (): void => more(HookPoint.OUTPUT, further);
   if (one === undefined) {
-    const text = `Choose places in the model, or under Ask; or take ${leftOut ? `${leftOut}, of all depths` : "every layer"}.`;
+    const text = `Choose places in the model, or under Ask; or take ${some}, of all depths.`;
     return <Empty title="Nothing was captured" {...{ text, action: all }} onAct={everyLayer} />;
   }
   const part = exampleOf(asked, one.tensor, row);
+  const changes = part.shape.length > 0 && canChange(asked, one);
+  const shown = { asked, row, part, captured: one, axes: axesAt(asked, one, part), changes };
   const View = layoutOf(part.shape).kind === "planes" ? Channels : Sequence;
   const smooth = outputs.filter(({ tensor }) => FLOATING.includes(tensor.dataType));
   const missing = smooth.filter((each) => !gradientAt(asked, each)).map(({ module }) => module);
@@ -79,14 +82,8 @@ export function ActivationsView({ asked, row, ask }: ViewProps): preact.JSX.Elem
           <p class="muted small">Its first axis is not that of the examples: all of it is shown.</p>
         )}
         <Statistics values={part.values} />
-        {part.values.length > 0 && (
-          <View
-            key={`${one.name} ${sought}`}
-            {...{ asked, row, ask, part }}
-            captured={one}
-            axes={axesAt(asked, one, part)}
-          />
-        )}
+        {part.values.length > 0 && <View key={`${one.name} ${sought}`} {...shown} />}
+        {changes && <Measured key={one.name} {...shown} />}
       </Panel>
     </div>
   );

@@ -1,43 +1,29 @@
 /** Channels as a grid of small pictures, and one of them large. */
 
-import { HookPoint } from "@cutaway/client";
+import { type Captured, HookPoint } from "@cutaway/client";
 import { useId, useMemo, useRef, useState } from "preact/hooks";
 import { placeAt } from "../edits/edit.js";
 import { tryWithout } from "../edits/live.js";
-import { type Part, placeOf, planeOf } from "../measures/index.js";
+import { layoutOf, type Part, partsOf, placeOf, planeOf, statisticsOf } from "../measures/index.js";
 import { capturing, requestAt } from "../models/places.js";
 import { Canvas, Legend, Picture } from "../pictures/Picture.js";
 import { pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
 import { savePng } from "../pictures/saving.js";
-import { draft, targetText } from "../state/index.js";
-import { Button, Choice, Pager, short, Slider, Statistics } from "../ui/index.js";
-import { Measured } from "./Measured.js";
-import {
-  canChange,
-  type CapturedProps,
-  type Channel,
-  effectGradient,
-  effectOf,
-  type Order,
-  ordered,
-  ORDERS,
-  partText,
-  tokensOf,
-} from "./places.js";
+import { ask, draft, exampleOf, type Exchange, gradientOf, targetText } from "../state/index.js";
+import { Button, Choice, Paged, short, Slider, Statistics } from "../ui/index.js";
+import { axesAt, canChange, type CapturedProps, gradientAt, tokensOf } from "./places.js";
 
 const PAGE = 128;
 /** Of a row of attention with its token, in CSS pixels. */
 const TOKEN_HEIGHT = 20;
 
 /** Shows the channels of one capture. */
-export function Channels({ asked, row, ask, captured, part, axes }: CapturedProps): preact.JSX.Element {
+export function Channels({ asked, row, captured, part, axes, changes }: CapturedProps): preact.JSX.Element {
   const gradient = useMemo(() => effectGradient(asked, captured, row), [asked, captured, row]);
   const [wish = "effect", setOrder] = useState<Order>();
   const order = wish === "effect" && !gradient ? "index" : wish; // until it is there
   const [chosen, setChosen] = useState<number | undefined>(undefined);
-  const [first, setFirst] = useState(0);
   const [tile, setTile] = useState(64);
-  const whole = canChange(asked, captured);
   const channels = useMemo(() => ordered(part, order, gradient), [part, order, gradient]);
   const scale = useMemo(() => scaleOf(part.values), [part]);
   const large = chosen ?? channels[0]?.index ?? 0;
@@ -48,18 +34,17 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
   const sort = (by: Order): void => {
     setOrder(by);
     setChosen(undefined);
-    setFirst(0);
     const needed = requestAt(captured.module, HookPoint.GRAD_OUTPUT);
-    if (by === "effect" && !gradient) ask(capturing(draft.value, needed));
+    if (by === "effect" && !gradient) void ask(capturing(draft.value, needed));
   };
   const nameOf = (index: number): string => partText(axes, part, index);
   const without = (): void => tryWithout(placeAt(captured), placeOf(part, large));
-  const orders = ["index", "mean", "norm", ...(whole ? (["effect"] as const) : [])] as const;
+  const { effect: _, ...orders } = ORDERS;
   return (
     <>
       <div class="tools">
         <span class="muted">Sorted by</span>
-        <Choice label="Sorted by" of={orders} names={ORDERS} value={order} onChoose={sort} />
+        <Choice label="Sorted by" of={changes ? ORDERS : orders} value={order} onChange={sort} />
         <span class="grow" />
         <Slider label="Zoom" kind="small muted" value={tile} least={24} most={192} step={8} onChange={setTile} />
         <Legend scale={scale} />
@@ -72,13 +57,11 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
       )}
       <div class="channels">
         <div>
-          <ChannelGrid
-            {...{ part, scale, tile, nameOf }}
-            channels={channels.slice(first, first + PAGE)}
-            chosen={large}
-            onChoose={setChosen}
-          />
-          <Pager first={first} page={PAGE} count={channels.length} onTurn={setFirst} />
+          <Paged key={order} of={channels} page={PAGE}>
+            {(shown) => (
+              <ChannelGrid {...{ part, scale, tile, nameOf }} channels={shown} chosen={large} onChoose={setChosen} />
+            )}
+          </Paged>
         </div>
         <figure class="large">
           <figcaption>
@@ -94,10 +77,9 @@ export function Channels({ asked, row, ask, captured, part, axes }: CapturedProp
             nameOf={square ? (x, y) => `${tokens[y] ?? ""} looks at ${tokens[x] ?? ""}` : undefined}
           />
           <Statistics values={plane.values} />
-          {whole && <Button text="What happens without it?" onClick={without} />}
+          {changes && <Button text="What happens without it?" onClick={without} />}
         </figure>
       </div>
-      {whole && <Measured {...{ asked, row, ask, captured, part, axes }} />}
     </>
   );
 }
@@ -151,7 +133,7 @@ function Tile({ part, index, scale, onPoint }: TileProps): preact.JSX.Element {
   const pixels = useMemo(() => pixelsOf(values, scale), [values, scale]);
   const [height = 1, width = 1] = shape;
   const point = (x: number, y: number): void =>
-    onPoint(`row ${y}, column ${x}: ${short(values[y * width + x] ?? Number.NaN)}`);
+    onPoint(`row ${y}, column ${x}: ${short(values[y * width + x] ?? NaN)}`);
   return <Canvas {...{ pixels, width, height }} aria-hidden="true" onPoint={point} />;
 }
 
@@ -169,4 +151,67 @@ function saveGrid(grid: HTMLElement): void {
       else context.fillText(shown.innerText, x, y + 12);
     }
   });
+}
+
+/** Orders of channels. */
+const ORDERS = { index: "index", mean: "mean", norm: "norm", effect: "effect on the target" } as const;
+
+/** An order of channels. */
+type Order = keyof typeof ORDERS;
+
+/** A channel, and the number that it is sorted by; none where it is sorted by its index. */
+interface Channel {
+  readonly index: number;
+  readonly value?: number | undefined;
+}
+
+/** Returns the gradient at an output for one example, where a part of it can be changed; undefined otherwise. */
+function effectGradient(asked: Exchange, captured: Captured, row: number): Part | undefined {
+  const gradient = canChange(asked, captured) ? gradientAt(asked, captured) : undefined;
+  return gradient && gradientOf(asked, gradient.tensor, row);
+}
+
+/** Returns what a part is called: `channel 5`. */
+function partText(axes: readonly string[], part: Pick<Part, "shape">, index: number): string {
+  return placeOf(part, index)
+    .map((at, axis) => `${axes[axis] ?? ""} ${at}`)
+    .join(", ");
+}
+
+/** Returns the part of a captured output with the largest effect on the target, in words; "" if that is not known. */
+export function strongestText(asked: Exchange, captured: Captured, row: number): string {
+  const gradient = effectGradient(asked, captured, row);
+  if (!gradient) return "";
+  const part = exampleOf(asked, captured.tensor, row);
+  const [first] = ordered(part, "effect", gradient);
+  return first ? `${partText(axesAt(asked, captured, part), part, first.index)}: ${short(first.value ?? NaN)}` : "";
+}
+
+/**
+ * Returns the channels in an order, the largest first but for the index. The effect of a channel is the sum of
+ * gradient × activation: what the target would lose, to first order, if the channel were zero.
+ */
+function ordered(part: Part, order: Order, gradient: Part | undefined): Channel[] {
+  const channels = Array.from({ length: partsOf(layoutOf(part.shape)) }, (_, index): Channel => {
+    return { index, value: measureOf(planeOf(part, index), order, gradient && planeOf(gradient, index)) };
+  });
+  const size = ({ value = 0 }: Channel): number => (Number.isNaN(value) ? Infinity : Math.abs(value));
+  return channels.sort((one, other) => size(other) - size(one) || one.index - other.index);
+}
+
+/** Returns the sum of gradient × activation. */
+function effectOf({ values }: Part, gradient: Part): number {
+  let sum = 0;
+  for (let index = 0; index < values.length; index++) {
+    const slope = gradient.values[index] ?? 0;
+    if (slope !== 0) sum += slope * (values[index] ?? 0); // a mask of infinities has no effect
+  }
+  return sum;
+}
+
+function measureOf(plane: Part, order: Order, gradient: Part | undefined): number | undefined {
+  if (order === "index") return undefined;
+  if (order === "effect") return gradient && effectOf(plane, gradient);
+  const found = statisticsOf(plane.values);
+  return order === "mean" ? found.mean : found.norm;
 }

@@ -6,18 +6,15 @@ import { tryWithout } from "../edits/live.js";
 import { Bars } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
 import { scaleOf } from "../pictures/colours.js";
-import { Pager } from "../ui/index.js";
-import { Measured } from "./Measured.js";
-import { canChange, type CapturedProps, tokensOf } from "./places.js";
+import { Paged } from "../ui/index.js";
+import { type CapturedProps, tokensOf } from "./places.js";
 
 const PAGE = 64;
 /** A longer vector is shown in rows of this length. */
 const LONGEST = 256;
 
 /** Shows a part without channels; a click or the Enter key chooses a number, which can be tried without. */
-export function Sequence(shown: CapturedProps): preact.JSX.Element {
-  const { asked, row, part, captured, axes } = shown;
-  const [first, setFirst] = useState(0);
+export function Sequence({ asked, row, part, captured, axes, changes }: CapturedProps): preact.JSX.Element {
   const largest = scaleOf(part.values, true).most || 1;
   const [chosen, choose] = useState<readonly number[]>([]);
   const tokens = tokensOf(asked, row);
@@ -33,8 +30,7 @@ export function Sequence(shown: CapturedProps): preact.JSX.Element {
     const at = chosen.map((index, each) => (each === axis ? index : undefined));
     tryWithout(placeAt(captured), at);
   };
-  const bars = Array.from(part.values.subarray(first, first + PAGE), (value, at) => ({ name: `${first + at}`, value }));
-  const changes = part.shape.length > 0 && canChange(asked, captured);
+  const bars = Array.from(vector ? part.values : [], (value, at) => ({ name: `${at}`, value }));
   return (
     <>
       <HeatMap label={captured.name} values={part.values} {...{ width, nameOf, onChoose }} />
@@ -48,12 +44,10 @@ export function Sequence(shown: CapturedProps): preact.JSX.Element {
           ))}
         </div>
       )}
-      {changes && <Measured {...shown} />}
       {vector && (
-        <>
-          <Bars bars={bars} lengthOf={(value) => Math.abs(value) / largest} />
-          <Pager first={first} page={PAGE} count={part.values.length} onTurn={setFirst} />
-        </>
+        <Paged of={bars} page={PAGE}>
+          {(page) => <Bars bars={page} lengthOf={(value) => Math.abs(value) / largest} />}
+        </Paged>
       )}
     </>
   );

@@ -7,6 +7,7 @@ import { textOf } from "../ask/Writing.js";
 import { backgroundOf, useFile } from "../explanations/Values.js";
 import { Canvas } from "../pictures/Picture.js";
 import { ask, asked, cancel, changed, complete, model, opening, progress, row, since } from "../state/asking.js";
+import { examplesIn } from "../state/draft.js";
 import { type Exchange, rowsOf } from "../state/exchange.js";
 import { Button, comparedIn, percent, Select, verdictOn } from "../ui/index.js";
 
@@ -23,7 +24,7 @@ export function AnswerStrip(): preact.JSX.Element | null {
       <output>
         {answer && opening.value === undefined ? <Said answer={answer} /> : <span class="muted">{waitingText()}</span>}
       </output>
-      {rows > 1 && <Select label="Example" of={examples} value={row.value} onChoose={(each) => (row.value = each)} />}
+      {rows > 1 && <Select label="Example" of={examples} value={row.value} onChange={(each) => (row.value = each)} />}
       <span class="grow" />
       {began === undefined ? (
         <Button text={text} class="primary" disabled={!complete.value} title="Ctrl+Enter" onClick={submit} />
@@ -68,7 +69,7 @@ export function submit(): void {
 
 function Said({ answer }: { answer: Exchange }): preact.JSX.Element {
   const { question, reply, whole, milliseconds } = answer;
-  const file = useFile(answer, row.value);
+  const file = useFile(examplesIn(question)[row.value]);
   const image = useMemo(() => backgroundOf(answer, row.value, "") ?? file, [answer, row.value, file]);
   const own = reply.classes[row.value];
   const all = reply.attributions.length;

@@ -9,9 +9,10 @@ import { EditsView } from "../edits/EditsView.js";
 import { EvidenceView } from "../evidence/EvidenceView.js";
 import { ExplanationsView } from "../explanations/ExplanationsView.js";
 import { GradientsView } from "../gradients/GradientsView.js";
+import icon from "../icon.svg";
 import { JobsView } from "../jobs/JobsView.js";
 import { ModelsView } from "../models/ModelsView.js";
-import { ask, asked, choose, draft, model, opening, reopen, row } from "../state/asking.js";
+import { asked, choose, draft, model, opening, reopen, row } from "../state/asking.js";
 import type { ViewProps } from "../state/exchange.js";
 import { writeFragment } from "../state/fragment.js";
 import { go, place } from "../state/route.js";
@@ -49,12 +50,7 @@ function Header({ view }: { view: string }): preact.JSX.Element {
     <header>
       <div class="top">
         <span class="brand">
-          <svg viewBox="0 0 24 24" width={24} height={24} aria-hidden="true">
-            <path class="left" d="M3 7l9 5v10l-9-5z" />
-            <path class="lid" d="M3 7l9-5 9 5-9 5z" />
-            <path class="edge" d="M21 7v10l-9 5" />
-            <path class="inside" d="M14.5 14.5l4-2.2v4l-4 2.2z" />
-          </svg>
+          <img src={icon} width={24} height={24} alt="" />
           Cutaway
         </span>
         <ModelChooser />
@@ -80,7 +76,7 @@ function ModelChooser(): preact.JSX.Element {
   const open = (name: string): void => void choose(name.replace(/^models\//, ""));
   return (
     <div class="chooser">
-      <Select label="Model" of={full ? all : [["", now], ...all]} value={full?.name ?? ""} onChoose={open} />
+      <Select label="Model" of={full ? all : [["", now], ...all]} value={full?.name ?? ""} onChange={open} />
     </div>
   );
 }
@@ -117,7 +113,7 @@ function TokenForm({ onDone }: { onDone?: () => void }): preact.JSX.Element {
   };
   return (
     <Form kind="token" onDone={() => use(text.trim())}>
-      <TextField label="Token" type="password" autocomplete="off" spellcheck={false} value={text} onText={setText} />
+      <TextField label="Token" type="password" value={text} onChange={setText} />
       <Button text="Use it" type="submit" class="primary" disabled={text.trim() === ""} />
       {token.value && <Button text="Forget it" class="quiet" onClick={() => use("")} />}
       <p class="muted small">It stays in the memory of this page, and is gone when the page is closed.</p>
@@ -147,6 +143,6 @@ function answered(Shown: ComponentType<ViewProps>): ComponentType {
   return function Answered(): preact.JSX.Element {
     const answer = asked.value;
     if (!answer) return <Empty title="Nothing has been asked yet." action="Ask something" onAct={() => go("ask")} />;
-    return <Shown key={answer.model.model?.name} asked={answer} row={row.value} ask={(change) => void ask(change)} />;
+    return <Shown key={answer.model.model?.name} asked={answer} row={row.value} />;
   };
 }

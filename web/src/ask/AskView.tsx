@@ -43,7 +43,7 @@ export function AskView(): preact.JSX.Element | null {
           <Panel id="about-what" title="About what">
             <Target detail={detail} />
             <Problem of={["target"]} />
-            <Check label="Gradient at the input" checked={gradients} onCheck={wantGradients} />
+            <Check label="Gradient at the input" value={gradients} onChange={wantGradients} />
             <Problem of={["input_gradients"]} />
             <Writing detail={detail} />
             <Problem of={["generate"]} />
@@ -105,7 +105,7 @@ export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.
   const index = simple && kind.case === "classIndex" ? Number(kind.value.indices[0]) : undefined;
   const classField = (label: string, value: number, onChange: (index?: number) => void): preact.JSX.Element =>
     labels.length > 0 && labels.length <= MOST_LABELS ? (
-      <Select label={label} of={[...labels.entries()]} value={value} onChoose={onChange} />
+      <Select label={label} of={[...labels.entries()]} value={value} onChange={onChange} />
     ) : (
       <NumberField label={label} value={value} least={0} whole onChange={onChange} />
     );
@@ -115,7 +115,7 @@ export function Target({ detail: { labels } }: { detail: ModelDetail }): preact.
         label="Explain"
         of={simple ? names : [...names, ["", `${given}, as in the link`] as const]}
         value={simple ? (given as keyof typeof KINDS) : ""}
-        onChoose={(name) => name && put(KINDS[name][1])}
+        onChange={(name) => name && put(KINDS[name][1])}
       />
       {index !== undefined && classField("Class", index, putClass)}
       {pair && classField("Class", pair[0], (one = 0) => alter({ target: contrast(one, pair[1], output) }))}

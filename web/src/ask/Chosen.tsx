@@ -4,11 +4,10 @@ import type { JsonValue } from "@bufbuild/protobuf";
 import { HookPoint, type ModelDetail } from "@cutaway/client";
 import type { CaptureRequest } from "@cutaway/contract/capture_pb";
 import type { TargetedEvent } from "preact";
-import { useState } from "preact/hooks";
 import { editText } from "../edits/edit.js";
 import { leavesOf, parameterAt, requestAt } from "../models/places.js";
 import { alter, asked, draft, failure, jsonOf, messageOf } from "../state/index.js";
-import { Button, Failure, Form, inSnakeCase, Panel, Problem, Select, TextField } from "../ui/index.js";
+import { Button, Failure, Form, inSnakeCase, Panel, Problem, Select, TextField, useFields } from "../ui/index.js";
 import { MethodFields, MethodMenu } from "./MethodFields.js";
 import { METHODS, requestFor } from "./methods.js";
 
@@ -165,22 +164,23 @@ function Remove({ what, onRemove }: { what: string; onRemove: () => void }): pre
 }
 
 function AddCapture({ onAdd }: { onAdd: (added: CaptureRequest) => void }): preact.JSX.Element {
-  const [module, setModule] = useState("");
-  const [point, setPoint] = useState<HookPoint>(HookPoint.OUTPUT);
+  const [{ module, point }, field] = useFields<{ module: string; point: HookPoint }>({
+    module: "",
+    point: HookPoint.OUTPUT,
+  });
   const add = (): void => {
     const value = module.trim();
     if (value) onAdd(point === PARAMETER ? parameterAt(value) : requestAt(value, point));
-    setModule("");
+    field("module").onChange("");
   };
   const placeholder = point === PARAMETER ? "parameter or glob: conv1.weight, **" : "module, operator or glob";
   return (
     <Form onDone={add}>
       <TextField
         {...{ label: "A module, an operator or a glob", hidden: true, class: "mono", list: "places", placeholder }}
-        value={module}
-        onText={setModule}
+        {...field("module")}
       />
-      <Select label="at" of={POINTS} value={point} onChoose={setPoint} />
+      <Select label="at" of={POINTS} {...field("point")} />
       <Button text="Add" type="submit" />
     </Form>
   );

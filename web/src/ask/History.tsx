@@ -1,6 +1,6 @@
 /** What was asked during this visit. */
 
-import { asked, type Exchange, history, recall, rowsOf } from "../state/index.js";
+import { asked, examplesIn, type Exchange, history, recall, rowsOf } from "../state/index.js";
 import { isolated, Panel, percent, short } from "../ui/index.js";
 import { textOf } from "./Writing.js";
 import { outputsOf } from "./probabilities.js";
@@ -30,12 +30,12 @@ export function History(): preact.JSX.Element | null {
 }
 
 /** Returns what tells a question from others: its text, its changes, its explanations, and when it was asked. */
-function aboutText({ question: { inputs, edits = [] }, reply, when }: Exchange): string {
-  const [first] = Array.isArray(inputs) ? (inputs as readonly unknown[]) : [];
+function aboutText({ question, reply, when }: Exchange): string {
+  const [first] = examplesIn(question);
   const made = reply.attributions.filter(({ message }) => !message.error).length;
   return [
     ...(typeof first === "string" ? [`“${isolated(first.length > MOST ? `${first.slice(0, MOST)}…` : first)}”`] : []),
-    ...(edits.length ? ["edited"] : []),
+    ...(question.edits?.length ? ["edited"] : []),
     made === 1 ? "1 explanation" : `${made} explanations`,
     when.toLocaleTimeString("en-GB"),
   ].join(", ");

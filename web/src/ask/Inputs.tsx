@@ -1,11 +1,12 @@
 /** The input, in the ways that the model's declaration allows. */
 
-import { byName, DataType, type Example, type ModelDetail, type Tensor } from "@cutaway/client";
-import { useEffect, useState } from "preact/hooks";
-import { Picture } from "../pictures/Picture.js";
+import { byName, DataType, type ModelDetail, type Tensor } from "@cutaway/client";
+import { useState } from "preact/hooks";
+import { useFile } from "../explanations/Values.js";
+import { Canvas, Picture } from "../pictures/Picture.js";
 import { GREY, pixelsOf } from "../pictures/colours.js";
-import { alter, ask, draft, model, row } from "../state/index.js";
-import { Button, Check, Choice, FileButton, fits, NumberField, shapeText, Slider } from "../ui/index.js";
+import { alter, ask, draft, examplesIn, type FileExample, filesIn, model, row } from "../state/index.js";
+import { Button, Check, Choice, FileButton, fits, NumberField, shapeText, Slider, useFields } from "../ui/index.js";
 import { elements, fromLists, fromNpy, numbers, rangeOf, toLists, zeros } from "./arrays.js";
 import { exampleOf } from "./start.js";
 import { type InputSpec, type TensorWay, tensorWaysOf, type Way, waysOf } from "./ways.js";
@@ -19,6 +20,11 @@ const NAMES: Readonly<Record<Way | TensorWay, string>> = {
   numbers: "Numbers",
 };
 
+/** Returns the words of some ways, in their order. */
+function among<T extends string>(ways: readonly T[], names: Readonly<Record<T, string>>): Partial<Record<T, string>> {
+  return Object.fromEntries(ways.map((each) => [each, names[each]])) as Partial<Record<T, string>>;
+}
+
 /** Lets a person give the input. */
 export function Inputs({ detail }: { detail: ModelDetail }): preact.JSX.Element {
   const ways = waysOf(detail);
@@ -30,13 +36,13 @@ export function Inputs({ detail }: { detail: ModelDetail }): preact.JSX.Element 
   const required = detail.inputs.filter(({ optional }) => !optional);
   const drawn = required.length === 1 && required[0] && tensorWaysOf(required[0])[0] === "draw";
   const takeExample = (): void => alter({ inputs: exampleOf(detail) });
-  const names = drawn ? { ...NAMES, tensors: "Draw or numbers" } : NAMES;
+  const names = among(ways, drawn ? { ...NAMES, tensors: "Draw or numbers" } : NAMES);
   return (
     <>
       {detail.example.length > 0 && (
         <Button text="Use the model’s example" class="quiet example" onClick={takeExample} />
       )}
-      {ways.length > 1 && <Choice label="Give the input as" of={ways} names={names} value={way} onChoose={pick} />}
+      {ways.length > 1 && <Choice label="Give the input as" of={names} value={way} onChange={pick} />}
       {way === "text" && <Texts />}
       {way === "files" && <Files mediaTypes={detail.mediaTypes} />}
       {way === "tensors" && detail.inputs.map((spec) => <OneInput key={spec.name} spec={spec} inputs={required} />)}
@@ -63,7 +69,7 @@ function OneInput({ spec, inputs }: { spec: InputSpec; inputs: readonly InputSpe
         {spec.optional && <span class="muted"> may be left out</span>}
         {spec.optional && own && <Button text="Leave it out" class="quiet" onClick={() => put(undefined)} />}
       </legend>
-      {ways.length > 1 && <Choice label={`Give ${spec.name} as`} of={ways} names={NAMES} value={way} onChoose={pick} />}
+      {ways.length > 1 && <Choice label={`Give ${spec.name} as`} of={among(ways, NAMES)} value={way} onChange={pick} />}
       {!own && !spec.optional && <p class="muted small">Nothing was given yet.</p>}
       {way === "draw" && <Drawing spec={spec} value={own} onChange={put} />}
       {way === "table" && <TableRow spec={spec} value={own} onChange={put} />}
@@ -77,8 +83,7 @@ type TensorProps = Readonly<{ spec: InputSpec; value: Tensor | undefined; onChan
 
 /** Lets a person draw, with a pointer or with the arrow keys and the space bar, which also takes away. */
 function Drawing({ spec, value = zeros(spec), onChange }: TensorProps): preact.JSX.Element {
-  const [live, setLive] = useState(false);
-  const [erases, setErases] = useState(false);
+  const [{ live, erases }, field] = useFields({ live: false, erases: false });
   const [rows = 1, , height = 1, width = 1] = value.shape;
   const size = height * width;
   const begin = Math.min(row.value, rows - 1) * size;
@@ -98,8 +103,8 @@ function Drawing({ spec, value = zeros(spec), onChange }: TensorProps): preact.J
       </div>
       <div class="actions">
         <Button text="Clear" class="quiet" onClick={() => put(data.fill(0, begin, begin + size))} />
-        <Check label="Erase" checked={erases} onCheck={setErases} />
-        <Check label="Ask while I draw" checked={live} onCheck={setLive} />
+        <Check label="Erase" {...field("erases")} />
+        <Check label="Ask while I draw" {...field("live")} />
       </div>
     </div>
   );
@@ -139,10 +144,8 @@ function TableRow({ spec, value = zeros(spec), onChange }: TensorProps): preact.
 
 /** Takes texts. */
 function Texts(): preact.JSX.Element {
-  const given = draft.value.inputs;
-  const texts = Array.isArray(given)
-    ? (given as readonly unknown[]).map((each) => (typeof each === "string" ? each : ""))
-    : [""];
+  const given = examplesIn(draft.value).map((each) => (typeof each === "string" ? each : ""));
+  const texts = given.length ? given : [""];
   const put = (changed: readonly string[]): void => alter({ inputs: changed });
   return (
     <div class="texts">
@@ -165,14 +168,8 @@ function Texts(): preact.JSX.Element {
   );
 }
 
-type FileExample = Exclude<Example, string>;
-
 /** Takes files, each an example. */
 function Files({ mediaTypes }: { mediaTypes: readonly string[] }): preact.JSX.Element {
-  const given = draft.value.inputs;
-  const files = Array.isArray(given)
-    ? (given as readonly Example[]).filter((each): each is FileExample => typeof each !== "string")
-    : [];
   const read = async (file: File): Promise<FileExample> => {
     return { data: new Uint8Array(await file.arrayBuffer()), mediaType: file.type };
   };
@@ -192,7 +189,7 @@ function Files({ mediaTypes }: { mediaTypes: readonly string[] }): preact.JSX.El
         <input type="file" multiple accept={accept} onChange={({ currentTarget }) => void put(currentTarget.files)} />
       </label>
       <ul>
-        {files.map((file, index) => (
+        {filesIn(draft.value).map((file, index) => (
           <li key={index}>
             {file.mediaType.startsWith("image/") && <FilePreview file={file} number={index + 1} />}
             <span class="muted small">
@@ -206,13 +203,8 @@ function Files({ mediaTypes }: { mediaTypes: readonly string[] }): preact.JSX.El
 }
 
 function FilePreview({ file, number }: { file: FileExample; number: number }): preact.JSX.Element {
-  const [url, setUrl] = useState("");
-  useEffect(() => {
-    const made = URL.createObjectURL(new Blob([file.data], { type: file.mediaType }));
-    setUrl(made);
-    return (): void => URL.revokeObjectURL(made);
-  }, [file]);
-  return <>{url && <img src={url} alt={`Example ${number}`} />}</>;
+  const image = useFile(file);
+  return <>{image && <Canvas {...image} role="img" aria-label={`Example ${number}`} />}</>;
 }
 
 /** What a person gave: a text, unless it was a file; a tensor, unless it is none; and why it is none. */

@@ -5,16 +5,7 @@ import type { AttributionRequest } from "@cutaway/contract/attribution_pb";
 import { useState } from "preact/hooks";
 import { NumberField, Select } from "../ui/index.js";
 import { Numbers } from "./Inputs.js";
-import {
-  type Method,
-  methodIn,
-  type Option,
-  optionOf,
-  optionsFor,
-  tensorAt,
-  tensorJson,
-  withOption,
-} from "./methods.js";
+import { type Method, methodIn, optionOf, optionsFor, tensorAt, tensorJson, withOption } from "./methods.js";
 import type { InputSpec } from "./ways.js";
 
 interface Props {
@@ -30,9 +21,7 @@ export function MethodFields({ request, inputs, failed, onChange }: Props): prea
   const method = methodIn(request);
   const options = method ? optionsFor(method, inputs) : [];
   const further = options.filter(({ required }) => !required);
-  const field = (option: (typeof options)[number]): preact.JSX.Element => (
-    <Field key={option.label} {...{ request, option, onChange }} {...(option.input ? { input: option.input } : {})} />
-  );
+  const field = (option: Option): preact.JSX.Element => <Field key={option.label} {...{ request, option, onChange }} />;
   return (
     <div class="method">
       <strong>{method?.name ?? "?"}</strong>
@@ -50,10 +39,12 @@ export function MethodFields({ request, inputs, failed, onChange }: Props): prea
 const DEFAULT = ["", "default"] as const;
 const YES_NO = [DEFAULT, ["true", "yes"], ["false", "no"]] as const;
 
-type FieldProps = Pick<Props, "request" | "onChange"> & Readonly<{ option: Option; input?: InputSpec }>;
+type Option = ReturnType<typeof optionsFor>[number];
 
-function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Element {
-  const { kind, label, choices } = option;
+type FieldProps = Pick<Props, "request" | "onChange"> & Readonly<{ option: Option }>;
+
+function Field({ request, option, onChange }: FieldProps): preact.JSX.Element {
+  const { kind, label, choices, input } = option;
   const [refused, setRefused] = useState<{ text: string; why: string } | undefined>(undefined);
   const value = optionOf(request, option);
   const put = (text: string): void => {
@@ -76,7 +67,7 @@ function Field({ request, option, input, onChange }: FieldProps): preact.JSX.Ele
   }
   if (kind === "boolean" || kind === "choice") {
     const named = (choices ?? []).map((each) => [each, each.replace(/^[A-Z]+_/, "").toLowerCase()] as const);
-    return <Select label={label} of={choices ? [DEFAULT, ...named] : YES_NO} value={value} onChoose={put} />;
+    return <Select label={label} of={choices ? [DEFAULT, ...named] : YES_NO} value={value} onChange={put} />;
   }
   if (kind === "number") {
     const { whole = false } = option;

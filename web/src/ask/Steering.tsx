@@ -4,12 +4,11 @@ import { create } from "@bufbuild/protobuf";
 import { CutawayError, HookPoint, type ModelDetail, tensor, toMessage } from "@cutaway/client";
 import { CaptureRequestSchema } from "@cutaway/contract/capture_pb";
 import { type Edit, EditSchema, VectorNorm } from "@cutaway/contract/edit_pb";
-import { useState } from "preact/hooks";
 import { editText } from "../edits/edit.js";
 import { numbersOf } from "../measures/index.js";
 import { blocksOf, requestAt, whereIs } from "../models/places.js";
-import { alter, ask, askedParts, client, complete, draft, note } from "../state/index.js";
-import { Button, Failure, Form, Panel, SlidingNumber, TextField } from "../ui/index.js";
+import { alter, ask, askedParts, client, complete, draft } from "../state/index.js";
+import { Button, Failure, Form, Panel, SlidingNumber, TextField, useCall, useFields } from "../ui/index.js";
 import { FLOATING, writes } from "./ways.js";
 
 /** How far a slider reaches, unless the scale is beyond it. */
@@ -50,31 +49,22 @@ export function Scales(): preact.JSX.Element {
 /** Makes a vector for the question: what changes at a module when one text is read instead of another. */
 export function Steer({ detail }: { detail: ModelDetail }): preact.JSX.Element | null {
   const blocks = blocksOf(detail);
-  const [texts, setTexts] = useState({ from: "", to: "" });
-  const [module, setModule] = useState(blocks[Math.floor(blocks.length / 2)] ?? "");
-  const [failure, setFailure] = useState<CutawayError>();
-  const [busy, setBusy] = useState(false);
+  const middle = blocks[Math.floor(blocks.length / 2)] ?? "";
+  const [{ from, to, module }, field] = useFields({ from: "", to: "", module: middle });
+  const [{ busy, failure }, start] = useCall();
   if (!writes(detail)) return null;
   const make = async (): Promise<void> => {
-    setBusy(true);
-    try {
-      const edit = await vectorBetween(draft.value.model, texts.from, texts.to, module.trim());
-      setFailure(undefined);
-      const change = { edits: [...(draft.value.edits ?? []), edit], compare: true };
-      if (complete.value) void ask(change);
-      else alter(change);
-    } catch (error) {
-      setFailure(note(error));
-    } finally {
-      setBusy(false);
-    }
+    const edit = await vectorBetween(draft.value.model, from, to, module.trim());
+    const change = { edits: [...(draft.value.edits ?? []), edit], compare: true };
+    if (complete.value) void ask(change);
+    else alter(change);
   };
   return (
     <Panel id="steer" title="Steer what it writes">
-      <Form kind="texts" onDone={() => void make()}>
-        <TextField label="From the text" required value={texts.from} onText={(from) => setTexts({ ...texts, from })} />
-        <TextField label="To the text" required value={texts.to} onText={(to) => setTexts({ ...texts, to })} />
-        <TextField label="At the module" class="mono" list="places" required value={module} onText={setModule} />
+      <Form kind="texts" onDone={() => start(make())}>
+        <TextField label="From the text" required {...field("from")} />
+        <TextField label="To the text" required {...field("to")} />
+        <TextField label="At the module" class="mono" list="places" required {...field("module")} />
         <div class="actions">
           <Button text="Add the vector" type="submit" disabled={busy} />
         </div>

@@ -7,7 +7,7 @@ import type { ComponentChildren, TargetedKeyboardEvent } from "preact";
 import { useState } from "preact/hooks";
 import { Checks } from "../explanations/Explanation.js";
 import { alter, askedParts, draft, type Exchange } from "../state/index.js";
-import { comparedIn, NumberField, percent } from "../ui/index.js";
+import { NumberField, percent } from "../ui/index.js";
 import { writes } from "./ways.js";
 
 /** Lets a person choose how many tokens the model writes, where it is one that does. */
@@ -63,7 +63,7 @@ export function Written({ asked, row }: { asked: Exchange; row: number }): preac
           </figure>
         )}
       </div>
-      {replay && <Checks compared={comparedIn({ checks: [replay] }, row)} />}
+      {replay && <Checks checks={[replay]} row={row} />}
       <details>
         <summary>Tokens and their probabilities</summary>
         <ol class="tokens">

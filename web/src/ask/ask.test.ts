@@ -107,9 +107,7 @@ describe("methods", () => {
       value: { windows: { image: { sizes: [1n, 2n, 2n] } } },
     });
     const neuron = requestFor("neuronGradient", detail, "conv1");
-    expect(neuron.method).toMatchObject({
-      value: { neuron: { module: "conv1", index: { positions: [0n, 0n, 0n] } } },
-    });
+    expect(neuron.method).toMatchObject({ value: { neuron: { module: "conv1", index: { positions: [0n, 0n, 0n] } } } });
   });
 
   it("have fields for all that the contract has: numbers, choices, tensors, and JSON", () => {

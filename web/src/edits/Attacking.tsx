@@ -1,39 +1,34 @@
 /** Attacks: which small change of the inputs changes the prediction, and what else it changes. */
 
-import { byName } from "@cutaway/client";
+import type { Question } from "@cutaway/client";
 import type { Attack } from "@cutaway/contract/attack_pb";
-import { useState } from "preact/hooks";
-import { Checks } from "../explanations/Explanation.js";
-import { isImage, pictureOf } from "../explanations/Values.js";
-import { Canvas } from "../pictures/Picture.js";
-import { alter, exampleOf, tensorsIn, type ViewProps } from "../state/index.js";
-import { Button, Check, Choice, comparedIn, FactLine, Form, NumberField, Table } from "../ui/index.js";
-import { BeforeAfter } from "./BeforeAfter.js";
+import { Asking } from "../ask/Asking.js";
+import type { ViewProps } from "../state/index.js";
+import { Check, Choice, NumberField, Table, useFields } from "../ui/index.js";
+import { Changed } from "./BeforeAfter.js";
 
 const KINDS = { fgsm: "One step (FGSM)", pgd: "Many steps (PGD)" } as const;
 const TRIED = 20;
 
+type Fields = Readonly<{ kind: keyof typeof KINDS; size: number; finds: boolean }>;
+
 /** Asks for an attack on the inputs of the question, and shows what came of it. */
-export function Attacking({ asked, row, ask }: ViewProps): preact.JSX.Element {
-  const [kind, setKind] = useState<keyof typeof KINDS>("fgsm");
-  const [size, setSize] = useState(0.03);
-  const [finds, setFinds] = useState(false);
-  const attack = (): void => {
+export function Attacking({ asked, row }: ViewProps): preact.JSX.Element {
+  const [{ kind, size, finds }, field] = useFields<Fields>({ kind: "fgsm", size: 0.03, finds: false });
+  const parts = (): Partial<Question> => {
     const parameter = kind === "fgsm" ? "epsilon" : "radius";
     const search = finds ? { search: { parameter, upper: size, step: size / TRIED } } : {};
     const steps = { radius: size, stepSize: size / 4 };
-    const one = kind === "fgsm" ? { case: kind, value: { epsilon: size } } : { case: kind, value: steps };
-    alter({ attacks: [{ attack: one, ...search }], generate: undefined });
-    ask({});
+    const attack = kind === "fgsm" ? { case: kind, value: { epsilon: size } } : { case: kind, value: steps };
+    return { attacks: [{ attack, ...search }] };
   };
   return (
     <>
-      <Form onDone={attack}>
-        <Choice label="Attack" of={["fgsm", "pgd"]} names={KINDS} value={kind} onChoose={setKind} />
-        <NumberField label="Largest change" value={size} least={0} onChange={(each = 0) => setSize(each)} />
-        <Check label="Find the least one" checked={finds} onCheck={setFinds} />
-        <Button text="Attack" type="submit" />
-      </Form>
+      <Asking {...{ asked }} label="Attack" parts={parts}>
+        <Choice label="Attack" of={KINDS} {...field("kind")} />
+        <NumberField label="Largest change" least={0} {...field("size")} />
+        <Check label="Find the least one" {...field("finds")} />
+      </Asking>
       {asked.reply.message.attacks.map((one, index) => (
         <Attacked key={index} {...{ asked, row }} attack={one} />
       ))}
@@ -41,46 +36,25 @@ export function Attacking({ asked, row, ask }: ViewProps): preact.JSX.Element {
   );
 }
 
-type AttackedProps = Readonly<Pick<ViewProps, "asked" | "row"> & { attack: Attack }>;
+type AttackedProps = Readonly<ViewProps & { attack: Attack }>;
 
 /** Shows what one attack changed of one example. */
 function Attacked({ asked, row, attack }: AttackedProps): preact.JSX.Element {
-  const least = attack.parameters[row];
-  const given = tensorsIn(asked.question);
-  const rows = attack.attributions.map((each) => [
-    each.attribution?.method,
-    each.cosine[row],
-    each.rankCorrelation[row],
-  ]);
-  const tensors = Object.entries(byName(attack.inputs)).flatMap(([name, now]) =>
-    Object.entries({ [`${name} before`]: given[name], [`${name} now`]: now }),
-  );
+  const { succeeded, parameters, lossesBefore, losses, linf, attributions } = attack;
+  const least = parameters[row];
+  const aim = succeeded[row] ? "It reached its aim." : "It missed its aim.";
+  const rows = attributions.map((each) => [each.attribution?.method, each.cosine[row], each.rankCorrelation[row]]);
+  const facts = {
+    "loss before": lossesBefore[row],
+    "loss now": losses[row],
+    "largest change": linf[row],
+    "least that does": Number.isNaN(least) ? undefined : least,
+  };
   return (
-    <>
-      {attack.succeeded.length > 0 && <p>{attack.succeeded[row] ? "It reached its aim." : "It missed its aim."}</p>}
-      <FactLine
-        facts={[
-          ["loss before", attack.lossesBefore[row]],
-          ["loss now", attack.losses[row]],
-          ["largest change", attack.linf[row]],
-          ["least that does", Number.isNaN(least) ? undefined : least],
-        ]}
-      />
-      {tensors.map(([label, tensor]) => {
-        const part = tensor && exampleOf(asked, tensor, row);
-        if (!part || !isImage(part)) return null;
-        return (
-          <figure key={label} class="attacked">
-            <figcaption class="muted small">{label}</figcaption>
-            <Canvas {...pictureOf(part)} role="img" aria-label={label} />
-          </figure>
-        );
-      })}
-      <BeforeAfter tried={{ before: asked.reply.predictions, after: byName(attack.predictions) }} {...{ asked, row }} />
-      {attack.attributions.length > 0 && (
+    <Changed {...{ asked, row }} said={succeeded.length > 0 ? aim : ""} facts={Object.entries(facts)} of={attack}>
+      {rows.length > 0 && (
         <Table heads={["Explanation", "Cosine with the one before", "Rank correlation"]} rows={rows} />
       )}
-      <Checks compared={comparedIn({ checks: attack.checks }, row)} />
-    </>
+    </Changed>
   );
 }

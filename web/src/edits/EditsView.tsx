@@ -14,30 +14,30 @@ import { downstream, follow, tried, wanted } from "./live.js";
 import "./edits.css";
 
 /** Shows the change beside what it does; each part is drawn anew for itself, since a slider moves fast. */
-export function EditsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
+export function EditsView({ asked, row }: ViewProps): preact.JSX.Element {
   useEffect(follow, []);
   return (
     <div class="edits">
       <Panel id="change" title="Change">
         <Change asked={asked} />
       </Panel>
-      <Panel id="comes" title="What comes of it" kind="wide">
+      <Panel id="comes" title="What comes of it">
         <Outcome asked={asked} row={row} />
       </Panel>
       <Panel id="downstream" title="What it did downstream">
         <Downstream asked={asked} />
       </Panel>
       <Panel id="carries" title="What carries the answer?" kind="whole">
-        <Sweeping {...{ asked, row, ask }} />
+        <Sweeping {...{ asked, row }} />
       </Panel>
       <Panel id="attacks" title="Which small change changes the answer?" kind="whole">
-        <Attacking {...{ asked, row, ask }} />
+        <Attacking {...{ asked, row }} />
       </Panel>
     </div>
   );
 }
 
-function Outcome({ asked, row }: Omit<ViewProps, "ask">): preact.JSX.Element {
+function Outcome({ asked, row }: ViewProps): preact.JSX.Element {
   const now = tried.value?.asked === asked ? tried.value : undefined;
   return (
     <div aria-live="polite">
@@ -86,16 +86,16 @@ function Change({ asked }: Pick<ViewProps, "asked">): preact.JSX.Element {
   };
   return (
     <div class="change">
-      <Select label="Place" of={[...places.keys()]} value={placeText(place)} onChoose={move} />
+      <Select label="Place" of={[...places.keys()]} value={placeText(place)} onChange={move} />
       {axes.map(({ name, size }, axis) => (
         <NumberField
           key={`${placeText(place)} ${axis}`}
           label={`Which ${name}, from 0${size === undefined ? "" : ` to ${size - 1}`}`}
           {...{ value: at[axis], least: 0, most: (size ?? Infinity) - 1, whole: true, empty: "all" }}
-          onChange={(index) => set({ at: axes.map((_, each) => (each === axis ? index : at[each])) })}
+          onChange={(index?: number) => set({ at: axes.map((_, each) => (each === axis ? index : at[each])) })}
         />
       ))}
-      <Select label="How" of={WAYS} value={verb} onChoose={(each) => set({ verb: each, amount: VERBS[each].start })} />
+      <Select label="How" of={WAYS} value={verb} onChange={(each) => set({ verb: each, amount: VERBS[each].start })} />
       {label && (
         <SlidingNumber
           {...{ label, value: amount, least, most, step: 0.01 }}

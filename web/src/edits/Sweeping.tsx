@@ -1,48 +1,56 @@
 /** A grid of patches: at which place of which module is what the answer depends on? */
 
-import { create } from "@bufbuild/protobuf";
-import { fromMessage, HookPoint } from "@cutaway/client";
+import { create, type MessageInitShape } from "@bufbuild/protobuf";
+import { fromMessage, HookPoint, type Question } from "@cutaway/client";
 import { SweepSchema } from "@cutaway/contract/inspection_pb";
+import { group } from "d3-array";
 import { useMemo, useState } from "preact/hooks";
-import { tokensOf } from "../activations/places.js";
+import { type CapturedProps, tokensOf } from "../activations/places.js";
+import { Asking } from "../ask/Asking.js";
 import { writes } from "../ask/ways.js";
-import { type Numbers, partOf } from "../measures/index.js";
-import { blocksOf, capturing, requestAt } from "../models/places.js";
+import { partOf } from "../measures/index.js";
+import { blocksOf, capturing, requestAt, whereIs } from "../models/places.js";
+import { Bars, type Named } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
-import { alter, askedParts, draft, type Exchange, rowsOf, targetText, type ViewProps } from "../state/index.js";
-import { Button, Check, Choice, Form, NumberField, Select, short, TextField } from "../ui/index.js";
+import { ask, askedParts, draft, type Exchange, rowsOf, targetText, type ViewProps } from "../state/index.js";
+import { Button, Check, Choice, NumberField, Select, short, TextField, useFields } from "../ui/index.js";
 
 const ZEROS = -1;
 
+/** Returns the question's part that asks for a sweep. */
+function sweeping(sweep: MessageInitShape<typeof SweepSchema>): Partial<Question> {
+  return { sweep: create(SweepSchema, sweep) };
+}
+
 /** Asks for a sweep of the modules that a person names, and shows what came of it. */
-export function Sweeping({ asked, row, ask }: ViewProps): preact.JSX.Element {
+export function Sweeping({ asked, row }: ViewProps): preact.JSX.Element {
   const rows = rowsOf(asked);
-  const [module, setModule] = useState(() => (blocksOf(asked.model)[0] ?? "").replace(/\d+$/, "*"));
-  const [axis, setAxis] = useState(1);
-  const [chosen, setSource] = useState<number | undefined>(undefined);
-  const [estimate, setEstimate] = useState(false);
+  const [{ module, axis, estimate, chosen }, field] = useFields({
+    module: (blocksOf(asked.model)[0] ?? "").replace(/\d+$/, "*"),
+    axis: 1,
+    estimate: false,
+    chosen: undefined as number | undefined,
+  });
   const usual = rows > 1 ? Number(row === 0) : ZEROS;
   const source = chosen !== undefined && chosen < rows ? chosen : usual;
   const sources = Array.from({ length: rows }, (_, each) => [each, `what example ${each + 1} has`] as const);
-  const sweep = (): void => {
-    const patches = source === ZEROS ? { zeros: true } : { source };
-    alter({ sweep: create(SweepSchema, { module: module.trim(), axis, estimate, ...patches }), generate: undefined });
-    ask(writes(asked.model) ? capturing(draft.value, requestAt("", HookPoint.INPUT)) : {}); // the tokens of the places
-  };
+  const parts = (): Partial<Question> => ({
+    ...sweeping({ module: module.trim(), axis, estimate, ...(source === ZEROS ? { zeros: true } : { source }) }),
+    ...(writes(asked.model) && capturing(draft.value, requestAt("", HookPoint.INPUT))), // the tokens of the places
+  });
   return (
     <>
-      <Form onDone={sweep}>
-        <TextField label="Modules" class="mono" list="places" required value={module} onText={setModule} />
-        <NumberField label="Axis of the places" value={axis} least={1} whole onChange={(each = 1) => setAxis(each)} />
+      <Asking {...{ asked }} label="Sweep" parts={parts}>
+        <TextField label="Modules" class="mono" list="places" required {...field("module")} />
+        <NumberField label="Axis of the places" least={1} whole {...field("axis")} />
         <Select
           label="Put there"
           of={[...(rows > 1 ? sources : []), [ZEROS, "zeros"]]}
           value={source}
-          onChoose={setSource}
+          onChange={field("chosen").onChange}
         />
-        <Check label="Estimates too" checked={estimate} onCheck={setEstimate} />
-        <Button text="Sweep" type="submit" />
-      </Form>
+        <Check label="Estimates too" {...field("estimate")} />
+      </Asking>
       <Effects {...{ asked, row }} />
     </>
   );
@@ -51,7 +59,7 @@ export function Sweeping({ asked, row, ask }: ViewProps): preact.JSX.Element {
 const KINDS = { exact: "Exact", estimated: "Estimated" } as const;
 
 /** Shows the effect of each patch on the target of one example. */
-function Effects({ asked, row }: Pick<ViewProps, "asked" | "row">): preact.JSX.Element | null {
+function Effects({ asked, row }: ViewProps): preact.JSX.Element | null {
   const [kind, setKind] = useState<keyof typeof KINDS>("exact");
   const { sweep, sweepEstimates, sweepAgreement } = asked.reply.message;
   const hasBoth = sweepEstimates.length > 0;
@@ -68,8 +76,8 @@ function Effects({ asked, row }: Pick<ViewProps, "asked" | "row">): preact.JSX.E
       </p>
       {hasBoth && (
         <div class="tools">
-          <Choice label="Effects" of={["exact", "estimated"]} names={KINDS} value={kind} onChoose={setKind} />
-          <span class="small">{`Cosine between the two: ${short(sweepAgreement[row] ?? Number.NaN)}`}</span>
+          <Choice label="Effects" of={KINDS} value={kind} onChange={setKind} />
+          <span class="small">{`Cosine between the two: ${short(sweepAgreement[row] ?? NaN)}`}</span>
         </div>
       )}
       {grids.map(({ modules, places, values }) => (
@@ -90,15 +98,13 @@ export type Grid = Readonly<{ modules: readonly string[]; places: readonly strin
 /** Returns the effect of each patch on the target of an example, or its estimate: the target with it, less the target. */
 export function gridsOf(asked: Exchange, row: number, estimated: boolean): Grid[] {
   const { sweep, sweepEstimates, predictions } = asked.reply.message;
-  const target = predictions?.targetValues[row] ?? Number.NaN;
-  const effects = (estimated ? sweepEstimates : sweep).flatMap(({ name, tensor }): [string, Numbers][] =>
-    tensor ? [[name, partOf(fromMessage(tensor), row, rowsOf(asked)).values]] : [],
+  const target = predictions?.targetValues[row] ?? NaN;
+  const effects = (estimated ? sweepEstimates : sweep).flatMap(({ name, tensor }) =>
+    tensor ? [{ name, values: partOf(fromMessage(tensor), row, rowsOf(asked)).values }] : [],
   );
-  const lengths = new Set(effects.map(([, { length }]) => length));
-  return [...lengths].map((length) => {
-    const rows = effects.filter(([, values]) => values.length === length);
-    const values = Float64Array.from(rows.flatMap(([, each]) => Array.from(each, (value) => value - target)));
-    return { modules: rows.map(([name]) => name), places: placesOf(asked, row, length), values };
+  return [...group(effects, ({ values }) => values.length)].map(([length, rows]) => {
+    const values = Float64Array.from(rows.flatMap(({ values }) => Array.from(values, (value) => value - target)));
+    return { modules: rows.map(({ name }) => name), places: placesOf(asked, row, length), values };
   });
 }
 
@@ -111,4 +117,45 @@ function placesOf(asked: Exchange, row: number, count: number): string[] {
     const isToken = places.length > 0 || tokens.length === count;
     return (isToken ? tokens.at(place) : undefined) ?? `${place}`;
   });
+}
+
+const MOST = 16;
+
+/**
+ * What the target loses without each part along the first axis of a module’s output: measured, all in one call, beside the
+ * first-order estimates.
+ */
+export function Measured({ asked, row, captured, axes }: CapturedProps): preact.JSX.Element | null {
+  const [part = "part"] = axes;
+  const { module, path, calls } = captured;
+  const { zeros, axis = 1, path: swept = "" } = askedParts(asked.question).sweep ?? {};
+  const effectsOf = (estimated: boolean): Named[] => {
+    const all = zeros && axis === 1 && swept === path ? gridsOf(asked, row, estimated) : [];
+    const { modules = [], places = [], values } = all.find((each) => each.modules.includes(module)) ?? {};
+    const first = modules.indexOf(module) * places.length;
+    const nameOf = (place: string): string => (/^\d+$/.test(place) ? `${part} ${place}` : place);
+    return places.map((place, at) => ({ name: nameOf(place), value: -(values?.[first + at] ?? NaN) }));
+  };
+  const measure = (): void =>
+    void ask({
+      ...sweeping({ module: module || ".", axis: 1, zeros: true, estimate: true, path }),
+      generate: undefined,
+    });
+  if (calls > 1 || whereIs(module).case === "op") return null; // a sweep is of a module called once
+  const [exact, estimated] = [effectsOf(false), effectsOf(true)];
+  if (exact.length === 0) return <Button text={`What happens without each ${part}?`} onClick={measure} />;
+  const bars = exact
+    .map((bar, at) => ({ ...bar, about: `estimated ${short(estimated[at]?.value ?? NaN)}` }))
+    .sort((one, other) => Math.abs(other.value) - Math.abs(one.value));
+  return (
+    <section class="measured" aria-label="Measured effects">
+      <h3>Without each {part}</h3>
+      <p class="muted small">
+        What {targetText(asked, row)} loses if one {part} alone is zero, measured; below each name its first-order
+        estimate. Cosine between the two: {short(asked.reply.message.sweepAgreement[row] ?? NaN)}.
+        {bars.length > MOST && ` The ${MOST} largest of ${bars.length}.`}
+      </p>
+      <Bars bars={bars.slice(0, MOST)} />
+    </section>
+  );
 }

@@ -1,6 +1,7 @@
 /** What a change did to the layers: how far each is from what it was. */
 
 import type { Inspection, ModelDetail } from "@cutaway/client";
+import { greatest } from "d3-array";
 import { numbersOf, sizeOf, statisticsOf } from "../measures/index.js";
 import { leavesOf } from "../models/places.js";
 import type { Named } from "../pictures/Bars.js";
@@ -30,7 +31,7 @@ export function changesBetween(before: Inspection["captures"], after: Inspection
 export function movedText(changes: readonly Named[]): string {
   const broken = changes.filter(({ value }) => Number.isNaN(value)).map(({ name }) => name);
   if (broken.length) return `Not finite with the change: ${broken.join(", ")}.`;
-  const [most] = [...changes].sort((one, other) => other.value - one.value);
+  const most = greatest(changes, ({ value }) => value);
   return most && most.value > 0
     ? `${most.name} moved most: by ${short(100 * most.value)} % of its norm.`
     : "No other layer moved.";
@@ -39,7 +40,7 @@ export function movedText(changes: readonly Named[]): string {
 /** Returns the norm of the difference by that of the finite numbers before; 0 where they are the same, finite or not. */
 export function relativeChange(before: ArrayLike<number>, after: ArrayLike<number>): number {
   const change = (value: number, index: number): number =>
-    Object.is(value, after[index]) ? 0 : (after[index] ?? Number.NaN) - value;
+    Object.is(value, after[index]) ? 0 : (after[index] ?? NaN) - value;
   const { norm } = statisticsOf(Float64Array.from(before, change));
   const finite = Float64Array.from(before, (value) => (Number.isFinite(value) ? value : 0));
   return norm === 0 ? 0 : norm / statisticsOf(finite).norm;

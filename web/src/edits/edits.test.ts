@@ -128,7 +128,7 @@ describe("downstream", () => {
     const changes = [0.5, 0.25].map((value, index) => ({ name: `l${index}`, value }));
     expect(movedText(changes)).toBe("l0 moved most: by 50 % of its norm.");
     expect(movedText([{ name: "l0", value: 0 }])).toBe("No other layer moved.");
-    expect(movedText([...changes, { name: "l2", value: Number.NaN }])).toBe("Not finite with the change: l2.");
+    expect(movedText([...changes, { name: "l2", value: NaN }])).toBe("Not finite with the change: l2.");
   });
 
   it("is asked of layers that ran and have none inside, as many as are not too large", () => {

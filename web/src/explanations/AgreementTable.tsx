@@ -1,13 +1,13 @@
 /** How far explanations of the same thing agree with each other. */
 
-import { cosine } from "../measures/agreement.js";
+import { cosine } from "../measures/index.js";
 import { type Exchange, exampleOf } from "../state/exchange.js";
 import { Panel, short, Table } from "../ui/index.js";
 import type { ExplanationProps } from "./Values.js";
 
 /** Two explanations, and how far they agree; of two answers there is the cosine alone. */
-type Pair = Readonly<Record<"one" | "other", ExplanationProps>> &
-  Readonly<{ cosine: number; figures?: readonly preact.ComponentChildren[]; ofMagnitudes?: boolean }>;
+type Pair = Readonly<{ sides: readonly ExplanationProps[]; cosine: number }> &
+  Readonly<{ figures?: readonly preact.ComponentChildren[]; ofMagnitudes?: boolean }>;
 
 /** What a cosine says, from which on. */
 const WORDS = [
@@ -32,7 +32,7 @@ export function AgreementTable({ asked, row, others }: Props): preact.JSX.Elemen
       )
     : pairsIn(asked, row);
   const isPaired = ({ attribution }: ExplanationProps): boolean =>
-    pairs.some(({ one, other }) => one.attribution === attribution || other.attribution === attribution);
+    pairs.some(({ sides }) => sides.some((each) => each.attribution === attribution));
   const alone = made.filter((each) => !isPaired(each));
   if (!asked.whole || made.length + others.length < 2 || !(others.length || asked.question.agreement)) return null;
   const figures = others.length ? [] : ["Rank correlation", "Largest tenth in common"];
@@ -41,9 +41,9 @@ export function AgreementTable({ asked, row, others }: Props): preact.JSX.Elemen
       <Table
         kind="agreement"
         heads={["Methods", "Cosine", ...figures, "In words"]}
-        rows={pairs.map(({ one, other, cosine, figures = [], ofMagnitudes }) => [
+        rows={pairs.map(({ sides, cosine, figures = [], ofMagnitudes }) => [
           <>
-            {[...new Set([nameOf(one), nameOf(other)])].join(" and ")}
+            {[...new Set(sides.map(nameOf))].join(" and ")}
             {ofMagnitudes && <p class="muted small">magnitudes: one of them has no signs</p>}
           </>,
           cosine,
@@ -64,15 +64,11 @@ export function AgreementTable({ asked, row, others }: Props): preact.JSX.Elemen
 /** Returns the pairs that an answer itself compares. */
 function pairsIn(asked: Exchange, row: number): Pair[] {
   const { attributions, message } = asked.reply;
-  return message.agreements.flatMap(({ first, second, cosine, rankCorrelation, topInCommon, ofMagnitudes }) => {
-    const [one, other] = [attributions[first], attributions[second]];
-    if (!one || !other) return [];
-    const [own, others] = [one, other].map((attribution) => ({ asked, row, attribution })) as [
-      ExplanationProps,
-      ExplanationProps,
-    ];
+  return message.agreements.map(({ first, second, cosine, rankCorrelation, topInCommon, ofMagnitudes }) => {
+    const pair = [attributions[first], attributions[second]];
+    const sides = pair.flatMap((attribution) => (attribution ? [{ asked, row, attribution }] : []));
     const figures = [rankCorrelation[row], <div class="number">{short(100 * (topInCommon[row] ?? NaN), 2)} %</div>];
-    return [{ one: own, other: others, cosine: cosine[row] ?? NaN, figures, ofMagnitudes }];
+    return { sides, cosine: cosine[row] ?? NaN, figures, ofMagnitudes };
   });
 }
 
@@ -91,8 +87,9 @@ export function nameOf({ asked, attribution: own }: ExplanationProps): string {
 
 /** Compares an explanation of one answer with that of another. */
 function pairOf(one: ExplanationProps, other: ExplanationProps): Pair | undefined {
-  const [left, right] = [one, other].map(joined) as [Float64Array, Float64Array];
-  return shapesOf(one) === shapesOf(other) && left.length > 1 ? { one, other, cosine: cosine(left, right) } : undefined;
+  const left = joined(one);
+  if (shapesOf(one) !== shapesOf(other) || left.length < 2) return undefined;
+  return { sides: [one, other], cosine: cosine(left, joined(other)) };
 }
 
 function joined({ asked, row, attribution }: ExplanationProps): Float64Array {

@@ -1,14 +1,16 @@
 /** What an explanation compares the input with: its baseline by name, and others that a person may take instead. */
 
 import type { JsonObject, JsonValue } from "@bufbuild/protobuf";
-import { fromMessage, HookPoint, type Tensor } from "@cutaway/client";
+import { fromMessage, type Tensor } from "@cutaway/client";
+import { blur2 } from "d3-array";
 import { numbers } from "../ask/arrays.js";
 import { methodIn, type Option, optionOf, tensorJson, withOption } from "../ask/methods.js";
 import { FLOATING } from "../ask/ways.js";
 import { tensorIn } from "../jobs/folder.js";
 import { folder, samples } from "../jobs/rows.js";
+import { meansOf } from "../jobs/statistics.js";
 import { type Numbers, numbersOf, statisticsOf } from "../measures/index.js";
-import { ask, asked as last, askedParts, exampleOf, type Exchange, tensorsIn } from "../state/index.js";
+import { ask, asked as last, askedParts, exampleOf, type Exchange, inputsOf } from "../state/index.js";
 import { Button } from "../ui/index.js";
 import { type ExplanationProps, isImage } from "./Values.js";
 
@@ -69,7 +71,7 @@ function choicesFor({ asked, row, attribution: { message, method, layer, values 
   const specs = asked.model.inputs.filter((each) => (isOwn ? each.name in values : FLOATING.includes(each.dataType)));
   const made = (name: string, change: (tensor: Tensor, input: string) => JsonValue | undefined): Choice[] => {
     const all = specs.map(({ name: input }) => {
-      const tensor = sentAs(asked, input);
+      const tensor = inputsOf(asked)[input];
       return [input, tensor && change(tensor, input)] as const;
     });
     return all.length && all.every(([, json]) => json)
@@ -98,40 +100,24 @@ function tensorOf(values: Numbers | number[], { shape, dataType }: Tensor, rows 
   };
 }
 
-/** Returns an input as it was sent, or as a hook saw it going into the model; undefined if neither is known. */
-function sentAs({ question, reply }: Exchange, name: string): Tensor | undefined {
-  const seen = reply.captured.find(
-    ({ module, point, path }) => module === "" && point === HookPoint.INPUT && path === name,
-  );
-  return tensorsIn(question)[name] ?? seen?.tensor;
-}
-
 /** Returns the mean of an input over the rows of the job that is open, if it is one of this model. */
-function meanOfJob({ model }: Exchange, input: string, { shape }: Tensor): number[] | undefined {
+function meanOfJob({ model }: Exchange, input: string, { shape }: Tensor): Float64Array | undefined {
   const [open, read] = [folder.value, samples.value];
   const column = open?.columns.find((each) => each["kind"] === "input" && each["input"] === input);
   if (open?.manifest.model !== model.model?.model || !column || !read || read instanceof Error) return undefined;
   const parts = read.flatMap(({ cells }) => tensorIn(cells, column) ?? []);
   const [first] = parts;
   if (!first || parts.some((each) => String(each.shape) !== String(shape.slice(1)))) return undefined;
-  return Array.from(
-    first.values,
-    (_, at) => parts.reduce((sum, { values }) => sum + (values[at] ?? 0), 0) / parts.length,
-  );
+  return meansOf(parts);
 }
 
-/** Returns planes [..., height, width], each number the mean of a window of a quarter of the sides, twice over. */
+/** Returns planes [..., height, width], each blurred over windows of a quarter of its sides. */
 export function blurred(values: Numbers, shape: readonly number[]): Float64Array {
   const [height = 1, width = 1] = shape.slice(-2);
-  return [1, width, 1, width].reduce((now, step) => {
-    const size = step === 1 ? width : height;
-    const reach = Math.ceil(size / 8);
-    return now.map((_, index) => {
-      const at = Math.floor(index / step) % size;
-      const [from, to] = [Math.max(0, at - reach), Math.min(size - 1, at + reach)];
-      let sum = 0;
-      for (let other = from; other <= to; other++) sum += now[index + (other - at) * step] ?? 0;
-      return sum / (to - from + 1);
-    });
-  }, Float64Array.from(values));
+  const all = Float64Array.from(values);
+  for (let at = 0; at < all.length; at += height * width) {
+    const data = all.subarray(at, at + height * width);
+    blur2({ data, width, height }, Math.ceil(width / 8), Math.ceil(height / 8));
+  }
+  return all;
 }

@@ -1,19 +1,10 @@
 /** One explanation: what it shows, whether it can be trusted, and its sums. */
 
 import { Better, fromMessage, type Tensor, Verdict } from "@cutaway/client";
+import type { Check } from "@cutaway/contract/check_pb";
 import { statisticsOf } from "../measures/index.js";
 import { askedParts, contrastOf, elementOf, exampleOf, go, targetText } from "../state/index.js";
-import {
-  Button,
-  type Compared,
-  comparedIn,
-  FactLine,
-  Failure,
-  short,
-  Table,
-  VerdictBadge,
-  verdictOn,
-} from "../ui/index.js";
+import { Button, comparedIn, FactLine, Failure, short, Table, VerdictBadge, verdictOn } from "../ui/index.js";
 import { Baseline } from "./Baseline.js";
 import { WithReference } from "./Reference.js";
 import type { ExplanationProps } from "./Values.js";
@@ -55,7 +46,7 @@ export function Explanation({ asked, row, attribution }: ExplanationProps): prea
           <Baseline {...{ asked, row, attribution }} />
           <Sums {...{ asked, row, attribution }} />
           <Quality {...{ asked, row, attribution }} />
-          <Checks compared={comparedIn(attribution, row)} />
+          <Checks checks={attribution.checks} row={row} />
         </>
       )}
     </article>
@@ -83,7 +74,8 @@ function Sums({ asked, row, attribution }: ExplanationProps): preact.JSX.Element
 const DECADES = 6;
 
 /** Shows each check. */
-export function Checks({ compared }: { compared: readonly Compared[] }): preact.JSX.Element {
+export function Checks({ checks, row }: Readonly<{ checks: readonly Check[]; row: number }>): preact.JSX.Element {
+  const compared = comparedIn({ checks }, row);
   if (compared.length === 0) return <p class="muted">It was not checked: the question has checks off.</p>;
   return (
     <ul class="checks">
@@ -163,7 +155,7 @@ export function Quality({ asked, row, attribution }: ExplanationProps): preact.J
 /** A line through the values, from the first step to the last. */
 function Curve({ values }: { values: ArrayLike<number> }): preact.JSX.Element {
   const all = Array.from(values);
-  const label = `from ${short(all[0] ?? Number.NaN)} to ${short(all.at(-1) ?? Number.NaN)}`;
+  const label = `from ${short(all[0] ?? NaN)} to ${short(all.at(-1) ?? NaN)}`;
   return (
     <svg class="curve" viewBox={`0 0 ${all.length - 1} 100`} preserveAspectRatio="none" role="img" aria-label={label}>
       <polyline points={pointsOf(all)} />

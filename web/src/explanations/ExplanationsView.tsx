@@ -5,7 +5,7 @@ import { useState } from "preact/hooks";
 import { wordsOf } from "../ask/History.js";
 import { requestFor } from "../ask/methods.js";
 import { capturing, requestAt } from "../models/places.js";
-import { draft, type Exchange, history, rowsOf, since, type ViewProps } from "../state/index.js";
+import { ask, draft, type Exchange, filesIn, history, rowsOf, since, type ViewProps } from "../state/index.js";
 import { Button, Empty, Select } from "../ui/index.js";
 import { AgreementTable, madeIn, nameOf } from "./AgreementTable.js";
 import { Explanation } from "./Explanation.js";
@@ -21,11 +21,11 @@ function weightsOf({ model: { model, provenance } }: Exchange): string {
 }
 
 /** Shows every explanation of one example. */
-export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
+export function ExplanationsView({ asked, row }: ViewProps): preact.JSX.Element {
   const { attributions } = asked.reply;
   const [other, setOther] = useState(0);
   const explain = (): void =>
-    ask({ attributions: USUAL.map((each) => requestFor(each, asked.model)), attributionErrorsInPlace: true });
+    void ask({ attributions: USUAL.map((each) => requestFor(each, asked.model)), attributionErrorsInPlace: true });
   if (attributions.length === 0 && asked.whole) {
     const text = "Choose methods under Ask, or begin with three that explain the inputs.";
     return <Empty title="No explanation was asked for" {...{ text, action: "Explain", onAct: explain }} />;
@@ -38,15 +38,13 @@ export function ExplanationsView({ asked, row, ask }: ViewProps): preact.JSX.Ele
   const others = beside ? madeIn(beside, then) : [];
   const answers = earlier.map((each) => [each.when.getTime(), wordsOf(each)] as const);
   const choices = [[0, "no other answer"] as const, ...answers];
-  const { inputs } = asked.question;
-  const look = (): void => ask(capturing(draft.value, requestAt("", HookPoint.INPUT)));
-  const ofFiles =
-    Array.isArray(inputs) && inputs.some((each) => typeof each !== "string") && !backgroundOf(asked, row, "");
+  const look = (): void => void ask(capturing(draft.value, requestAt("", HookPoint.INPUT)));
+  const ofFiles = filesIn(asked.question).length > 0 && !backgroundOf(asked, row, "");
   return (
     <>
       <div class="tools unseen">
         {ofFiles && <Button text="Show what the model made of the file below" onClick={look} />}
-        {earlier.length > 0 && <Select label="Beside it" of={choices} value={beside ? other : 0} onChoose={setOther} />}
+        {earlier.length > 0 && <Select label="Beside it" of={choices} value={beside ? other : 0} onChange={setOther} />}
       </div>
       <div class={beside ? "explanations pairs" : "explanations"}>
         {beside && <bdi class="muted">{wordsOf(asked, row)}</bdi>}

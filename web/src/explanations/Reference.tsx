@@ -26,13 +26,8 @@ export function WithReference(own: ExplanationProps): preact.JSX.Element {
   }
   const differences = Object.entries(references).map(([name, { data, shape }]) => {
     const values = numbersOf(attribution.values[name] ?? NONE);
-    return [
-      name,
-      tensor(
-        Float64Array.from(values, (value, at) => value - Number(data[at])),
-        shape,
-      ),
-    ] as const;
+    const difference = Float64Array.from(values, (value, at) => value - Number(data[at]));
+    return [name, tensor(difference, shape)] as const;
   });
   const sides = {
     "By Captum": attribution.values,

@@ -1,7 +1,7 @@
 /** The values of one explanation, as what they are about: an image, a text, features. */
 
-import { type Attribution, type Example, fromMessage, HookPoint, type Tensor } from "@cutaway/client";
-import { useMemo, useState } from "preact/hooks";
+import { type Attribution, type Example, fromMessage, type Tensor } from "@cutaway/client";
+import { useMemo } from "preact/hooks";
 import { tryWithout } from "../edits/live.js";
 import { axisNames, flattened, layoutOf, type Part, statisticsOf, sumsBy, unpaddedLength } from "../measures/index.js";
 import { Bars, type Named } from "../pictures/Bars.js";
@@ -10,16 +10,16 @@ import { Series } from "../pictures/Series.js";
 import {
   areSigned,
   imageOf,
-  isClipped,
-  OUTLIERS,
+  clippedText,
   type Pixels,
   pixelsOf,
   type Scale,
   scaleOf,
   veilOf,
 } from "../pictures/colours.js";
-import { ask, exampleOf, type Exchange, tensorsIn } from "../state/index.js";
-import { Button, Check, exact, Form, Select, short, signed, Slider, TextField, useLoaded } from "../ui/index.js";
+import { exampleOf, examplesIn, type Exchange, type FileExample, inputsOf, tensorsIn } from "../state/index.js";
+import { Check, exact, short, signed, Slider, useFields, useLoaded } from "../ui/index.js";
+import { Swap } from "./Swap.js";
 
 const MOST_BARS = 40;
 
@@ -29,7 +29,7 @@ export type ExplanationProps = Readonly<{ asked: Exchange; row: number; attribut
 /** Shows them, or others of their names and shapes, over the tokens of a text, or in a figure for each input or layer. */
 export function Values({ asked, row, attribution, others }: ExplanationProps & OtherProps): preact.JSX.Element {
   const { tokens } = attribution.message;
-  const file = useFile(asked, row);
+  const file = useFile(examplesIn(asked.question)[row]);
   const texts = tokens?.texts[row]?.tokens ?? [];
   if (tokens?.values && texts.length > 0) {
     const { values } = exampleOf(asked, fromMessage(tokens.values), row);
@@ -45,13 +45,12 @@ export function Values({ asked, row, attribution, others }: ExplanationProps & O
   }
   const scaleIn = (own: Tensor): Scale => scaleOf(flattened(exampleOf(asked, own, row)).values, true, true);
   const ofLayer = attribution.layer !== "" && !attribution.method.startsWith("Neuron");
-  const parts = Object.entries(others ?? attribution.values).map(([name, tensor]) => ({
-    name,
-    part: exampleOf(asked, tensor, row),
-    ...(ofLayer ? { under: backgroundOf(asked, row, "") } : inputAt(asked, row, name)),
-    file,
-    ...(others && { file: undefined, under: undefined, scale: scaleIn(attribution.values[name] ?? tensor) }),
-  }));
+  const parts = Object.entries(others ?? attribution.values).map(([name, tensor]) => {
+    const part = exampleOf(asked, tensor, row);
+    const known = ofLayer ? { under: backgroundOf(asked, row, "") } : inputAt(asked, row, name);
+    if (others) return { name, part, ...known, under: undefined, scale: scaleIn(attribution.values[name] ?? tensor) };
+    return { name, part, ...known, under: known.under ?? (file && fits(part.shape, file) ? file : undefined) };
+  });
   return <Figures label={attribution.method} parts={parts} />;
 }
 
@@ -70,8 +69,6 @@ export interface Shown {
   readonly name: string;
   readonly part: Part;
   readonly under?: Pixels | undefined;
-  /** An image that was sent as a file: it is shown below where it has the shape of the values. */
-  readonly file?: Pixels | undefined;
   /** Of the features of an input; undefined for a layer. */
   readonly names?: readonly string[] | undefined;
   /** The scale of a picture, if not its own. */
@@ -102,17 +99,16 @@ export function isVector({ part: { shape }, names }: Shown): boolean {
 
 /** Shows values as their shape asks for: over an image, as lines over time, as bars, or as rows. */
 export function Figure({ label, ...shown }: Shown & Readonly<{ label: string }>): preact.JSX.Element {
-  const { name, part, under, file, names, beside, scale } = shown;
+  const { name, part, under, names, beside, scale } = shown;
   const layout = layoutOf(part.shape, names);
   const signed = areSigned(label, part.values);
-  const below = under ?? (file && fits(part.shape, file) ? file : undefined);
   return (
     <figure>
       <figcaption class="muted small">
         <bdi class="mono">{name}</bdi>
       </figcaption>
       {layout.kind === "planes" ? (
-        <Overlay {...{ part, label, signed, scale }} under={below} />
+        <Overlay {...{ part, label, signed, scale, under }} />
       ) : layout.kind === "series" ? (
         <Series {...{ part, beside }} names={names ?? []} scale={scaleOf(part.values, signed)} />
       ) : layout.rows === 1 ? (
@@ -169,13 +165,12 @@ export function inputAt(asked: Exchange, row: number, name: string): Pick<Shown,
 const MOST_SIDE = 512;
 
 /** Returns the image file that was sent as an example, as the browser reads it; undefined where there is none. */
-export function useFile({ question: { inputs } }: Pick<Exchange, "question">, row: number): Pixels | undefined {
-  const given = Array.isArray(inputs) ? (inputs as readonly Example[])[row] : undefined;
+export function useFile(given: Example | undefined): Pixels | undefined {
   const isFile = typeof given === "object" && given.mediaType.startsWith("image/");
   return useLoaded(() => (isFile ? imageIn(given) : undefined), [given]).value; // a browser reads fewer formats than the server
 }
 
-async function imageIn({ data, mediaType }: Exclude<Example, string>): Promise<Pixels> {
+async function imageIn({ data, mediaType }: FileExample): Promise<Pixels> {
   const image = await createImageBitmap(new Blob([Uint8Array.from(data)], { type: mediaType }));
   const factor = Math.min(1, MOST_SIDE / Math.max(image.width, image.height));
   const side = (length: number): number => Math.max(1, Math.round(factor * length));
@@ -199,8 +194,7 @@ type OverlayProps = Pick<Shown, "part" | "under" | "scale"> & Readonly<{ label: 
  * the sum is small; a map with fewer pixels than the image is smooth, until a person asks for its grid.
  */
 function Overlay({ part, under, label, signed, scale: given }: OverlayProps): preact.JSX.Element {
-  const [opacity, setOpacity] = useState(START);
-  const [grid, setGrid] = useState(false);
+  const [{ opacity, grid }, field] = useFields({ opacity: START, grid: false });
   const { values, shape } = useMemo(() => flattened(part), [part]);
   const scale = useMemo(() => given ?? scaleOf(values, signed, true), [values, signed]);
   const pixels = useMemo(() => (under ? veilOf : pixelsOf)(values, scale), [values, scale, under]);
@@ -210,12 +204,10 @@ function Overlay({ part, under, label, signed, scale: given }: OverlayProps): pr
   return (
     <div class="overlay">
       <Picture {...{ label, values, width, pixels, under }} opacity={under ? opacity : 1} smooth={coarse && !grid} />
-      <p class="small muted extremes">{`${extremesText(values, width)} ${over.length ? `Summed over each ${over.join(" and ")}.` : ""} ${isClipped(values) ? `The largest ${100 * OUTLIERS} % share the last colour.` : ""}`}</p>
+      <p class="small muted extremes">{`${extremesText(values, width)} ${over.length ? `Summed over each ${over.join(" and ")}.` : ""} ${clippedText(values)}`}</p>
       <div class="tools">
-        {under && (
-          <Slider label="Opacity" kind="opacity small muted" {...OPACITY} value={opacity} onChange={setOpacity} />
-        )}
-        {coarse && <Check label="Grid" checked={grid} onCheck={setGrid} />}
+        {under && <Slider label="Opacity" kind="opacity small muted" {...OPACITY} {...field("opacity")} />}
+        {coarse && <Check label="Grid" {...field("grid")} />}
         <Legend scale={scale} />
       </div>
     </div>
@@ -238,11 +230,10 @@ function extremesText(values: Part["values"], width: number): string {
  * into the model, which is the only way to know what an adapter made of a file. Undefined if there is none.
  */
 export function backgroundOf(asked: Exchange, row: number, name: string): Pixels | undefined {
-  const seen = asked.reply.captured.filter(({ module, point }) => module === "" && point === HookPoint.INPUT);
-  const known = seen.map(({ path, tensor }): [string, Tensor] => [path, tensor]);
-  const inputs = [...Object.entries(tensorsIn(asked.question)), ...known];
-  const parts = inputs.map(([input, tensor]) => [input, exampleOf(asked, tensor, row)] as const);
-  return imageFor(name, parts);
+  const inputs = Object.entries(inputsOf(asked)).map(
+    ([input, tensor]) => [input, exampleOf(asked, tensor, row)] as const,
+  );
+  return imageFor(name, inputs);
 }
 
 /** Returns the image that belongs to a name: the input itself, or for a layer the first image among the inputs. */
@@ -305,7 +296,7 @@ export function Tokens({
     <>
       <ol class="tokens">
         {texts.slice(0, unpaddedLength(texts, values)).map((text, index) => {
-          const value = short(values[index] ?? Number.NaN);
+          const value = short(values[index] ?? NaN);
           const [red, green, blue] = pixels.subarray(4 * index, 4 * index + 3);
           const style = {
             background: `rgb(${red} ${green} ${blue})`,
@@ -334,44 +325,4 @@ export function Tokens({
 
 function isDark(red = 0, green = 0, blue = 0): boolean {
   return 0.299 * red + 0.587 * green + 0.114 * blue < 140;
-}
-
-type Props = Readonly<{ asked: Exchange; row: number; texts: readonly string[] }>;
-
-/** Takes a token of the text that was sent and what to write there, and asks about that text; nothing for other inputs. */
-export function Swap({ asked: { question }, row, texts }: Props): preact.JSX.Element | null {
-  const given = Array.isArray(question.inputs) ? (question.inputs as readonly unknown[]) : [];
-  const text = given[row];
-  const places = typeof text === "string" ? placesIn(text, texts) : [];
-  const [chosen, choose] = useState(0);
-  const [written, write] = useState("");
-  const place = places.find(({ at }) => at === chosen) ?? places[0];
-  if (typeof text !== "string" || !place) return null;
-  const choices = places.map(({ at }) => [at, texts[at] ?? ""] as const);
-  const swap = (): void => {
-    const swapped = text.slice(0, place.start) + written + text.slice(place.end);
-    void ask({ inputs: given.with(row, swapped) as string[] });
-  };
-  return (
-    <Form kind="tools small" onDone={swap}>
-      <Select label="Instead of" of={choices} value={place.at} onChoose={choose} />
-      <TextField label="write" value={written} onText={write} />
-      <Button text="Swap, and ask" type="submit" />
-    </Form>
-  );
-}
-
-/** Where a token is in a text, by its number. */
-type Place = Readonly<{ at: number; start: number; end: number }>;
-
-/** Returns the tokens that are found in a text, one behind the other, without the marks of tokenizers. */
-export function placesIn(text: string, tokens: readonly string[]): Place[] {
-  let from = 0;
-  return tokens.flatMap((token, at) => {
-    const bare = token.replace(/^(##|▁|Ġ)|<\/w>$/g, "").trim();
-    const start = text.toLowerCase().indexOf(bare.toLowerCase(), from);
-    if (bare === "" || start < 0) return [];
-    from = start + bare.length;
-    return [{ at, start, end: from }];
-  });
 }

@@ -10,7 +10,7 @@ import { indicesOf, numbersOf, type Part, statisticsOf } from "../measures/index
 import { capturing, leavesOf, parameterAt, requestAt, spread } from "../models/places.js";
 import { Bars, type Named } from "../pictures/Bars.js";
 import { HeatMap } from "../pictures/Picture.js";
-import { draft, type Exchange, gradientOf, targetText, type ViewProps } from "../state/index.js";
+import { ask, draft, type Exchange, gradientOf, targetText, type ViewProps } from "../state/index.js";
 import { Button, Panel, Select, short, Statistics } from "../ui/index.js";
 import "./gradients.css";
 
@@ -18,7 +18,7 @@ import "./gradients.css";
 const MOST_LAYERS = 128;
 
 /** Shows them for one example; those of parameters are of all examples together. */
-export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Element {
+export function GradientsView({ asked, row }: ViewProps): preact.JSX.Element {
   const depths = depthsOf(asked);
   const isOfSeveral = (asked.reply.message.predictions?.targetsPerExample ?? 0) > 0;
   const everywhere = (): void => {
@@ -28,11 +28,11 @@ export function GradientsView({ asked, row, ask }: ViewProps): preact.JSX.Elemen
     const layers = spread(smooth, MOST_LAYERS);
     const added = layers.map(({ name }) => requestAt(name, HookPoint.GRAD_OUTPUT));
     const inputGradients = floating || (asked.question.inputGradients ?? false);
-    ask({ inputGradients, ...capturing(draft.value, ...added) });
+    void ask({ inputGradients, ...capturing(draft.value, ...added) });
   };
   const kind = depths.length ? "" : "primary";
   const button = <Button text="Ask for the gradient everywhere" class={kind} onClick={everywhere} />;
-  const atParameters = (): void => ask(capturing(draft.value, parameterAt("**")));
+  const atParameters = (): void => void ask(capturing(draft.value, parameterAt("**")));
   return (
     <div class="gradients">
       <Panel id="by-layer" title="Layer by layer" beside={button}>
@@ -79,7 +79,7 @@ function Parameters({ reply }: Pick<Exchange, "reply">): preact.JSX.Element | nu
     <>
       <Bars bars={all.map(([each, tensor]) => ({ name: each, value: statisticsOf(numbersOf(tensor)).norm }))} paths />
       <p class="muted small">Norms, over all examples.</p>
-      <Select label="Parameter" of={all.map(([each]) => each)} value={name} onChoose={choose} />
+      <Select label="Parameter" of={all.map(([each]) => each)} value={name} onChange={choose} />
       <Statistics values={values} />
       <HeatMap label={`Gradient at ${name}`} {...{ values, width, nameOf }} signed />
     </>
@@ -106,7 +106,7 @@ function InputGradient({ asked, row, name, gradient }: InputProps): preact.JSX.E
 }
 
 function times({ values, shape }: Part, factors: Part["values"]): Part {
-  return { values: Float64Array.from(values, (value, index) => value * (factors[index] ?? Number.NaN)), shape };
+  return { values: Float64Array.from(values, (value, index) => value * (factors[index] ?? NaN)), shape };
 }
 
 /** Returns how large the captured gradients are, in the order of the modules: by root mean square, whatever their size. */

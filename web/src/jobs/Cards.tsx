@@ -1,13 +1,15 @@
 /** Rows side by side, each with its pictures, texts and strongest features in small. */
 
 import { Verdict } from "@cutaway/client";
-import { Figure, imageFor, isVector, type Shown, Tokens, Vectors } from "../explanations/Values.js";
+import { sort } from "d3-array";
+import { Figure, imageFor, isImage, isVector, pictureOf, type Shown, Tokens, Vectors } from "../explanations/Values.js";
 import { flattened, layoutOf, type Part } from "../measures/index.js";
 import { Canvas } from "../pictures/Picture.js";
 import { areSigned, pixelsOf, type Scale, scaleOf } from "../pictures/colours.js";
 import { percent, short, signed, VerdictBadge } from "../ui/index.js";
 import { type Cells, type Column, columnsOf, type JobFolder, tensorIn, useCells } from "./folder.js";
-import { attributionsOf, chosen, filtered, type JobRow, pictured, shownColumns, verdictOf } from "./rows.js";
+import { chosen, filtered, ORDERS } from "./query.js";
+import { attributionsOf, type JobRow, pictured, shownColumns } from "./rows.js";
 
 /** The strongest features of a card. */
 const MOST_FEATURES = 6;
@@ -23,10 +25,7 @@ export function Cards({ folder, rows }: { folder: JobFolder; rows: readonly JobR
 
 function Card({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.Element {
   const { cells, failure } = useCells(row.line, shownColumns(folder));
-  const doubtful = columnsOf(folder, ["verdict"]).flatMap(({ name, attribution = "" }) => {
-    const verdict = verdictOf(row.line.cells[name]);
-    return verdict && verdict !== Verdict.AGREES ? [[attribution, verdict] as const] : [];
-  });
+  const doubtful = row.outcomes.filter(({ verdict }) => verdict && verdict !== Verdict.AGREES);
   return (
     <article class="card" data-row={row.number}>
       <div class="tools">
@@ -39,7 +38,7 @@ function Card({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.E
           </span>
         )}
         {row.residual !== undefined && <span class="muted">residual {signed(row.residual)}</span>}
-        {doubtful.map(([attribution, verdict]) => (
+        {doubtful.map(({ attribution, verdict }) => (
           <span key={attribution}>
             <bdi class="muted">{attribution}</bdi> <VerdictBadge verdict={verdict} brief />
           </span>
@@ -58,18 +57,17 @@ function Miniatures({ folder, cells }: { folder: JobFolder; cells: Cells }): pre
     return own ? [{ ...own, attribution: column["attribution"], title: titleOf(folder, column) }] : [];
   });
   const isSeries = ({ part: { shape }, names }: Shown): boolean => layoutOf(shape, names).kind === "series";
+  const pictures = shown.filter((each) => !isVector(each) && !isSeries(each));
   const tokens = cells["tokens"] as readonly string[] | null | undefined;
   return (
     <>
       <div class="miniatures">
-        {inputsIn(folder, cells).map(([input, part]) => {
-          const image = imageFor(input, [[input, part]]);
-          return image && <Miniature key={input} title={input} image={image} />;
-        })}
-        {shown.map((each) => {
-          const { title, part } = each;
-          return !isVector(each) && !isSeries(each) && <HeatMiniature key={title} {...{ title, part }} />;
-        })}
+        {inputsIn(folder, cells).map(
+          ([input, part]) => isImage(part) && <Miniature key={input} title={input} image={pictureOf(part)} />,
+        )}
+        {pictures.map(({ title, part }) => (
+          <HeatMiniature key={title} {...{ title, part }} />
+        ))}
       </div>
       {shown.filter(isSeries).map(({ title, ...each }) => (
         <Figure key={title} {...each} name={title} label={title} />
@@ -149,29 +147,25 @@ function Miniature({ title, image, note }: MiniatureProps): preact.JSX.Element {
   );
 }
 
-/** Returns the rows that are looked at first: most confident against their label, least and most confident; of numbers
- * those furthest from their label, the highest and the lowest. */
+/** Lists of rows that are looked at first: their titles, their orders, and which rows are in them. */
+const LISTS: readonly (readonly [string, keyof typeof ORDERS, (row: JobRow) => boolean])[] = [
+  ["Furthest from the label", "largest residual first", ({ residual }) => residual !== undefined],
+  ["Highest predictions", "highest prediction first", ({ value = NaN }) => !Number.isNaN(value)],
+  ["Lowest predictions", "lowest prediction first", ({ value = NaN }) => !Number.isNaN(value)],
+  ["Most confident in another class than the label", "most probable first", ({ wrong }) => wrong],
+  ["Least confident", "least probable first", ({ probability }) => probability !== undefined],
+  ["Most confident", "most probable first", ({ probability }) => probability !== undefined],
+  ["The first rows", "as in the data", ({ prediction }) => !prediction],
+];
+
+/** Returns the rows that are looked at first, `most` in each list: most confident against their label, least and most
+ * confident; of numbers those furthest from their label, the highest and the lowest. */
 export function exampleLists(rows: readonly JobRow[], most: number): readonly (readonly [string, readonly JobRow[]])[] {
-  const good = rows.filter(({ problem }) => !problem);
-  const classified = good.filter(({ probability }) => probability !== undefined);
-  const surest = classified.toSorted((one, other) => (other.probability ?? 0) - (one.probability ?? 0));
-  const unsurest = classified.toSorted((one, other) => (one.probability ?? 0) - (other.probability ?? 0));
-  const measured = good.filter(({ value }) => value !== undefined && !Number.isNaN(value));
-  const byValue = measured.toSorted((one, other) => (other.value ?? 0) - (one.value ?? 0));
-  const sizeOf = ({ residual = 0 }: JobRow): number => Math.abs(residual) || 0;
-  const furthest = measured
-    .filter(({ residual }) => residual !== undefined)
-    .sort((one, other) => sizeOf(other) - sizeOf(one));
-  const lists = [
-    ["Furthest from the label", furthest],
-    ["Highest predictions", byValue],
-    ["Lowest predictions", byValue.toReversed()],
-    ["Most confident in another class than the label", surest.filter(({ wrong }) => wrong)],
-    ["Least confident", unsurest],
-    ["Most confident", surest],
-    ["The first rows", classified.length + measured.length ? [] : good],
-  ] as const;
-  return lists.filter(([, list]) => list.length > 0).map(([title, list]) => [title, list.slice(0, most)] as const);
+  const lists = LISTS.map(([title, order, isIn]) => {
+    const own = rows.filter((row) => !row.problem && isIn(row));
+    return [title, sort(own, ORDERS[order]).slice(0, most)] as const;
+  });
+  return lists.filter(([, list]) => list.length > 0);
 }
 
 /** A row's id, which leads to the row. */

@@ -1,41 +1,15 @@
 /** View 9: the rows that a batch job explained. In a file with a job inside, it is the whole page. */
 
-import { useRef, useState } from "preact/hooks";
-import { isImage, pictureOf } from "../explanations/Values.js";
-import { sizeOf } from "../measures/index.js";
-import { Canvas } from "../pictures/Picture.js";
-import { Facts, FileButton, Pager, Panel, percent, Search, Select, signed, Table, VerdictBadge } from "../ui/index.js";
+import { useRef } from "preact/hooks";
+import { Facts, FileButton, Panel, Search, Select, useCall } from "../ui/index.js";
 import { Cards, exampleLists } from "./Cards.js";
-import { BadRows, Confusion, Findings, LISTED, Outcomes, Provenance, Residuals, sharesOf } from "./Overview.js";
+import { BadRows, Confusion, Findings, LISTED, Outcomes, Provenance, Residuals, shares } from "./Overview.js";
 import { RowDetails } from "./RowDetails.js";
+import { RowTable } from "./RowTable.js";
 import { Features, Layers, Means } from "./Tensors.js";
-import {
-  type Column,
-  columnsOf,
-  type JobFolder,
-  measuredOf,
-  openFolder,
-  sizesOf,
-  tensorIn,
-  useCells,
-} from "./folder.js";
-import {
-  ALL,
-  chosen,
-  type Filter,
-  filtered,
-  FILTERS,
-  folder,
-  inOrder,
-  type JobRow,
-  orders,
-  type Query,
-  query,
-  rows,
-  samples,
-  show,
-  shown,
-} from "./rows.js";
+import { type JobFolder, openFolder } from "./folder.js";
+import { ALL, chosen, type Filter, filtered, FILTERS, orders, type Query, query, show, shown } from "./query.js";
+import { folder, inOrder, rows, samples } from "./rows.js";
 import "./jobs.css";
 
 const UNOPENED =
@@ -100,25 +74,22 @@ function Chosen({ folder }: { folder: JobFolder }): preact.JSX.Element | null {
 }
 
 function Opening(): preact.JSX.Element {
-  const [state, setState] = useState<string | Error>("");
+  const [{ busy, failure }, start] = useCall();
   const latest = useRef<readonly File[]>([]);
   const open = async (files: readonly File[]): Promise<void> => {
     latest.current = files;
     show(undefined);
-    setState("Reading…");
-    const read = await openFolder(files).catch((failure: unknown) => failure as Error);
-    if (latest.current !== files) return; // a newer folder was chosen meanwhile
-    setState(read instanceof Error ? read : "");
-    if (!(read instanceof Error)) show(read);
+    const read = await openFolder(files);
+    if (latest.current === files) show(read); // no newer folder was chosen meanwhile
   };
-  const failed = state instanceof Error;
+  const said = busy ? "Reading…" : folder.value?.name || UNOPENED;
   return (
     <div class="tools">
-      <FileButton accept="" onOpen={(files) => void open(files)}>
+      <FileButton accept="" onOpen={(files) => start(open(files))}>
         Open a folder
       </FileButton>
-      <p class={failed ? "problem" : "muted"} role="status">
-        {failed ? state.message : state || folder.value?.name || UNOPENED}
+      <p class={failure ? "problem" : "muted"} role="status">
+        {failure?.message ?? said}
       </p>
     </div>
   );
@@ -145,7 +116,7 @@ function Filters(): preact.JSX.Element {
   const choices = (Object.keys(FILTERS) as Filter[]).map((name) => {
     const values = inOrder(rows.value.map(FILTERS[name]).filter(Boolean));
     const choose = (value: string): Query => alterQuery({ filters: { ...filters, [name]: value } });
-    const shown = { label: name, of: [["", "all"] as const, ...values], value: filters[name] ?? "", onChoose: choose };
+    const shown = { label: name, of: [["", "all"] as const, ...values], value: filters[name] ?? "", onChange: choose };
     return values.length > 1 && <Select key={name} {...shown} />;
   });
   return (
@@ -169,13 +140,13 @@ function Ordering(): preact.JSX.Element {
   const { order, text } = query.value;
   return (
     <div class="tools">
-      <Select label="Order" of={orders.value} value={order} onChoose={(name) => alterQuery({ order: name })} />
+      <Select label="Order" of={orders.value} value={order} onChange={(name) => alterQuery({ order: name })} />
       <Search
-        hint="Search: an id, a label or a prediction"
+        label="Search: an id, a label or a prediction"
         words={["row", "rows"]}
         value={text}
         found={shown.value.length}
-        onSearch={(sought) => alterQuery({ text: sought })}
+        onChange={(sought) => alterQuery({ text: sought })}
       />
     </div>
   );
@@ -191,71 +162,6 @@ function factsOf(open: JobFolder): (readonly [string, string | undefined])[] {
     ["rows", all === read ? `${all}` : `${read} of ${all}`],
     ["data", path.split("/").at(-1) || undefined],
     ["bad rows", rows.value.filter(({ problem }) => problem).length.toLocaleString("en")],
-    ...sharesOf(open),
+    ...shares(),
   ];
-}
-
-const PAGE = 25;
-const LARGEST_PREVIEW = 4096;
-const MOST_TOKENS = 16;
-
-/** Shows the rows that a person chose to see, each with its input where that is small. */
-function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element {
-  const [first, setFirst] = useState(0);
-  const preview = previewOf(folder);
-  const labelled = columnsOf(folder, ["label"]).length > 0;
-  const measured = measuredOf(folder).length > 0;
-  const beside = measured ? columnsOf(folder, ["residual"]).length > 0 && "Residual" : "Probability";
-  const cellsOf = (row: JobRow): preact.ComponentChildren[] => [
-    <button class="quiet" aria-pressed={row === chosen.value} onClick={() => (chosen.value = row)}>
-      {shortened(row.id || `${row.number}`)}
-    </button>,
-    ...(preview ? [<Preview key={row.number} row={row} column={preview} />] : []),
-    ...(labelled ? [<div class={measured ? "number" : ""}>{shortened(row.label)}</div>] : []),
-    <div class={row.wrong ? "wrong" : measured ? "number" : ""}>
-      {shortened(row.prediction)}
-      {row.wrong && <span class="hidden"> is not the label</span>}
-    </div>,
-    ...(beside ? [<div class="number">{besideOf(row)}</div>] : []),
-    row.problem ? <bdi class="bad">{row.problem}</bdi> : <VerdictBadge verdict={row.verdict} />,
-  ];
-  const heads = ["Row", preview && "Input", labelled && "Label", "Prediction", beside, "Checks"];
-  return (
-    <>
-      <Table
-        kind="rows"
-        heads={heads.filter((head) => typeof head === "string")}
-        rows={shown.value.slice(first, first + PAGE).map(cellsOf)}
-      />
-      <Pager first={first} page={PAGE} count={shown.value.length} onTurn={setFirst} />
-    </>
-  );
-}
-
-function besideOf({ residual, probability }: JobRow): string {
-  if (residual !== undefined) return signed(residual);
-  return probability === undefined ? "" : percent(probability);
-}
-
-function shortened(text: string): preact.JSX.Element {
-  return <bdi class="short">{text}</bdi>;
-}
-
-/** Returns the column that shows what a row is: tokens, a small image, or a text. */
-function previewOf(folder: JobFolder): Column | undefined {
-  return columnsOf(folder, ["tokens", "input"]).find((column) => {
-    const shape = sizesOf(column);
-    const isSmallImage = isImage({ shape }) && sizeOf(shape) <= LARGEST_PREVIEW;
-    return column["kind"] === "tokens" || column["media_type"]?.startsWith("text/") || isSmallImage;
-  });
-}
-
-function Preview({ row, column }: { row: JobRow; column: Column }): preact.JSX.Element | null {
-  const { cells = {} } = useCells(row.line, [column]);
-  const cell = cells[column.name];
-  const words = [cell].flat().slice(0, MOST_TOKENS);
-  if (typeof words[0] === "string") return <bdi class="preview">{words.join(" ")}</bdi>;
-  const part = tensorIn(cells, column);
-  if (part === undefined || !isImage(part)) return null;
-  return <Canvas class="preview" aria-hidden="true" {...pictureOf(part)} />;
 }

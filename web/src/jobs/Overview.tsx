@@ -1,12 +1,14 @@
 /** What is to be said of all rows: verdicts, problems, labels against predictions, bad rows, provenance. */
 
 import { Verdict } from "@cutaway/client";
-import { histogramOf, quantile, statisticsOf } from "../measures/index.js";
+import { extent, flatRollup, max, mean, quantile, sort } from "d3-array";
+import { scaleLinear } from "d3-scale";
+import { histogramOf, statisticsOf } from "../measures/index.js";
 import { Spark } from "../pictures/Bars.js";
 import { FactLine, Facts, Panel, short, Table, VerdictBadge } from "../ui/index.js";
 import { Cards, RowLink } from "./Cards.js";
-import { columnsOf, type JobFolder } from "./folder.js";
-import { attributionsOf, countsOf, inOrder, type JobRow, rows, text, verdictOf } from "./rows.js";
+import type { JobFolder } from "./folder.js";
+import { attributionsOf, countsOf, inOrder, type JobRow, type Outcome, rows, text } from "./rows.js";
 
 /** The length of each list of rows. */
 export const LISTED = 8;
@@ -20,12 +22,6 @@ const MOST_BAD = 3;
 
 /** The most rows with a dot of their label and their prediction. */
 const MOST_DOTS = 1000;
-
-/** Returns the cells of one kind and attribution, of rows that have one. */
-function cellsOf(folder: JobFolder, kind: string, attribution: string): unknown[] {
-  const [column] = columnsOf(folder, [kind], attribution);
-  return column ? folder.lines.map(({ cells }) => cells[column.name]).filter((cell) => cell != null) : [];
-}
 
 const DELTAS = ["Median |delta|", "99 % |delta|", "Largest |delta|", "Spread of |delta|"];
 const OUTCOMES = ["Attribution", "Verdicts", "Largest error", ...DELTAS];
@@ -42,11 +38,12 @@ export function Outcomes({ folder }: { folder: JobFolder }): preact.JSX.Element 
       </p>
       <Table
         heads={OUTCOMES}
-        rows={attributions.map(([name, { method = "", layer }]) => {
-          const verdicts = countsOf(cellsOf(folder, "verdict", name).map(verdictOf));
-          const errors = cellsOf(folder, "largest_error", name).map(Number).filter(Number.isFinite);
-          const deltas = cellsOf(folder, "convergence_delta", name).map(Number).filter(Number.isFinite).map(Math.abs);
-          const skipped = cellsOf(folder, "skipped", name).filter(Boolean).length;
+        rows={attributions.map(([name, { method = "", layer }], at) => {
+          const outcomes = rows.value.flatMap((row) => row.outcomes[at] ?? []);
+          const verdicts = countsOf(outcomes.map(({ verdict }) => verdict).filter(Boolean));
+          const errors = outcomes.map(({ error }) => error).filter(Number.isFinite);
+          const deltas = outcomes.map(({ delta }) => Math.abs(delta)).filter(Number.isFinite);
+          const skipped = outcomes.filter((outcome) => outcome.skipped).length;
           const spread = histogramOf(deltas);
           const isNamed = method.toLowerCase() === name.replaceAll("_", "").toLowerCase();
           return [
@@ -63,8 +60,8 @@ export function Outcomes({ folder }: { folder: JobFolder }): preact.JSX.Element 
               {verdicts.length === 0 && <span class="muted">not checked</span>}
               {skipped > 0 && <div class="muted">{`skipped ${skipped.toLocaleString("en")}`}</div>}
             </>,
-            verdicts.length ? errors.reduce((most, error) => Math.max(most, error), 0) : "–",
-            ...[0.5, 0.99, 1].map((share) => (deltas.length ? quantile(deltas, share) : "–")),
+            verdicts.length ? (max(errors) ?? 0) : "–",
+            ...[0.5, 0.99, 1].map((share) => quantile(deltas, share) ?? "–"),
             spread ? <Spark heights={spread.heights} ends={[`1e${spread.low}`, `1e${spread.high}`]} /> : "–",
           ];
         })}
@@ -73,40 +70,33 @@ export function Outcomes({ folder }: { folder: JobFolder }): preact.JSX.Element 
   );
 }
 
-/** The outcome of a check, of one row or of successive ones. */
-type Finding = Readonly<{ attribution: string; verdict: Verdict; error: number; reason: string; rows: JobRow[] }>;
+/** The outcome of one row, or of successive ones. */
+type Finding = Readonly<{ outcome: Omit<Outcome, "delta">; rows: JobRow[] }>;
 
 /** Returns outcomes that are problems: those that disagree first, each with the largest error first. */
-function findingsOf(folder: JobFolder): Finding[] {
-  const findings = [...attributionsOf(folder).keys()].flatMap((attribution) => {
-    const columns = ["verdict", "largest_error", "reason"].map((kind) => columnsOf(folder, [kind], attribution)[0]);
+function findingsIn(all: readonly JobRow[]): Finding[] {
+  const good = all.filter(({ problem }) => !problem);
+  const findings = (good[0]?.outcomes ?? []).flatMap((_, at) => {
     const successive: Finding[] = [];
-    for (const row of rows.value) {
-      const [verdict, error, reason] = columns.map((column) => column && row.line.cells[column.name]);
-      const outcome = { attribution, verdict: verdictOf(verdict), error: Number(error), reason: text(reason) };
+    for (const row of good) {
+      const { delta: __, ...outcome } = row.outcomes[at] as Outcome;
       const last = successive.at(-1);
-      if (row.problem) continue;
-      if (last && Object.entries(outcome).every(([part, value]) => Object.is(last[part as keyof Finding], value)))
-        last.rows.push(row);
-      else successive.push({ ...outcome, rows: [row] });
+      if (JSON.stringify(last?.outcome) === JSON.stringify(outcome)) last?.rows.push(row);
+      else successive.push({ outcome, rows: [row] });
     }
     return successive;
   });
-  const sizeOf = ({ error }: Finding): number => (Number.isNaN(error) ? Infinity : error);
-  return [Verdict.DISAGREES, Verdict.INCONCLUSIVE].flatMap((verdict) =>
-    findings
-      .filter((finding) => finding.verdict === verdict)
-      .sort((one, other) => (sizeOf(one) === sizeOf(other) ? 0 : sizeOf(other) - sizeOf(one))),
-  );
+  return [Verdict.DISAGREES, Verdict.INCONCLUSIVE].flatMap((verdict) => {
+    const own = findings.filter(({ outcome }) => outcome.verdict === verdict);
+    return sort(own, ({ outcome: { error } }) => (Number.isNaN(error) ? -Infinity : -error));
+  });
 }
 
 /** Rows whose attributions disagree with their reference, or could not be compared with it. */
 export function Findings({ folder }: { folder: JobFolder }): preact.JSX.Element | null {
-  const findings = findingsOf(folder).slice(0, LISTED);
+  const findings = findingsIn(rows.value).slice(0, LISTED);
   if (findings.length === 0) return null;
-  const wrong = findings
-    .filter(({ verdict }) => verdict === Verdict.DISAGREES)
-    .flatMap(({ rows: [first] }) => first ?? []);
+  const wrong = findings.filter(({ outcome }) => outcome.verdict === Verdict.DISAGREES);
   return (
     <Panel id="findings" title="Rows with problems">
       <p class="muted small">
@@ -115,7 +105,7 @@ export function Findings({ folder }: { folder: JobFolder }): preact.JSX.Element 
       </p>
       <Table
         heads={["Row", "Attribution", "Verdict", "Error", "Reason"]}
-        rows={findings.map(({ attribution, verdict, error, reason, rows: [first, ...others] }) => [
+        rows={findings.map(({ outcome: { attribution, verdict, error, reason }, rows: [first, ...others] }) => [
           <>
             {first && <RowLink row={first} />}
             {others.length > 0 && (
@@ -131,7 +121,7 @@ export function Findings({ folder }: { folder: JobFolder }): preact.JSX.Element 
           <bdi class="long">{reason}</bdi>,
         ])}
       />
-      <Cards folder={folder} rows={[...new Set(wrong)]} />
+      <Cards folder={folder} rows={[...new Set(wrong.flatMap(({ rows: [first] }) => first ?? []))]} />
     </Panel>
   );
 }
@@ -149,21 +139,19 @@ export function Residuals(): preact.JSX.Element | null {
     value === undefined || !Number.isFinite(residual) || problem ? [] : [{ value, residual, label: value + residual }],
   );
   if (pairs.length === 0) return null;
-  const residuals = pairs.map(({ residual }) => residual);
-  const [own, sizes] = [statisticsOf(residuals), statisticsOf(residuals.map(Math.abs))];
-  const [labels, told] = [statisticsOf(pairs.map(({ label }) => label)), statisticsOf(pairs.map(({ value }) => value))];
-  const [low, high] = [Math.min(labels.least, told.least), Math.max(labels.most, told.most)];
-  const [meanSquare, spread] = [own.norm ** 2 / own.count, labels.deviation ** 2];
-  const at = (number: number): number => (100 * (number - low)) / (high - low || 1);
+  const meanSquare = mean(pairs, ({ residual }) => residual ** 2) ?? NaN;
+  const spread = statisticsOf(pairs.map(({ label }) => label)).deviation ** 2;
+  const [low = 0, high = 0] = extent(pairs.flatMap(({ label, value }) => [label, value]));
+  const at = scaleLinear([low, high], [0, 100]);
   const every = Math.ceil(pairs.length / MOST_DOTS);
   return (
     <Panel id="residuals" title="Labels and predictions">
       <FactLine
         facts={[
           ["rows", pairs.length],
-          ["mean |residual|", sizes.mean],
+          ["mean |residual|", mean(pairs, ({ residual }) => Math.abs(residual))],
           ["root of the mean square", Math.sqrt(meanSquare)],
-          ["mean residual", own.mean],
+          ["mean residual", mean(pairs, ({ residual }) => residual)],
           ["R²", spread > 0 ? 1 - meanSquare / spread : undefined],
         ]}
       />
@@ -190,9 +178,14 @@ export function Confusion(): preact.JSX.Element | null {
   const totals = countsOf(labelled.map(({ label }) => label));
   const all = countsOf([...labelled.map(({ label }) => label), ...labelled.map(({ prediction }) => prediction)]);
   const names = inOrder(all.slice(0, MOST_CLASSES).map(([name]) => name));
-  const counts = new Map(countsOf(labelled.map(({ label, prediction }) => JSON.stringify([label, prediction]))));
-  const countOf = (label: string, prediction: string): number => counts.get(JSON.stringify([label, prediction])) ?? 0;
-  const confused = [...counts].filter(([pair]) => labelOf(pair)[0] !== labelOf(pair)[1]).slice(0, LISTED);
+  const counts = flatRollup(
+    labelled,
+    ({ length }) => length,
+    ({ label }) => label,
+    ({ prediction }) => prediction,
+  );
+  const confused = counts.filter(([label, prediction]) => label !== prediction);
+  const most = sort(confused, ([, , count]) => -count).slice(0, LISTED);
   return (
     <Panel id="confusion" title="Labels and predictions">
       <p class="muted small">
@@ -207,7 +200,7 @@ export function Confusion(): preact.JSX.Element | null {
           return [
             <bdi class="short">{label}</bdi>,
             ...names.map((prediction) => {
-              const count = countOf(label, prediction);
+              const [, , count = 0] = counts.find(([one, other]) => one === label && other === prediction) ?? [];
               const share = count ? 10 + 35 * Math.sqrt(count / total) : 0; // more would hide the number in the dark
               const tone = label === prediction ? "good" : "bad";
               return (
@@ -224,18 +217,14 @@ export function Confusion(): preact.JSX.Element | null {
           ];
         })}
       />
-      {confused.length > 0 && (
+      {most.length > 0 && (
         <p class="muted small">
           Most often confused:{" "}
-          <bdi>{confused.map(([pair, count]) => `${labelOf(pair).join(" → ")} (${count})`).join(", ")}</bdi>
+          <bdi>{most.map(([label, prediction, count]) => `${label} → ${prediction} (${count})`).join(", ")}</bdi>
         </p>
       )}
     </Panel>
   );
-}
-
-function labelOf(pair: string): [string, string] {
-  return JSON.parse(pair) as [string, string];
 }
 
 /** Why rows are bad, and what the model warned of. */
@@ -287,18 +276,26 @@ export function Provenance({ folder: { manifest } }: { folder: JobFolder }): pre
 }
 
 /** Returns the shares of rows that are predicted as labelled, and of checked attributions that agree, as facts. */
-export function sharesOf(folder: JobFolder): (readonly [string, string | undefined])[] {
+export function shares(): (readonly [string, string | undefined])[] {
   const labelled = labelledRows();
-  const right = labelled.filter(({ wrong }) => !wrong).length;
-  const verdicts = columnsOf(folder, ["verdict"]).flatMap(({ name }) =>
-    folder.lines.map(({ cells }) => verdictOf(cells[name])).filter(Boolean),
-  );
-  const agreeing = verdicts.filter((verdict) => verdict === Verdict.AGREES).length;
-  const share = (part: number, all: number): string | undefined =>
-    all ? `${short((100 * part) / all, 3)} %` : undefined;
+  const checked = rows.value.flatMap(({ outcomes }) => outcomes.filter(({ verdict }) => verdict));
+  const share = (part: readonly unknown[], all: readonly unknown[]): string | undefined =>
+    all.length ? `${short((100 * part.length) / all.length, 3)} %` : undefined;
   return [
-    ["predicted as labelled", share(right, labelled.length)],
-    ["attributions checked", verdicts.length ? verdicts.length.toLocaleString("en") : undefined],
-    ["of these agree", share(agreeing, verdicts.length)],
+    [
+      "predicted as labelled",
+      share(
+        labelled.filter(({ wrong }) => !wrong),
+        labelled,
+      ),
+    ],
+    ["attributions checked", checked.length ? checked.length.toLocaleString("en") : undefined],
+    [
+      "of these agree",
+      share(
+        checked.filter(({ verdict }) => verdict === Verdict.AGREES),
+        checked,
+      ),
+    ],
   ];
 }

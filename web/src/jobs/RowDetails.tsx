@@ -8,17 +8,8 @@ import { startOf } from "../ask/start.js";
 import { Figures, Tokens } from "../explanations/Values.js";
 import { ask, choose, draft, type Draft, type Exchange, fromText, go, model, models, since } from "../state/index.js";
 import { Button, Facts, percent, short, signed, VerdictBadge } from "../ui/index.js";
-import {
-  type Cells,
-  cellsOf,
-  columnsOf,
-  type JobFolder,
-  type Line,
-  type Manifest,
-  tensorIn,
-  useCells,
-} from "./folder.js";
-import { attributionsOf, type JobRow, shownColumns, text, verdictOf } from "./rows.js";
+import { type Cells, cellsOf, columnsOf, type JobFolder, type Manifest, tensorIn, useCells } from "./folder.js";
+import { type JobRow, type Outcome, shownColumns } from "./rows.js";
 import { shownIn } from "./Cards.js";
 
 /** Shows the row. */
@@ -43,10 +34,7 @@ export function RowDetails({ folder, row }: { folder: JobFolder; row: JobRow }):
         <Live folder={folder} row={row} />
       )}
       <div class="explanations">
-        {cells &&
-          [...attributionsOf(folder).keys()].map((attribution) => (
-            <Stored key={attribution} {...{ folder, row, cells, attribution }} />
-          ))}
+        {cells && row.outcomes.map((outcome) => <Stored key={outcome.attribution} {...{ folder, cells, outcome }} />)}
       </div>
     </section>
   );
@@ -69,38 +57,29 @@ function bringIntoView(drawn: HTMLElement | null): void {
   if (top > innerHeight || bottom < 0) drawn?.scrollIntoView();
 }
 
-type StoredProps = Readonly<{ folder: JobFolder; row: JobRow; cells: Cells; attribution: string }>;
+type StoredProps = Readonly<{ folder: JobFolder; cells: Cells; outcome: Outcome }>;
 
-/** One attribution of the row as it was stored. */
-function Stored({ folder, row, cells, attribution }: StoredProps): preact.JSX.Element {
-  const [verdict, reason, error] = ["verdict", "reason", "largest_error"].map((kind) => {
-    const [column] = columnsOf(folder, [kind], attribution);
-    return column && row.line.cells[column.name];
-  });
+/** One attribution of the row as it was stored: over the tokens of a text, or in a figure for each input or layer. */
+function Stored({ folder, cells, outcome: { attribution, verdict, reason, error } }: StoredProps): preact.JSX.Element {
+  const [column] = columnsOf(folder, ["token_attribution"], attribution);
+  const sums = column && tensorIn(cells, column);
+  const texts = cells["tokens"] as readonly string[] | undefined;
+  const parts = columnsOf(folder, ["attribution"], attribution).flatMap((each) => shownIn(folder, cells, each) ?? []);
   return (
     <article class="explanation">
       <div class="tools">
         <h3 dir="auto">{attribution}</h3>
-        <VerdictBadge verdict={verdictOf(verdict)} />
+        <VerdictBadge verdict={verdict} />
       </div>
-      <Values {...{ folder, cells, attribution }} />
-      {text(reason) && (
+      {texts && sums ? <Tokens texts={texts} values={sums.values} /> : <Figures label={attribution} parts={parts} />}
+      {!(texts && sums) && parts.length === 0 && <p class="muted">Nothing was stored.</p>}
+      {reason && (
         <p class="small">
-          <bdi>{text(reason)}</bdi> <span class="muted">(error {short(Number(error))})</span>
+          <bdi>{reason}</bdi> <span class="muted">(error {short(error)})</span>
         </p>
       )}
     </article>
   );
-}
-
-/** Its values: over the tokens of a text, or in a figure for each input or layer. */
-function Values({ folder, cells, attribution }: Omit<StoredProps, "row">): preact.JSX.Element {
-  const [column] = columnsOf(folder, ["token_attribution"], attribution);
-  const sums = column && tensorIn(cells, column);
-  const texts = cells["tokens"] as readonly string[] | undefined;
-  if (texts && sums) return <Tokens texts={texts} values={sums.values} />;
-  const parts = columnsOf(folder, ["attribution"], attribution).flatMap((each) => shownIn(folder, cells, each) ?? []);
-  return parts.length ? <Figures label={attribution} parts={parts} /> : <p class="muted">Nothing was stored.</p>;
 }
 
 /** Returns the served model that the job was about: of its version, if that is served; undefined if there is none. */
@@ -114,19 +93,20 @@ function servedOf({ model, version }: Manifest): Model | undefined {
  *
  * @returns the answer; undefined if there is none, or a newer call came before it.
  */
-async function askLive(served: Model, folder: JobFolder, line: Line): Promise<Exchange | undefined> {
+async function askLive(served: Model, folder: JobFolder, { line }: JobRow): Promise<Exchange | undefined> {
   const name = served.name.replace(/^models\//, "");
   if (model.value?.model?.name !== served.name) await choose(name);
   const detail = model.value;
   if (detail?.model?.name !== served.name) return undefined;
-  const inputs = await inputsOf(folder, line, detail);
-  draft.value = { ...(questionOf(folder.manifest, line) ?? startOf(detail, name)), model: name, inputs };
+  const cells = await cellsOf(line, columnsOf(folder, ["input"]));
+  const inputs = inputsIn(folder, cells, detail);
+  draft.value = { ...(questionOf(folder.manifest, line.cells) ?? startOf(detail, name)), model: name, inputs };
   return ask();
 }
 
 /** Returns the job's request with the target of a row, without the condition of its explanations; undefined if the
  * folder has no request. */
-function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | undefined {
+function questionOf({ question = {}, job }: Manifest, cells: Cells): Draft | undefined {
   if (Object.keys(question).length === 0) return undefined;
   const draft: Draft = { ...fromText(JSON.stringify(question)), attributionErrorsInPlace: true };
   delete draft.explainIf;
@@ -137,9 +117,8 @@ function questionOf({ question = {}, job }: Manifest, { cells }: Line): Draft | 
 }
 
 /** Returns the inputs that a row was computed from, as far as the model has inputs of these names. */
-async function inputsOf(folder: JobFolder, line: Line, { inputs }: ModelDetail): Promise<Question["inputs"]> {
+function inputsIn(folder: JobFolder, cells: Cells, { inputs }: ModelDetail): Question["inputs"] {
   const columns = columnsOf(folder, ["input"]);
-  const cells = await cellsOf(line, columns);
   const raw = columns.find(({ input }) => input === undefined);
   const data = raw && cells[raw.name];
   if (typeof data === "string") return [data];
@@ -165,7 +144,7 @@ function Live({ folder, row }: { folder: JobFolder; row: JobRow }): preact.JSX.E
     return <p class="muted">{`This server has no model ${manifest.model}: it cannot be asked about the row.`}</p>;
   if (columnsOf(folder, ["input"]).length === 0) return <p class="muted">{NO_INPUTS}</p>;
   if (row.problem) return <p class="muted">The job could not use this row, and kept no input of it.</p>;
-  const ask = async (): Promise<void> => setAnswer(await askLive(served, folder, row.line));
+  const ask = async (): Promise<void> => setAnswer(await askLive(served, folder, row));
   const waits = since.value !== undefined;
   const same = answer?.reply.message.provenance?.weightsSha256 === manifest.weights_sha256;
   return (

@@ -1,11 +1,10 @@
 /** What the tensors of all rows have in common: important features, mean attributions by class, activations by layer. */
 
-import { useState } from "preact/hooks";
 import { Tokens } from "../explanations/Values.js";
 import { type Numbers, type Part, statisticsOf } from "../measures/index.js";
 import { Spark } from "../pictures/Bars.js";
 import { scaleOf } from "../pictures/colours.js";
-import { NumberField, Panel, Select, shapeText, short, Table } from "../ui/index.js";
+import { NumberField, Panel, Select, shapeText, short, Table, useFields } from "../ui/index.js";
 import { Cards, HeatMiniature, titleOf } from "./Cards.js";
 import { type Column, columnsOf, type JobFolder, type Sample, sizesOf, tensorIn } from "./folder.js";
 import { countsOf, inOrder, pictured, rows } from "./rows.js";
@@ -105,7 +104,7 @@ function Importances({ title, explained, classes, names }: ChartProps): preact.J
   const present = classes.filter((name) => explained.some(({ predicted }) => predicted === name));
   const all = importancesOf(explained, present);
   const features = all.slice(0, MOST_FEATURES);
-  const valuesOf = (feature: number): number[] => dotted.map(({ part }) => part.values[feature] ?? Number.NaN);
+  const valuesOf = (feature: number): number[] => dotted.map(({ part }) => part.values[feature] ?? NaN);
   const limit = limitOf(features.flatMap(({ feature }) => valuesOf(feature)));
   const most = Math.max(...features.flatMap(({ mean, byClass }) => [mean, ...byClass])) || 1;
   const isColoured = dotted.every(({ part, input }) => input?.length === part.values.length);
@@ -263,8 +262,7 @@ export function Layers({ folder, samples }: Props): preact.JSX.Element | null {
 
 /** Shows the rows in which a unit of a capture is largest, by its mean in each. */
 function Strongest({ folder, samples, columns }: Props & Readonly<{ columns: readonly Column[] }>): preact.JSX.Element {
-  const [name, choose] = useState(columns[0]?.name ?? "");
-  const [unit, setUnit] = useState<number>();
+  const [{ name, unit }, field] = useFields({ name: columns[0]?.name ?? "", unit: undefined as number | undefined });
   const column = columns.find((each) => each.name === name);
   const found = samples.flatMap(({ index, cells }) => {
     const part = column && tensorIn(cells, column);
@@ -276,8 +274,8 @@ function Strongest({ folder, samples, columns }: Props & Readonly<{ columns: rea
   return (
     <>
       <div class="tools">
-        <Select label="Which rows raise" of={columns.map((each) => each.name)} value={name} onChoose={choose} />
-        <NumberField label="Unit" value={unit} least={0} whole empty="its number" onChange={setUnit} />
+        <Select label="Which rows raise" of={columns.map((each) => each.name)} {...field("name")} />
+        <NumberField label="Unit" least={0} whole empty="its number" {...field("unit")} />
       </div>
       {unit !== undefined && (
         <p class="muted small">

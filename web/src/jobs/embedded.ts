@@ -2,7 +2,8 @@
 
 import { effect } from "@preact/signals";
 import { openFolder } from "./folder.js";
-import { chosen, rows, show } from "./rows.js";
+import { chosen, show } from "./query.js";
+import { rows } from "./rows.js";
 
 /** Returns the files of the job that this page has inside; none if it comes from a server. */
 export function embeddedFiles(): File[] {

@@ -141,9 +141,9 @@ export async function samplesOf({ lines, manifest }: JobFolder, columns: readonl
 }
 
 /** Returns columns of a row, or why it cannot be read; nothing while they are read. */
-export function useCells(line: Line, columns: readonly Column[]): { cells?: Cells; failure?: string } {
+export function useCells(line: Line, columns: readonly Column[]): { cells?: Cells | undefined; failure?: string } {
   const { value: cells, failure } = useLoaded(() => cellsOf(line, columns), [line]);
-  return { ...(cells && { cells }), ...(failure instanceof Error && { failure: failure.message }) };
+  return { cells, ...(failure && { failure: failure.message }) };
 }
 
 /** Returns the sizes of a tensor in a column, without the axis of rows; none where rows differ. */

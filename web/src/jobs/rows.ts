@@ -1,48 +1,25 @@
-/** The rows of a job as a person looks for them: what is wrong with each, and which ones to show. */
+/** The rows of the job that is open: what each is, and what is wrong with it. */
 
 import { Verdict } from "@cutaway/client";
 import { computed, signal } from "@preact/signals";
-import { quantile, statisticsOf } from "../measures/index.js";
-import { short, verdictText, worstOf } from "../ui/index.js";
-import {
-  type Column,
-  columnsOf,
-  type JobFolder,
-  type Line,
-  measuredOf,
-  type Sample,
-  samplesOf,
-  tensorIn,
-} from "./folder.js";
+import { max, rollups } from "d3-array";
+import { short, worstOf } from "../ui/index.js";
+import { type Column, columnsOf, type JobFolder, type Line, measuredOf, type Sample, tensorIn } from "./folder.js";
 
-/** What rows are filtered by: the value of one row, "" where it has none. */
-export const FILTERS = {
-  Predicted: ({ prediction, value }) => (value === undefined ? prediction : ""),
-  Label: ({ label, value }) => (value === undefined ? label : ""),
-  Checks: ({ problem, verdict }) => (problem ? "bad row" : verdict ? verdictText(verdict, true) : ""),
-  "As labelled": ({ label, prediction, value, wrong }) =>
-    label && prediction && value === undefined ? (wrong ? "no" : "yes") : "",
-  "Predicted number": ({ quarter }) => quarter,
-  Residual: ({ deviation }) => deviation,
-} as const satisfies Record<string, (row: JobRow) => string>;
-
-/** What rows are filtered by. */
-export type Filter = keyof typeof FILTERS;
-
-/** The orders of rows; each gives a number, the smallest first. */
-export const ORDERS = {
-  "as in the data": (row) => row.number,
-  "least probable first": (row) => row.probability ?? 2,
-  "most probable first": (row) => -(row.probability ?? -1),
-  "largest residual first": (row) => -Math.abs(row.residual ?? 0),
-  "highest prediction first": (row) => -(row.value ?? -Infinity),
-  "lowest prediction first": (row) => row.value ?? Infinity,
-  "largest error first": (row) => -row.error,
-} as const satisfies Record<string, (row: JobRow) => number>;
+/** What was found of one attribution of a row; a verdict is unspecified, and a number none, where a cell is empty. */
+export interface Outcome {
+  readonly attribution: string;
+  readonly verdict: Verdict;
+  readonly reason: string;
+  readonly error: number;
+  readonly delta: number;
+  readonly skipped: boolean;
+}
 
 /** A row of the table. */
 export interface JobRow {
   readonly line: Line;
+  readonly outcomes: readonly Outcome[];
   /** Its index in the data set. */
   readonly number: number;
   readonly id: string;
@@ -53,9 +30,6 @@ export interface JobRow {
   /** The predicted number of a model without classes, and the label minus it; undefined where there is none. */
   readonly value: number | undefined;
   readonly residual: number | undefined;
-  /** The quarter of all rows that the number is in, and how far it is from the label, in words; "" without them. */
-  readonly quarter: string;
-  readonly deviation: string;
   /** Whether the label is another class. */
   readonly wrong: boolean;
   /** The worst of its explanations. */
@@ -66,89 +40,19 @@ export interface JobRow {
   readonly problem: string;
 }
 
-/** Which rows a person chose to see. */
-export interface Query {
-  readonly filters: Readonly<Partial<Record<Filter, string>>>;
-  readonly order: keyof typeof ORDERS;
-  /** A part of an id, a label or a prediction. */
-  readonly text: string;
-}
-
 /** The folder that is open; it stays open while a person looks at other views. */
 export const folder = signal<JobFolder | undefined>(undefined);
 
 /** The tensors that statistics are computed from, or why they cannot be read; undefined while they are read. */
 export const samples = signal<readonly Sample[] | Error | undefined>(undefined);
 
-/** The row that is looked at. */
-export const chosen = signal<JobRow | undefined>(undefined);
-
-/** Every row, in the order of the data. */
-export const ALL: Query = { filters: {}, order: "as in the data", text: "" };
-
-/** Which rows a person chose to see. */
-export const query = signal<Query>(ALL);
-
 /** All rows of the folder. */
 export const rows = computed(() => {
   const open = folder.value;
-  return open ? withPlaces(open.lines.map((line) => rowOf(open, line))) : [];
+  if (!open) return [];
+  const outcomesIn = outcomesOf(open);
+  return open.lines.map((line) => rowOf(open, line, outcomesIn(line)));
 });
-
-/** The orders that make sense for the rows. */
-export const orders = computed(() =>
-  (Object.keys(ORDERS) as Query["order"][]).filter((name) => {
-    const known = name.includes("probable") ? "probability" : name.includes("residual") ? "residual" : "value";
-    return (
-      name.startsWith("as in") || name.startsWith("largest error") || rows.value.some((row) => row[known] !== undefined)
-    );
-  }),
-);
-
-/** Returns rows with where each predicted number is among all, and each residual among all residuals. */
-function withPlaces(all: JobRow[]): JobRow[] {
-  const values = all.flatMap(({ value }) => (value === undefined || Number.isNaN(value) ? [] : [value]));
-  const residuals = all.flatMap(({ residual = Number.NaN }) => (Number.isNaN(residual) ? [] : [residual]));
-  const limits = [0.25, 0.5, 0.75].map((share) => quantile(values, share));
-  const most = statisticsOf(residuals).deviation;
-  return all.map((row) => {
-    const { value, residual = NaN } = row;
-    if (value === undefined) return row;
-    const quarter = QUARTERS[limits.filter((limit) => value > limit).length] ?? "";
-    const side = Number(residual > most) - Number(residual < -most);
-    return { ...row, quarter, deviation: Number.isNaN(residual) ? "" : (DEVIATIONS[1 + side] ?? "") };
-  });
-}
-
-const DEVIATIONS = ["too high", "near the label", "too low"];
-const QUARTERS = ["lowest quarter", "second quarter", "third quarter", "highest quarter"];
-
-/** The rows that have every value of the filters. */
-export const filtered = computed(() => {
-  const filters = Object.entries(query.value.filters) as [Filter, string][];
-  return rows.value.filter((row) => filters.every(([name, value]) => !value || FILTERS[name](row) === value));
-});
-
-/** Those with the text that a person chose, in the order that was chosen. */
-export const shown = computed(() => {
-  const sought = query.value.text.trim().toLowerCase();
-  const rank = ORDERS[query.value.order];
-  return filtered.value
-    .filter(({ id, label, prediction }) => [id, label, prediction].some((name) => name.toLowerCase().includes(sought)))
-    .sort((one, other) => rank(one) - rank(other));
-});
-
-/** Opens a folder, or none, and begins to read what statistics are computed from. */
-export function show(opened: JobFolder | undefined): void {
-  folder.value = opened;
-  chosen.value = samples.value = undefined;
-  query.value = ALL;
-  if (!opened) return;
-  const take = (read: readonly Sample[] | Error): void => {
-    if (folder.value === opened) samples.value = read;
-  };
-  samplesOf(opened, sampledColumns(opened)).then(take, (failure: unknown) => take(failure as Error));
-}
 
 /** Returns the attributions of a job, each with one of its columns. */
 export function attributionsOf(folder: JobFolder): Map<string, Column> {
@@ -156,7 +60,7 @@ export function attributionsOf(folder: JobFolder): Map<string, Column> {
 }
 
 /** Returns the columns that statistics are computed from. */
-function sampledColumns(folder: JobFolder): Column[] {
+export function sampledColumns(folder: JobFolder): Column[] {
   const columns = [...shownColumns(folder), ...columnsOf(folder, ["capture"])];
   return columns.filter(({ store, media_type: type }) => store !== "zarr" && !type);
 }
@@ -182,15 +86,32 @@ export function inOrder(names: Iterable<string>): string[] {
 }
 
 /** Returns how often each value occurs, the most frequent first. */
-export function countsOf<T>(values: Iterable<T>): [T, number][] {
-  const counts = new Map<T, number>();
-  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
-  return [...counts].sort((one, other) => other[1] - one[1]);
+export function countsOf<T>(values: readonly T[]): [T, number][] {
+  const counts = rollups(
+    values,
+    (alike) => alike.length,
+    (value) => value,
+  );
+  return counts.sort(([, one], [, other]) => other - one);
 }
 
-function rowOf(folder: JobFolder, line: Line): JobRow {
+/** Returns what finds the outcomes of a row, one for each attribution. */
+function outcomesOf(folder: JobFolder): (line: Line) => Outcome[] {
+  const kinds = ["verdict", "reason", "largest_error", "convergence_delta", "skipped"];
+  const columns = [...attributionsOf(folder).keys()].map((attribution) => {
+    return [attribution, kinds.map((kind) => columnsOf(folder, [kind], attribution)[0]?.name ?? "")] as const;
+  });
+  return ({ cells }) =>
+    columns.map(([attribution, names]) => {
+      const [verdict, reason, error, delta, skipped] = names.map((name) => cells[name]);
+      const [largest, sum] = [error, delta].map((cell) => (cell == null ? NaN : Number(cell))) as [number, number];
+      const found = { verdict: verdictOf(verdict), reason: text(reason), skipped: Boolean(skipped) };
+      return { attribution, ...found, error: largest, delta: sum };
+    });
+}
+
+function rowOf(folder: JobFolder, line: Line, outcomes: readonly Outcome[]): JobRow {
   const { cells } = line;
-  const errors = columnsOf(folder, ["largest_error"]).map(({ name }) => Number(cells[name] ?? 0));
   const nameOf = (cell: unknown): string =>
     typeof cell === "bigint" ? folder.manifest.labels[Number(cell)] || text(cell) : text(cell);
   const [measured] = measuredOf(folder);
@@ -201,6 +122,7 @@ function rowOf(folder: JobFolder, line: Line): JobRow {
   const prediction = value === undefined ? named : short(value);
   return {
     line,
+    outcomes,
     number: Number(cells["row"]),
     id: text(cells["id"]),
     label,
@@ -208,22 +130,20 @@ function rowOf(folder: JobFolder, line: Line): JobRow {
     probability: typeof cells["probability"] === "number" ? cells["probability"] : undefined,
     value,
     residual: typeof cells["residual"] === "number" ? cells["residual"] : undefined,
-    quarter: "",
-    deviation: "",
     wrong:
       value === undefined &&
       label !== "" &&
       prediction !== "" &&
       label !== prediction &&
       cells["label"] !== cells["prediction"],
-    verdict: worstOf(columnsOf(folder, ["verdict"]).map(({ name }) => verdictOf(cells[name]))),
-    error: Math.max(0, ...errors.filter((error) => !Number.isNaN(error))),
+    verdict: worstOf(outcomes.map(({ verdict }) => verdict)),
+    error: max(outcomes, ({ error }) => error) ?? 0,
     problem: cells["error"] == null ? "" : `${text(cells["error"])}: ${text(cells["error_message"])}`,
   };
 }
 
 /** Returns the verdict that a cell names. */
-export function verdictOf(cell: unknown): Verdict {
+function verdictOf(cell: unknown): Verdict {
   return Verdict[text(cell) as keyof typeof Verdict] ?? Verdict.UNSPECIFIED; // eslint-disable-line @typescript-eslint/no-unnecessary-condition -- a file may name any
 }
 

@@ -1,7 +1,7 @@
 /** Statistics of many rows, held against numpy 2. */
 
 import { describe, expect, it } from "vitest";
-import { histogramOf, quantile } from "../measures/statistics.js";
+import { histogramOf } from "../measures/statistics.js";
 import { dotsOf, importancesOf, LEVELS, levelsOf, limitOf, meanPicture, tokenMeans, unitsOf } from "./statistics.js";
 
 const part = (values: number[], shape = [values.length]) => ({ values: Float64Array.from(values), shape });
@@ -9,7 +9,7 @@ const part = (values: number[], shape = [values.length]) => ({ values: Float64Ar
 describe("features", () => {
   it("have the mean and the deviation of their magnitudes, the most important first", () => {
     const explained = [
-      { part: part([1, -4, Number.NaN]), predicted: "cat" },
+      { part: part([1, -4, NaN]), predicted: "cat" },
       { part: part([-3, 2, 0]), predicted: "dog" },
     ];
     expect(importancesOf(explained, ["cat", "dog"])).toEqual([
@@ -21,7 +21,7 @@ describe("features", () => {
   });
 
   it("have dots at their values: zero in the middle, beside each other where they are equal", () => {
-    const dots = dotsOf([0, 1, -1, 5, 0, Number.NaN], [0, 6, 3, 6, 1, 2], 1);
+    const dots = dotsOf([0, 1, -1, 5, 0, NaN], [0, 6, 3, 6, 1, 2], 1);
     expect(dots.map(({ at }) => at)).toEqual([0, 1, -1, 1, 0, 0]);
     expect([0, 4, 5].map((row) => Math.abs(dots[row]?.rank ?? -1))).toEqual([0, 1, 1]);
     expect(new Set([0, 4, 5].map((row) => dots[row]?.rank)).size).toBe(3);
@@ -71,11 +71,6 @@ describe("units", () => {
 });
 
 describe("numbers", () => {
-  it("have the quantiles of numpy", () => {
-    expect([0, 0.5, 0.75, 1].map((share) => quantile([4, 1, 2, 10], share))).toEqual([1, 3, 5.5, 10]);
-    expect(quantile([], 0.5)).toBeNaN();
-  });
-
   it("have a histogram by powers of ten", () => {
     expect(histogramOf([1e-3, -2e-3, 5e-1, 0], 3)).toEqual({ heights: [1, 0, 0.5], low: -3, high: 0 });
     expect(histogramOf([0])).toBeUndefined();

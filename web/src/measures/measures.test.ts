@@ -2,10 +2,10 @@
 
 import { tensor } from "@cutaway/client";
 import { describe, expect, it } from "vitest";
-import { cosine } from "./agreement.js";
+
 import { axisNames, flattened, layoutOf, placeOf, planeOf } from "./layout.js";
 import { numbersOf, partOf, weightsOfFeatures } from "./numbers.js";
-import { statisticsOf } from "./statistics.js";
+import { cosine, statisticsOf } from "./statistics.js";
 
 const ONE = [3, -1, 2, 2, 0, 5, -4, 1, 1, 7];
 const OTHER = [2, 0, 2, 1, -1, 4, -5, 3, 1, 6];
@@ -23,12 +23,12 @@ describe("statistics", () => {
   });
 
   it("count what is not finite, and leave it out", () => {
-    expect(statisticsOf([1, Number.NaN, Infinity, 3])).toMatchObject({ least: 1, most: 3, mean: 2, notFinite: 2 });
+    expect(statisticsOf([1, NaN, Infinity, 3])).toMatchObject({ least: 1, most: 3, mean: 2, notFinite: 2 });
     const { NaN: none } = Number;
     expect(statisticsOf([1, none])).toMatchObject({ sum: none, norm: none });
     expect(statisticsOf([1, -Infinity])).toMatchObject({ sum: -Infinity, norm: Infinity });
     expect(statisticsOf([Infinity, -Infinity])).toMatchObject({ sum: none, norm: Infinity });
-    expect(statisticsOf([])).toMatchObject({ least: Number.NaN, mean: Number.NaN, norm: 0, zeros: 0 });
+    expect(statisticsOf([])).toMatchObject({ least: NaN, mean: NaN, norm: 0, zeros: 0 });
   });
 });
 
@@ -89,7 +89,7 @@ describe("parts", () => {
   });
 
   it("of a series begin with the feature that counts most", () => {
-    const values = Float64Array.from([1, -3, 0, 1, Number.NaN, 5]);
+    const values = Float64Array.from([1, -3, 0, 1, NaN, 5]);
     expect(weightsOfFeatures({ values, shape: [2, 3] })).toEqual([2, 1, 0]);
   });
 });

@@ -1,6 +1,7 @@
 /** The numbers of a tensor, and those of one example of it. */
 
 import type { Tensor } from "@cutaway/client";
+import { largestOf } from "./statistics.js";
 
 /** Numbers in a row, as typed arrays have them. */
 export type Numbers = Exclude<Tensor["data"], BigInt64Array>;
@@ -36,8 +37,7 @@ export function sumsBy(values: ArrayLike<number>, count: number, groupOf: (index
 export function weightsOfFeatures({ values, shape }: Part): number[] {
   const features = shape.at(-1) ?? 1;
   const sizes = values.map((value) => (Number.isFinite(value) ? Math.abs(value) : 0));
-  const sums = sumsBy(sizes, features, (index) => index % features);
-  return Array.from(sums.keys()).sort((one, other) => (sums[other] ?? 0) - (sums[one] ?? 0));
+  return largestOf(sumsBy(sizes, features, (index) => index % features));
 }
 
 /** Returns how many elements a shape has. */

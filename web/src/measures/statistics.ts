@@ -1,5 +1,7 @@
 /** What there is to say of many numbers in a few. */
 
+import { bin, extent, mean, range } from "d3-array";
+
 /**
  * Numbers in short: sum and norm of all, NaN if one is NaN; the rest of those that are finite, which are counted. The
  * deviation is the square root of the mean squared distance from the mean; zeros are a share, from 0 to 1.
@@ -10,35 +12,32 @@ export type Statistics = Readonly<
 
 /** Returns the statistics of some numbers. */
 export function statisticsOf(values: ArrayLike<number>): Statistics {
-  let [least, most, sum, zeros, finite] = [Infinity, -Infinity, 0, 0, 0];
-  let [all, squares, distances] = [0, 0, 0]; // the first two of all numbers, whatever they are
-  for (let index = 0; index < values.length; index++) {
-    const value = values[index] ?? Number.NaN;
-    all += value;
-    squares += value * value;
-    if (!Number.isFinite(value)) continue;
-    finite++;
-    sum += value;
-    if (value === 0) zeros++;
-    if (value < least) least = value;
-    if (value > most) most = value;
-  }
-  const mean = finite ? sum / finite : Number.NaN;
-  for (let index = 0; index < values.length; index++) {
-    const distance = (values[index] ?? Number.NaN) - mean;
-    if (Number.isFinite(distance)) distances += distance * distance;
-  }
+  const all = new Float64Array(values);
+  const finite = all.filter(Number.isFinite);
+  const [least = NaN, most = NaN] = extent(finite);
+  const middle = mean(finite) ?? NaN;
+  const { length: count } = all;
   return {
-    least: finite ? least : Number.NaN,
-    most: finite ? most : Number.NaN,
-    sum: all,
-    mean,
-    deviation: Math.sqrt(distances / Math.max(1, finite)),
-    norm: Math.sqrt(squares),
-    zeros: zeros / Math.max(1, values.length),
-    notFinite: values.length - finite,
-    count: values.length,
+    least,
+    most,
+    sum: all.reduce((sum, value) => sum + value, 0),
+    mean: middle,
+    deviation: Math.sqrt(mean(finite, (value) => (value - middle) ** 2) ?? 0),
+    norm: Math.sqrt(product(all, all)),
+    zeros: all.filter((value) => value === 0).length / Math.max(1, count),
+    notFinite: count - finite.length,
+    count,
   };
+}
+
+function product(one: Float64Array, other: ArrayLike<number>): number {
+  return one.reduce((sum, value, at) => sum + value * (other[at] ?? 0), 0);
+}
+
+/** Returns the cosine between two arrays; NaN where one of them is zero. */
+export function cosine(one: ArrayLike<number>, other: ArrayLike<number>): number {
+  const [left, right] = [new Float64Array(one), new Float64Array(other)];
+  return product(left, right) / Math.sqrt(product(left, left) * product(right, right));
 }
 
 /**
@@ -54,21 +53,18 @@ export function differenceOf(values: ArrayLike<number>, others: ArrayLike<number
   const most = sizes.at(-1) || 1;
   const count = Math.max(1, Math.round(all.length / 10));
   const least = (sizes.at(-count) ?? 0) - tolerance * most;
-  const top = Array.from(all.keys())
-    .sort((one, other) => Math.abs(all[other] ?? 0) - Math.abs(all[one] ?? 0))
-    .slice(0, count);
-  const kept = top.filter((at) => Math.abs(right[at] ?? 0) >= least);
+  const kept = largestOf(all, count).filter((at) => Math.abs(right[at] ?? 0) >= least);
   const turned = kept.filter((at) => (all[at] ?? 0) * (right[at] ?? 0) < 0).length;
   const largest = all.reduce((found, value, at) => Math.max(found, Math.abs(value - (right[at] ?? NaN))), 0) / most;
   return { count, others: count - kept.length, turned, largest };
 }
 
-/** Returns the quantile of some numbers, between two of them in proportion; NaN of none. */
-export function quantile(values: readonly number[], share: number): number {
-  const sorted = [...values].sort((one, other) => one - other);
-  const place = share * (sorted.length - 1);
-  const [low = Number.NaN, high = low] = sorted.slice(Math.floor(place), Math.floor(place) + 2);
-  return low + (place % 1) * (high - low);
+/** Returns the places of the largest numbers by magnitude, the largest first; what is not finite comes last. */
+export function largestOf(values: ArrayLike<number>, count = values.length): number[] {
+  const sizes = Float64Array.from(values, (value) => (Number.isFinite(value) ? Math.abs(value) : 0));
+  return Array.from(sizes.keys())
+    .sort((one, other) => (sizes[other] ?? 0) - (sizes[one] ?? 0))
+    .slice(0, count);
 }
 
 /** A histogram of magnitudes by powers of ten: heights from 0 to 1, the lowest and the highest power. */
@@ -77,21 +73,19 @@ export type Histogram = Readonly<{ heights: readonly number[]; low: number; high
 /** Returns the histogram of the magnitudes of some numbers; undefined if all are 0. */
 export function histogramOf(values: readonly number[], bins = 24): Histogram | undefined {
   const powers = values.map((value) => Math.log10(Math.abs(value))).filter(Number.isFinite);
-  if (powers.length === 0) return undefined;
-  const { least, most } = statisticsOf(powers);
+  const [least, most] = extent(powers);
+  if (least === undefined) return undefined;
   const [low, high] = [Math.floor(least), Math.floor(most) + 1];
-  const counts = new Array<number>(bins).fill(0);
-  for (const power of powers) {
-    const bin = Math.floor((bins * (power - low)) / (high - low));
-    counts[bin] = (counts[bin] ?? 0) + 1;
-  }
-  const top = Math.max(...counts);
-  return { heights: counts.map((count) => count / top), low, high };
+  const limits = range(1, bins).map((limit) => low + (limit * (high - low)) / bins);
+  const counts = bin()
+    .domain([low, high])
+    .thresholds(limits)(powers)
+    .map(({ length }) => length);
+  return { heights: counts.map((count) => count / Math.max(...counts)), low, high };
 }
 
 /** Returns how many tokens come before the padding: repetitions of the last token that all have 0. */
 export function unpaddedLength(texts: readonly string[], values: ArrayLike<number>): number {
-  let end = texts.length;
-  while (end > 0 && texts[end - 1] === texts.at(-1) && values[end - 1] === 0) end--;
+  const end = texts.findLastIndex((text, at) => text !== texts.at(-1) || values[at] !== 0) + 1;
   return end || texts.length;
 }

@@ -1,17 +1,17 @@
 /** The flow of data as a graph, from the tensors of a pass: drawn when a person wants it, as that takes two passes. */
 
-import type { CutawayError, ModelDetail } from "@cutaway/client";
+import type { ModelDetail } from "@cutaway/client";
 import { signal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { client, note } from "../state/index.js";
-import { Button, Failure, Panel, shapeText, Slider } from "../ui/index.js";
+import { client } from "../state/index.js";
+import { Button, Failure, Panel, shapeText, Slider, useCall } from "../ui/index.js";
 import { type Box, type Drawing, Flow, MOST, near } from "./flow.js";
-import type { ModuleNode } from "./tree.js";
+import { type ModuleNode, turned } from "./tree.js";
 
 type Drawn = Readonly<{ flow: Flow; draw: typeof import("./layout.js") }>;
 
-/** What was read last, or why it was not, and of which model. */
-const known = signal<{ of: ModelDetail; read: Drawn | CutawayError } | undefined>(undefined);
+/** What was read last, and of which model. */
+const known = signal<{ of: ModelDetail; read: Drawn } | undefined>(undefined);
 
 async function readFlow({ model }: ModelDetail): Promise<Drawn> {
   const asked = client.value.model(model?.name.replace(/^models\//, "") ?? "", { operators: true, dataFlow: true });
@@ -23,27 +23,27 @@ type ChosenProps = Readonly<{ chosen: string | undefined; onChoose: (row: Module
 
 /** Shows the graph, or a button that draws it. */
 export function FlowGraph({ detail, ...others }: ChosenProps & { detail: ModelDetail }): preact.JSX.Element {
-  const [reading, setReading] = useState(false);
+  const [{ busy, failure }, start] = useCall<Drawn>();
   const read = known.value?.of === detail ? known.value.read : undefined;
-  const start = async (): Promise<void> => {
-    setReading(true);
-    known.value = { of: detail, read: await readFlow(detail).catch(note) };
-    setReading(false);
+  const draw = async (): Promise<Drawn> => {
+    const read = await readFlow(detail);
+    known.value = { of: detail, read };
+    return read;
   };
   return (
     <Panel id="graph" title="The flow of data" kind="graph">
-      {read && "flow" in read ? (
+      {read ? (
         <Graph {...read} {...others} />
       ) : (
         <>
           <div class="actions">
-            <Button text={reading ? "Drawing…" : "Draw it"} disabled={reading} onClick={() => void start()} />
+            <Button text={busy ? "Drawing…" : "Draw it"} disabled={busy} onClick={() => start(draw())} />
             <p class="muted small">
               Which module or operator gives a tensor to which, residual connections included. It takes two passes of
               the model’s own example.
             </p>
           </div>
-          {read && <Failure error={read} />}
+          {failure && <Failure error={failure} />}
         </>
       )}
     </Panel>
@@ -59,16 +59,12 @@ function Graph({ flow, draw, chosen, onChoose }: Drawn & ChosenProps): preact.JS
   const drawing = useMemo(() => near(all, around), [all, around]);
   const { row } = all.boxes.get(shown ?? "") ?? {};
   const [outer] = row ? flow.around(row.address) : [];
-  const turn = (address: string): void => {
-    const turned = new Set(open);
-    if (!turned.delete(address)) turned.add(address);
-    setOpen(turned);
-  };
+  const turn = (each: Pick<ModuleNode, "address">): void => setOpen(turned(open, each));
   return (
     <>
       <div class="tools">
-        {row && opens(row) && <Button text={`Open ${row.name}`} onClick={() => turn(row.address)} />}
-        {outer && <Button text={`Close ${outer}`} class="quiet" onClick={() => turn(outer)} />}
+        {row && opens(row) && <Button text={`Open ${row.name}`} onClick={() => turn(row)} />}
+        {outer && <Button text={`Close ${outer}`} class="quiet" onClick={() => turn({ address: outer })} />}
         <span class="grow" />
         <Slider label="Size" value={scale} least={0.2} most={1} step={0.05} onChange={setScale} />
       </div>
@@ -79,7 +75,7 @@ function Graph({ flow, draw, chosen, onChoose }: Drawn & ChosenProps): preact.JS
           what is around that.
         </p>
       )}
-      <Canvas {...{ drawing, draw, shown, scale, onChoose }} onOpen={({ address }) => turn(address)} />
+      <Canvas {...{ drawing, draw, shown, scale, onChoose }} onOpen={turn} />
     </>
   );
 }

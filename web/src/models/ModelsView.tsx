@@ -46,7 +46,7 @@ export function ModelsView(): preact.JSX.Element | null {
     ...detail.outputs.map((each) => ["Returns", portText(each)] as const),
     ...(detail.outputs.length ? [] : [["Returns", "not known: the model has no example"] as const]),
   ] as const;
-  const check = <Check label="Operators" checked={withOperators} onCheck={setWithOperators} />;
+  const check = <Check label="Operators" value={withOperators} onChange={setWithOperators} />;
   return (
     <div class="models">
       <Panel id="about" title="What it is">

@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Button, Search, shapeText } from "../ui/index.js";
-import { allIn, foldable, foldedAtFirst, type ModuleNode, type NodesProps, type Shown, shownRows } from "./tree.js";
+import { allIn, foldable, foldedAtFirst, type ModuleNode, type Shown, shownRows, turned } from "./tree.js";
 
 /** The height of a row in CSS pixels, and how many are drawn above and below what is in sight. */
 const ROW = 28;
@@ -17,6 +17,10 @@ const COLUMNS: readonly [string, string, (row: ModuleNode) => ComponentChildren]
   ["Calls", "number calls muted", ({ calls }) => calls || "none"],
 ];
 
+/** All rows, and the one that is chosen. */
+type NodesProps = Readonly<{ rows: readonly ModuleNode[]; chosen: ModuleNode | undefined }> &
+  Readonly<{ onChoose: (row: ModuleNode) => void }>;
+
 /** Shows rows that can be folded, searched and chosen. */
 export function ModuleTree({ rows, ...others }: NodesProps): preact.JSX.Element {
   const [folded, setFolded] = useState<ReadonlySet<string>>(() => foldedAtFirst(rows));
@@ -28,21 +32,17 @@ export function ModuleTree({ rows, ...others }: NodesProps): preact.JSX.Element 
     const isOutside = (each: string): boolean => !address.startsWith(each) || !/^[.:]/.test(address.slice(each.length));
     setFolded(new Set([...folded].filter(isOutside))); // what is chosen elsewhere is seen here
   }, [others.chosen]);
-  const turn = ({ address }: ModuleNode): void => {
-    const turned = new Set(folded);
-    if (!turned.delete(address)) turned.add(address);
-    setFolded(turned);
-  };
+  const turn = (row: ModuleNode): void => setFolded(turned(folded, row));
   const turnAll = (): void => setFolded(new Set(folded.size ? [] : inner));
   return (
     <>
       <div class="tools">
         <Search
-          hint="Search: conv, or a glob such as layer*.conv1"
+          label="Search: conv, or a glob such as layer*.conv1"
           words={["place", "places"]}
           value={sought}
           found={sought.trim() ? shown.filter(({ match }) => match).length : count}
-          onSearch={setSought}
+          onChange={setSought}
         />
         {inner.length > 0 && <Button text={folded.size ? "Unfold all" : "Fold all"} class="quiet" onClick={turnAll} />}
       </div>

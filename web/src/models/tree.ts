@@ -18,10 +18,6 @@ export interface ModuleNode {
   readonly aliases: readonly string[];
 }
 
-/** What a picture of the rows takes. */
-export type NodesProps = Readonly<{ rows: readonly ModuleNode[]; chosen: ModuleNode | undefined }> &
-  Readonly<{ onChoose: (row: ModuleNode) => void }>;
-
 /** A row that is shown; one that is no match is above one that is. */
 export type Shown = Readonly<{ row: ModuleNode; depth: number; match: boolean }>;
 
@@ -88,6 +84,12 @@ export function foldable(rows: readonly ModuleNode[]): string[] {
 /** Returns what is folded at first: of a large model, all below the first level. */
 export function foldedAtFirst(rows: readonly ModuleNode[]): Set<string> {
   return new Set(allIn(rows).length > LARGE ? foldable(rows) : []);
+}
+
+/** Returns what is folded, or open, with one more address, or without it. */
+export function turned(addresses: ReadonlySet<string>, { address }: Pick<ModuleNode, "address">): ReadonlySet<string> {
+  const others = new Set(addresses);
+  return others.delete(address) ? others : others.add(address);
 }
 
 /** Whether a whole name matches a glob; in time linear in the length of either, unlike regular expressions. */

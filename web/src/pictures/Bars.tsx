@@ -1,5 +1,7 @@
 /** Named numbers as bars, to the left or the right of zero. */
 
+import { greatest } from "d3-array";
+import { useRef } from "preact/hooks";
 import { Button, short } from "../ui/index.js";
 import { saveSvg } from "./saving.js";
 import "./pictures.css";
@@ -47,21 +49,18 @@ function inProportionTo(values: readonly number[]): (value: number) => number {
 }
 
 /** Shows the bars. */
-export function Bars({
-  bars,
-  lengthOf,
-  textOf = short,
-  paths = false,
-  ticks = [],
-  onChoose,
-}: Props): preact.JSX.Element {
+export function Bars({ bars, lengthOf, textOf = short, ...others }: Props): preact.JSX.Element {
+  const { paths = false, ticks = [], onChoose } = others;
   const values = bars.map(({ value }) => value);
   const spanOf = spansOf(values, lengthOf);
   const drawn = bars.map((bar) => ({ ...bar, text: textOf(bar.value), span: spanOf(bar.value, bar.begin) }));
-  const saved = (): void => saveSvg("bars", <Saved bars={drawn} />);
+  const table = useRef<HTMLTableElement>(null);
+  const saved = (): void => {
+    if (table.current) saveSvg("bars", table.current);
+  };
   return (
     <div class="savable bars">
-      <table class="named-bars">
+      <table class="named-bars" ref={table}>
         <tbody>
           {drawn.map(({ name, value, about, text, span }, index) => (
             <tr key={index} class={value < 0 ? "negative" : ""}>
@@ -76,9 +75,7 @@ export function Bars({
                 {about && <span class="muted small">{about}</span>}
               </th>
               <td class="bar">
-                <svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">
-                  <rect {...span} height={1} />
-                </svg>
+                <Strip of={[span]} />
               </td>
               <td class="number" data-value={value}>
                 {text}
@@ -106,34 +103,16 @@ export function Bars({
   );
 }
 
-/** The size of a bar in a saved picture, and of the texts on both sides, in pixels. */
-const [ROW, LABEL, BAR, NUMBER] = [20, 200, 320, 100] as const;
-
-type Drawn = Named & Readonly<{ text: string; span: ReturnType<SpanOf> }>;
-
-/** The bars as a picture of their own, in the light theme's colours. */
-function Saved({ bars }: { bars: readonly Drawn[] }): preact.JSX.Element {
-  const positive = bars.some(({ value }) => value < 0) ? "#b2182b" : "#0f6e73";
+/** Bars below each other on one scale, each as thick as the others. */
+export function Strip({ of }: Readonly<{ of: readonly ReturnType<SpanOf>[] }>): preact.JSX.Element {
   return (
-    <svg width={LABEL + BAR + NUMBER} height={ROW * bars.length} font-family="sans-serif" font-size={12}>
-      {bars.map(({ name, value, text, span }, index) => (
-        <g key={index} transform={`translate(${LABEL} ${index * ROW})`}>
-          <text x={-8} y={14} text-anchor="end">
-            {name}
-          </text>
-          <svg width={BAR} height={ROW} viewBox={`0 0 100 ${ROW}`} preserveAspectRatio="none">
-            <rect {...span} y={4} height={ROW - 8} fill={value < 0 ? "#2166ac" : positive} />
-          </svg>
-          <text x={BAR + 8} y={14}>
-            {text}
-          </text>
-        </g>
+    <svg viewBox={`0 0 100 ${of.length}`} preserveAspectRatio="none" aria-hidden="true">
+      {of.map((span, index) => (
+        <rect key={index} {...span} y={index} height={of.length > 1 ? 0.9 : 1} />
       ))}
     </svg>
   );
 }
-
-/** Numbers of either sign as small bars. */
 
 const MOST_BARS = 64;
 
@@ -142,10 +121,10 @@ type SparkProps = Readonly<{ heights: readonly number[]; ends?: readonly [string
 /** Shows a bar for each number, or for the largest of several; `ends` are written below both ends. */
 export function Spark({ heights, ends }: SparkProps): preact.JSX.Element {
   const count = Math.min(MOST_BARS, heights.length);
-  const bars = Array.from({ length: count }, (_, bar) =>
-    heights
-      .slice(Math.floor((bar * heights.length) / count), Math.floor(((bar + 1) * heights.length) / count))
-      .reduce((most, height) => (Math.abs(height) > Math.abs(most) ? height : most), 0),
+  const placeOf = (bar: number): number => Math.floor((bar * heights.length) / count);
+  const bars = Array.from(
+    { length: count },
+    (_, bar) => greatest(heights.slice(placeOf(bar), placeOf(bar + 1)), Math.abs) ?? 0,
   );
   const [top, bottom] = [Math.max(0, ...bars), Math.min(0, ...bars)];
   const unit = 1 / (top - bottom || 1);

@@ -88,37 +88,30 @@ export function Picture(props: PictureProps): preact.JSX.Element {
     : { width: `${columns * scale}px`, aspectRatio: `${columns} / ${rows}` };
   const part = (count: number, of: number): string => `${(100 * count) / of}%`;
   const place = { left: part(x, width), top: part(y, height), width: part(1, width), height: part(1, height) };
-  const drawn = (
-    <div class="frame" ref={frame} style={size}>
-      {under && <Canvas {...under} aria-hidden="true" />}
-      <Canvas
-        {...{ width, height, pixels }}
-        class={smooth ? "smooth" : ""}
-        style={{ opacity }}
-        role={onPaint || onChoose ? "application" : "img"}
-        tabIndex={0}
-        aria-label={`${label}, ${height} by ${width}. ${keys}`}
-        onPoint={point}
-        onClick={() => onChoose?.(x, y)}
-        onKeyDown={press}
-      />
-      <i ref={mark} style={place} />
-    </div>
-  );
   return (
     <div class="picture savable">
-      {names ? (
-        <div class="named-picture small" style={{ "--columns": width }}>
-          <span class="corner" />
-          <Names of={names.columns} kind="columns" />
-          <Names of={names.rows} kind="rows" />
-          {drawn}
+      <div class={names ? "named-picture small" : ""} style={{ "--columns": width }}>
+        {names && <span class="corner" />}
+        {names && <Names of={names.columns} kind="columns" />}
+        {names && <Names of={names.rows} kind="rows" />}
+        <div class="frame" ref={frame} style={size}>
+          {under && <Canvas {...under} aria-hidden="true" />}
+          <Canvas
+            {...{ width, height, pixels }}
+            class={smooth ? "smooth" : ""}
+            style={{ opacity }}
+            role={onPaint || onChoose ? "application" : "img"}
+            tabIndex={0}
+            aria-label={`${label}, ${height} by ${width}. ${keys}`}
+            onPoint={point}
+            onClick={() => onChoose?.(x, y)}
+            onKeyDown={press}
+          />
+          <i ref={mark} style={place} />
         </div>
-      ) : (
-        drawn
-      )}
+      </div>
       <Button class="save quiet small" title="Save the picture" text="PNG" onClick={saved} />
-      <output class="small muted number">{`${nameOf(x, y)}: ${short(values[at] ?? Number.NaN)}`}</output>
+      <output class="small muted number">{`${nameOf(x, y)}: ${short(values[at] ?? NaN)}`}</output>
     </div>
   );
 }

@@ -25,7 +25,7 @@ export function Series({ part, scale, names, beside }: SeriesProps): preact.JSX.
   const [told, tell] = useState("");
   const shown = useMemo(() => weightsOfFeatures(part).slice(0, MOST_FEATURES), [part]);
   const column = (of: ArrayLike<number>, feature: number): number[] =>
-    Array.from({ length: steps }, (_, step) => of[step * features + feature] ?? Number.NaN);
+    Array.from({ length: steps }, (_, step) => of[step * features + feature] ?? NaN);
   const left = shown.length < features ? `, ${shown.length} of ${features} features` : "";
   return (
     <div class="series small">

@@ -30,12 +30,17 @@ export function areSigned(method: string, values: ArrayLike<number>): boolean {
 }
 
 /** The share of a large picture's numbers that may lie beyond the ends of its scale. */
-export const OUTLIERS = 0.005;
+const OUTLIERS = 0.005;
 const LARGE = 2000;
 
 /** Whether some numbers are so many that their outliers share a colour. */
-export function isClipped({ length }: ArrayLike<number>): boolean {
+function isClipped({ length }: ArrayLike<number>): boolean {
   return length > LARGE;
+}
+
+/** Returns that outliers of these numbers have the last colour, in words; "" where none have. */
+export function clippedText(values: ArrayLike<number>): string {
+  return isClipped(values) ? `The largest ${100 * OUTLIERS} % share the last colour.` : "";
 }
 
 /**
@@ -58,7 +63,7 @@ export function pixelsOf(values: ArrayLike<number>, { kind, least, most }: Scale
   const factor = most > least ? (STEPS - 1) / (most - least) : 0;
   const none = kind === "signed" ? STEPS / 2 : 0;
   for (let index = 0; index < values.length; index++) {
-    const value = values[index] ?? Number.NaN;
+    const value = values[index] ?? NaN;
     const step = factor ? Math.round(Math.min(STEPS - 1, Math.max(0, (value - least) * factor))) : none;
     pixels[index] = Number.isFinite(value) ? (table[step] ?? 0) : NOT_FINITE;
   }

@@ -29,7 +29,7 @@ describe("labels", () => {
 
 describe("lines", () => {
   it("reach from the lowest number to the highest; what is none is at the bottom", () => {
-    expect(pointsOf([1, 3, 2, Number.NaN])).toBe("0,100 1,0 2,50 3,100");
+    expect(pointsOf([1, 3, 2, NaN])).toBe("0,100 1,0 2,50 3,100");
     expect(pointsOf([4, 4])).toBe("0,100 1,100");
   });
 });
@@ -39,7 +39,7 @@ describe("scales", () => {
     expect(scaleOf([-1, 3])).toEqual({ kind: "signed", least: -3, most: 3 });
     expect(scaleOf([1, 3])).toEqual({ kind: "plain", least: 1, most: 3 });
     expect(scaleOf([1, 3], true)).toEqual({ kind: "signed", least: -3, most: 3 });
-    expect(scaleOf([Number.NaN])).toEqual({ kind: "plain", least: 0, most: 0 });
+    expect(scaleOf([NaN])).toEqual({ kind: "plain", least: 0, most: 0 });
   });
 
   it("end where half a percent of many numbers lie beyond, if they are asked to", () => {
@@ -58,7 +58,7 @@ describe("scales", () => {
   });
 
   it("let what is below through, as far as a number is small", () => {
-    const veil = veilOf([0, 1, -2, 4, Number.NaN], { kind: "signed", least: -2, most: 2 });
+    const veil = veilOf([0, 1, -2, 4, NaN], { kind: "signed", least: -2, most: 2 });
     expect([3, 7, 11, 15, 19].map((at) => veil[at])).toEqual([0, 128, 255, 255, 255]);
     expect(veil.slice(8, 11)).toEqual(pixelsOf([-2], { kind: "signed", least: -2, most: 2 }).slice(0, 3));
   });
@@ -69,7 +69,7 @@ describe("scales", () => {
   });
 
   it("show zero in the middle, and what is not finite in a colour of its own", () => {
-    const [zero, none, endless] = colours(pixelsOf([0, Number.NaN, Infinity], { kind: "signed", least: -1, most: 1 }));
+    const [zero, none, endless] = colours(pixelsOf([0, NaN, Infinity], { kind: "signed", least: -1, most: 1 }));
     expect(Math.max(...(zero ?? [])) - Math.min(...(zero ?? []))).toBeLessThan(8);
     expect(Math.min(...(zero ?? []))).toBeGreaterThan(230);
     expect([none, endless]).toEqual([[255, 0, 200], [255, 0, 200]]); // prettier-ignore
@@ -97,7 +97,7 @@ describe("numbers", () => {
   });
 
   it("are short", () => {
-    expect([0, -1.23456, 1e-5, 12345678.5, 50256, Number.NaN, -Infinity].map((each) => short(each))).toEqual([
+    expect([0, -1.23456, 1e-5, 12345678.5, 50256, NaN, -Infinity].map((each) => short(each))).toEqual([
       ...["0", "−1.235", "1.00e−5", "1.23e+7", "50256", "NaN", "−∞"],
     ]);
     expect([short(1.23456, 3), signed(0.5), signed(-0.5), signed(0)]).toEqual(["1.23", "+0.5", "−0.5", "0"]);

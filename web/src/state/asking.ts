@@ -1,13 +1,6 @@
 /** Asking: the question, what is under way, and what came back. */
 
-import {
-  CutawayError,
-  examplesFirst,
-  type Inspection,
-  type ModelDetail,
-  type Question,
-  type StreamProgress,
-} from "@cutaway/client";
+import { CutawayError, examplesFirst, type ModelDetail, type Question, type StreamProgress } from "@cutaway/client";
 import { computed, signal } from "@preact/signals";
 import { startOf } from "../ask/start.js";
 import { type Draft, emptyDraft } from "./draft.js";
@@ -111,8 +104,11 @@ async function detailOf(name: string, signal: AbortSignal): Promise<ModelDetail>
   });
 }
 
-/** Changes parts of the question, without asking; those that are undefined are no longer in it. */
-export function alter(parts: { readonly [Part in keyof Draft]?: Draft[Part] | undefined }): void {
+/** Other parts of a question; those that are undefined are no longer in it. */
+export type Change = { readonly [Part in keyof Draft]?: Draft[Part] | undefined };
+
+/** Changes parts of the question, without asking. */
+export function alter(parts: Change): void {
   const changed = { ...draft.value, ...parts };
   const agreement = (changed.attributions?.length ?? 0) > 1 || undefined;
   const all = Object.entries({ ...changed, agreement });
@@ -125,7 +121,7 @@ export function alter(parts: { readonly [Part in keyof Draft]?: Draft[Part] | un
  *
  * @returns the answer; undefined if there is none, or a newer call came before it.
  */
-export async function ask(change: Partial<Question> = {}): Promise<Exchange | undefined> {
+export async function ask(change: Change = {}): Promise<Exchange | undefined> {
   alter(change);
   const [now, detail] = [question.value, model.value];
   if (!now) failure.value = new CutawayError("INPUT_MISSING", "give the model all its inputs", "tensors");
@@ -133,7 +129,7 @@ export async function ask(change: Partial<Question> = {}): Promise<Exchange | un
   return newest(async (signal) => {
     const began = performance.now();
     since.value = began;
-    const show = (answering: ModelDetail, reply: Inspection, whole: boolean): Exchange => {
+    const show = (answering: ModelDetail, reply: Exchange["reply"], whole: boolean): Exchange => {
       const milliseconds = performance.now() - began;
       const answer = { model: answering, question: now, reply, whole, milliseconds, when: new Date() };
       asked.value = answer;

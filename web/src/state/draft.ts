@@ -1,7 +1,7 @@
 /** The question as a person makes it, and as the contract's JSON. */
 
 import { type JsonObject, toJson } from "@bufbuild/protobuf";
-import { type Question, questionOf, requestOf, type Tensor } from "@cutaway/client";
+import { type Example, type Question, questionOf, requestOf, type Tensor } from "@cutaway/client";
 import { type InspectRequest, InspectRequestSchema } from "@cutaway/contract/inspection_pb";
 
 /** A question that may still lack its inputs. */
@@ -42,6 +42,19 @@ export function fromText(text: string): Draft {
 /** Returns the tensors that a question gives, by name; none where it has examples for the model to decode. */
 export function tensorsIn({ inputs }: Question): Readonly<Record<string, Tensor>> {
   return Array.isArray(inputs) ? {} : (inputs as Readonly<Record<string, Tensor>>);
+}
+
+/** An example that is a file. */
+export type FileExample = Exclude<Example, string>;
+
+/** Returns the examples that a question gives for the model to decode; none where it has tensors. */
+export function examplesIn({ inputs }: Pick<Draft, "inputs">): readonly Example[] {
+  return Array.isArray(inputs) ? (inputs as readonly Example[]) : [];
+}
+
+/** Returns those that are files. */
+export function filesIn(question: Pick<Draft, "inputs">): FileExample[] {
+  return examplesIn(question).filter((each): each is FileExample => typeof each !== "string");
 }
 
 /** Returns a draft for a model, with nothing asked yet. */

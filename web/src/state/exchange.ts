@@ -1,14 +1,7 @@
 /** What every view shows: a question, and what came back. */
 
 import { create } from "@bufbuild/protobuf";
-import {
-  type Captured,
-  HookPoint,
-  type Inspection,
-  type ModelDetail,
-  type Question,
-  type Tensor,
-} from "@cutaway/client";
+import { HookPoint, type Inspection, type ModelDetail, type Question, type Tensor } from "@cutaway/client";
 import { type Target, TargetSchema } from "@cutaway/contract/target_pb";
 import { type Part, partOf, sizeOf } from "../measures/index.js";
 import { askedParts, tensorsIn } from "./draft.js";
@@ -32,8 +25,6 @@ export interface ViewProps {
   readonly asked: Exchange;
   /** The example that is shown, from 0. */
   readonly row: number;
-  /** Asks again with these parts of the question changed; a newer call ends the one before. */
-  readonly ask: (change: Partial<Question>) => void;
 }
 
 /** Returns how many examples an answer is about. */
@@ -43,8 +34,17 @@ export function rowsOf({ question, reply: { classes, predictions } }: Exchange):
   return classes.length || Number(first);
 }
 
+/** Returns the inputs of an answer: as they were sent, or as a hook saw them going into the model, if they are known. */
+export function inputsOf({ question, reply }: Exchange): Readonly<Record<string, Tensor>> {
+  const seen = reply.captured.filter(({ module, point }) => module === "" && point === HookPoint.INPUT);
+  return { ...Object.fromEntries(seen.map(({ path, tensor }) => [path, tensor])), ...tensorsIn(question) };
+}
+
 /** Returns what was captured at outputs, as far as the question left it whole. */
-export function wholeOutputs({ question, reply }: Pick<Exchange, "question" | "reply">): Captured[] {
+export function wholeOutputs({
+  question,
+  reply,
+}: Pick<Exchange, "question" | "reply">): Inspection["captured"][number][] {
   const whole = askedParts(question).captures.every(
     ({ reduction, slices, call, token, heads }) =>
       reduction === undefined && !slices.length && call === undefined && token.case === undefined && !heads.length,

@@ -47,7 +47,10 @@ export async function enter(given: string): Promise<void> {
 
 /** Takes a failure as news of the server, if it is that; returns it as an error of the contract. */
 export function note(failure: unknown): CutawayError {
-  const error = failure instanceof CutawayError ? failure : new CutawayError("INTERNAL", String(failure));
+  const error =
+    failure instanceof CutawayError
+      ? failure
+      : new CutawayError("INTERNAL", failure instanceof Error ? failure.message : String(failure));
   if (error.reason === "SERVER_UNREACHABLE") standing.value = { kind: "lost", failure: error };
   else if (/^TOKEN_/.test(error.reason)) standing.value = { kind: "refused", failure: error };
   else if (standing.value.kind === "connecting") standing.value = { kind: "failed", failure: error };

@@ -5,17 +5,16 @@ import type { ComponentChildren } from "preact";
 import { useRef, useState } from "preact/hooks";
 import { save } from "../pictures/saving.js";
 import { changed, question as now, textOf, type ViewProps, writeFragment } from "../state/index.js";
-import { Button, Check, Choice, Panel, useLoaded } from "../ui/index.js";
+import { Button, Check, Choice, Panel, useFields, useLoaded } from "../ui/index.js";
 import { npzFile, storedFile } from "./files.js";
 import { isForFile, type Language, LANGUAGES, programOf, QUESTION_FILE } from "./programs.js";
 import "./take.css";
 
-const ORDER = Object.keys(LANGUAGES) as Language[];
+type Fields = Readonly<{ language: Language; withInputs: boolean }>;
 
 /** Shows the question as programs, and saves files. */
 export function TakeView({ asked }: ViewProps): preact.JSX.Element {
-  const [language, setLanguage] = useState<Language>("python");
-  const [withInputs, setWithInputs] = useState(false);
+  const [{ language, withInputs }, field] = useFields<Fields>({ language: "python", withInputs: false });
   const question = now.value ?? asked.question;
   const fragment = writeFragment({ view: "ask", question: textOf(question, withInputs) });
   const name = question.model.replaceAll("/", "-");
@@ -30,12 +29,12 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
         </p>
       )}
       <Panel id="program" title="Ask it elsewhere">
-        <Choice label="As" of={ORDER} names={LANGUAGES} value={language} onChoose={setLanguage} />
+        <Choice label="As" of={LANGUAGES} {...field("language")} />
         <Program {...{ question, language }} />
       </Panel>
       <Panel id="link" title="Link to this question">
         <p class="muted">What stands behind # is never sent to a server. The token is not in it.</p>
-        <Check label="Put my input into the link" checked={withInputs} onCheck={setWithInputs} />
+        <Check label="Put my input into the link" {...field("withInputs")} />
         <Snippet text={new URL(fragment, location.href).href} label="link" />
       </Panel>
       <Panel id="files" title="Keep the answer">
@@ -60,7 +59,7 @@ export function TakeView({ asked }: ViewProps): preact.JSX.Element {
 /** The question in a language. */
 function Program({ question, language }: { question: Question; language: Language }): preact.JSX.Element {
   const { value, failure } = useLoaded(() => programOf(question, language), [question, language]);
-  return <Snippet text={value ?? (failure instanceof Error ? String(failure) : "")} label={LANGUAGES[language]} />;
+  return <Snippet text={value ?? failure?.message ?? ""} label={LANGUAGES[language]} />;
 }
 
 type KeptProps = Readonly<{ title: string; onSave: () => void; children: ComponentChildren }>;

@@ -1,7 +1,7 @@
 /** A question as programs, which the server writes: it knows the words of every language. */
 
 import { type Question, requestOf, type Tensor } from "@cutaway/client";
-import { client, HOME, tensorsIn, textOf, token } from "../state/index.js";
+import { client, filesIn, HOME, tensorsIn, textOf, token } from "../state/index.js";
 
 /** The languages, as people call them. */
 export const LANGUAGES = { python: "Python", typescript: "TypeScript", curl: "curl", job: "job.yaml" } as const;
@@ -17,9 +17,7 @@ const LONGEST = 20_000;
 
 /** Whether a program reads the question from its file: where it is long, or has the bytes of files. */
 export function isForFile(question: Question): boolean {
-  const { inputs } = question;
-  const hasFiles = Array.isArray(inputs) && inputs.some((each) => typeof each !== "string");
-  return hasFiles || textOf(question, true).length > LONGEST;
+  return filesIn(question).length > 0 || textOf(question, true).length > LONGEST;
 }
 
 /** Returns a question about no rows of its inputs: all that a job needs of them. */
@@ -39,10 +37,7 @@ export async function programOf(question: Question, language: Language): Promise
   const words = new URLSearchParams({ language, address: HOME.href });
   const reply = await fetch(new URL(`v1/models/${encodeURI(question.model)}:program?${words.toString()}`, HOME), {
     method: "POST",
-    headers: {
-      "content-type": "application/json",
-      ...(token.value && { authorization: `Bearer ${token.value}` }),
-    },
+    headers: { "content-type": "application/json", ...(token.value && { authorization: `Bearer ${token.value}` }) },
     body: language === "job" ? textOf(withoutRows(question), true) : textOf(question, !isForFile(question)),
   });
   if (reply.ok) return reply.text();

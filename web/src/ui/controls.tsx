@@ -15,53 +15,55 @@ export function Button({ text, ...others }: ButtonProps): preact.JSX.Element {
   );
 }
 
-type CheckProps = Readonly<{ label: string; checked: boolean; onCheck: (checked: boolean) => void }>;
+/** What every field takes: what it is called, its value, and what takes another one. */
+type FieldProps<T> = Readonly<{ label: ComponentChildren; value: T; onChange: (value: T) => void }>;
+
+/** Returns what a person has given in the fields of a form, and what the field of a name takes. */
+export function useFields<T extends object>(
+  initial: T,
+): [T, <Name extends keyof T>(name: Name) => Omit<FieldProps<T[Name]>, "label">] {
+  const [fields, setFields] = useState(initial);
+  return [
+    fields,
+    (name) => ({ value: fields[name], onChange: (value) => setFields((now) => ({ ...now, [name]: value })) }),
+  ];
+}
 
 /** One thing that is, or is not. */
-export function Check({ label, checked, onCheck }: CheckProps): preact.JSX.Element {
+export function Check({ label, value, onChange }: FieldProps<boolean>): preact.JSX.Element {
   return (
     <label class="check">
-      <input type="checkbox" checked={checked} onChange={({ currentTarget }) => onCheck(currentTarget.checked)} />
+      <input type="checkbox" checked={value} onChange={({ currentTarget }) => onChange(currentTarget.checked)} />
       {label}
     </label>
   );
 }
 
-interface ChoiceProps<T extends string> {
-  readonly label: string;
-  readonly of: readonly T[];
-  readonly names: Readonly<Record<T, string>>;
-  readonly value: T;
-  readonly onChoose: (value: T) => void;
-}
+type ChoiceProps<T extends string> = FieldProps<T> &
+  Readonly<{ label: string; of: Readonly<Partial<Record<T, string>>> }>;
 
-/** One of a few, side by side. */
-export function Choice<T extends string>({ label, of, names, value, onChoose }: ChoiceProps<T>): preact.JSX.Element {
+/** One of a few, side by side, each with its words. */
+export function Choice<T extends string>({ label, of, value, onChange }: ChoiceProps<T>): preact.JSX.Element {
   const name = useId();
   return (
     <div class="choice" role="radiogroup" aria-label={label}>
-      {of.map((each) => (
+      {(Object.keys(of) as T[]).map((each) => (
         <label key={each}>
-          <input type="radio" name={name} checked={each === value} onChange={() => onChoose(each)} />
-          <span>{names[each]}</span>
+          <input type="radio" name={name} checked={each === value} onChange={() => onChange(each)} />
+          <span>{of[each]}</span>
         </label>
       ))}
     </div>
   );
 }
 
-interface SelectProps<T extends string | number> {
-  readonly label: string;
-  /** Values, each with its words, unless it says enough. */
-  readonly of: readonly (T | readonly [T, string])[];
-  readonly value: T;
-  readonly onChoose: (value: T) => void;
-}
+/** `of` are values, each with its words, unless it says enough. */
+type SelectProps<T> = FieldProps<T> & Readonly<{ of: readonly (T | readonly [T, string])[] }>;
 
 /** One of many, in a list that opens. */
-export function Select<T extends string | number>({ label, of, value, onChoose }: SelectProps<T>): preact.JSX.Element {
+export function Select<T extends string | number>({ label, of, value, onChange }: SelectProps<T>): preact.JSX.Element {
   const pairs = of.map((each) => (typeof each === "object" ? each : ([each, String(each)] as const)));
-  const choose = (at: number): void => onChoose(pairs[at]?.[0] ?? value);
+  const choose = (at: number): void => onChange(pairs[at]?.[0] ?? value);
   return (
     <label>
       <span>{label}</span>
@@ -84,14 +86,9 @@ export function fits(number: number, { least = -LARGEST, most = LARGEST, whole =
   return number >= least && number <= most && !(whole && number % 1);
 }
 
-interface NumberProps extends Range {
-  readonly label: ComponentChildren;
-  readonly value: number | undefined;
-  /** What stands there when it is empty, which is allowed then. */
-  readonly empty?: string;
-  /** Takes undefined where a person leaves it empty. */
-  readonly onChange: (value: number | undefined) => void;
-}
+/** With `empty`, which stands there then, a person may leave it empty: the value is undefined. */
+type NumberProps = Range &
+  ((FieldProps<number> & Readonly<{ empty?: never }>) | (FieldProps<number | undefined> & Readonly<{ empty: string }>));
 
 /** About the largest number of single precision. */
 const LARGEST = 3.4e38;
@@ -114,7 +111,7 @@ export function NumberField({ label, value, empty, onChange, ...range }: NumberP
         value={text ?? (value === undefined ? "" : exact(value))}
         onInput={({ currentTarget: { value: given } }) => {
           setTyped({ text: given, value });
-          if (isRight(given)) onChange(given === "" ? undefined : Number(given));
+          if (isRight(given)) (onChange as (number?: number) => void)(given === "" ? undefined : Number(given));
         }}
         onBlur={() => setTyped(wrong ? typed : undefined)}
       />
@@ -127,15 +124,9 @@ export function NumberField({ label, value, empty, onChange, ...range }: NumberP
   );
 }
 
-type SliderProps = Required<Omit<Range, "whole">> &
-  Readonly<{
-    label: ComponentChildren;
-    value: number;
-    step: number;
-    kind?: string;
-    onChange: (value: number) => void;
-    onDone?: () => void;
-  }>;
+type SliderProps = FieldProps<number> &
+  Required<Omit<Range, "whole">> &
+  Readonly<{ step: number; kind?: string; onDone?: () => void }>;
 
 /** A number that a person slides; each position on the way is told, and that it was let go. `kind` is a further class. */
 export function Slider(props: SliderProps): preact.JSX.Element {
@@ -155,7 +146,7 @@ export function Slider(props: SliderProps): preact.JSX.Element {
 
 /** A number that a person slides within a range, or types, which may be beyond it. */
 export function SlidingNumber({ label, value, onDone, ...range }: SliderProps): preact.JSX.Element {
-  const type = (typed = 0): void => {
+  const type = (typed: number): void => {
     range.onChange(typed);
     onDone?.();
   };
@@ -182,15 +173,20 @@ export function Form({ kind = "tools", onDone, children }: FormProps): preact.JS
   );
 }
 
-type TextProps = ComponentProps<"input"> &
-  Readonly<{ label: string; hidden?: boolean; onText: (text: string) => void }>;
+type TextProps = FieldProps<string> &
+  Readonly<Partial<Record<"class" | "list" | "placeholder", string> & Record<"hidden" | "required", boolean>>> &
+  Readonly<{ type?: "text" | "search" | "password" }>;
 
-/** A text in one line, told as it is typed. */
-export function TextField({ label, hidden = false, onText, ...others }: TextProps): preact.JSX.Element {
+/** A text in one line, told as it is typed. With `hidden`, its label is only heard. */
+export function TextField({ label, hidden = false, onChange, ...others }: TextProps): preact.JSX.Element {
   return (
     <label class={hidden ? "grow" : ""}>
       <span class={hidden ? "hidden" : ""}>{label}</span>
-      <input {...others} onInput={({ currentTarget }) => onText(currentTarget.value)} />
+      <input
+        autocomplete="off"
+        {...(others as ComponentProps<"input">)}
+        onInput={({ currentTarget }) => onChange(currentTarget.value)}
+      />
     </label>
   );
 }
@@ -221,20 +217,14 @@ export function FileButton({ children, accept, onOpen }: FileProps): preact.JSX.
   );
 }
 
-interface SearchProps {
-  readonly hint: string;
-  readonly value: string;
-  /** What there is one of, and what there are many of. */
-  readonly words: readonly [string, string];
-  readonly found: number;
-  readonly onSearch: (text: string) => void;
-}
+/** `words` are what there is one of, and what there are many of. */
+type SearchProps = FieldProps<string> & Readonly<{ label: string; words: readonly [string, string]; found: number }>;
 
 /** A field to search a list by, with how many were found. */
-export function Search({ hint, value, words, found, onSearch }: SearchProps): preact.JSX.Element {
+export function Search({ label, words, found, ...field }: SearchProps): preact.JSX.Element {
   return (
     <>
-      <TextField label="Search" hidden type="search" placeholder={hint} value={value} onText={onSearch} />
+      <TextField label="Search" hidden type="search" placeholder={label} {...field} />
       <span class="muted count" role="status">
         {found.toLocaleString("en")} {words[found === 1 ? 0 : 1]}
       </span>
@@ -242,18 +232,27 @@ export function Search({ hint, value, words, found, onSearch }: SearchProps): pr
   );
 }
 
-type PagerProps = Readonly<{ first: number; page: number; count: number; onTurn: (first: number) => void }>;
+type PagedProps<Item> = Readonly<{
+  of: readonly Item[];
+  page: number;
+  children: (items: readonly Item[]) => ComponentChildren;
+}>;
 
-/** Turns pages of a long list, of `page` each, from its `first` on; nothing where one page has all. */
-export function Pager({ first, page, count, onTurn }: PagerProps): preact.JSX.Element | null {
-  if (count <= page) return null;
+/** A page of a long list, of `page` each; below it the ways to others, if there are any. */
+export function Paged<Item>({ of, page, children }: PagedProps<Item>): preact.JSX.Element {
+  const [first, setFirst] = useState(0);
   return (
-    <div class="tools">
-      <Button text="Previous" disabled={first === 0} onClick={() => onTurn(first - page)} />
-      <span class="muted">
-        {first + 1} to {Math.min(first + page, count)} of {count.toLocaleString("en")}
-      </span>
-      <Button text="Next" disabled={first + page >= count} onClick={() => onTurn(first + page)} />
-    </div>
+    <>
+      {children(of.slice(first, first + page))}
+      {of.length > page && (
+        <div class="tools">
+          <Button text="Previous" disabled={first === 0} onClick={() => setFirst(first - page)} />
+          <span class="muted">
+            {first + 1} to {Math.min(first + page, of.length)} of {of.length.toLocaleString("en")}
+          </span>
+          <Button text="Next" disabled={first + page >= of.length} onClick={() => setFirst(first + page)} />
+        </div>
+      )}
+    </>
   );
 }

@@ -67,37 +67,25 @@ export function FactLine(props: FactsProps): preact.JSX.Element {
   return <Facts kind="line-of-facts small" {...props} />;
 }
 
-/** The heads of a table's columns; one without a text is left empty. */
-export function Heads({ of }: { of: readonly ComponentChildren[] }): preact.JSX.Element {
-  return (
-    <thead>
-      <tr>
-        {of.map((head, index) =>
-          head ? (
-            <th key={index} scope="col">
-              {head}
-            </th>
-          ) : (
-            <td key={index} />
-          ),
-        )}
-      </tr>
-    </thead>
-  );
-}
-
 type TableProps = Readonly<{
   heads: readonly ComponentChildren[];
   rows: readonly ComponentChildren[][];
   kind?: string;
 }>;
 
-/** A table whose first cells name its rows; a number is shown in a few digits. `kind` is a further class. */
+/**
+ * A table whose first cells name its rows; a number is shown in a few digits. Where it is too wide, it is scrolled, by keys
+ * too. `kind` is a further class.
+ */
 export function Table({ heads, rows, kind = "" }: TableProps): preact.JSX.Element {
   return (
-    <div class="wide">
+    <div class="wide" tabIndex={0}>
       <table class={`plain ${kind}`}>
-        <Heads of={heads} />
+        <thead>
+          <tr>
+            {heads.map((head, index) => (head ? <th key={index} scope="col" children={head} /> : <td key={index} />))}
+          </tr>
+        </thead>
         <tbody>
           {rows.map(([name, ...cells], index) => (
             <tr key={index}>

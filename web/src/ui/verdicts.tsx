@@ -16,7 +16,7 @@ const SHOWN: Readonly<Record<Verdict, readonly [string, string, "good" | "bad" |
 export type Compared = Readonly<{ check: Check; verdict: Verdict; error: number; reason: string; cause: string }>;
 
 /** Returns what the checks say of one example. */
-export function comparedIn({ checks }: Pick<Attribution, "checks">, row: number): Compared[] {
+export function comparedIn({ checks }: Readonly<{ checks: readonly Check[] }>, row: number): Compared[] {
   return checks.map((check) => {
     const { maxRelativeError: error, verdict, reason, cause } = check.rows[row] ?? check;
     const known = cause !== Cause.UNSPECIFIED && cause !== Cause.UNKNOWN;

@@ -1,6 +1,6 @@
 /** Pictures and other files, saved from the page. */
 
-import { render, type VNode } from "preact";
+import { render } from "preact";
 
 /** Has the browser save a file. */
 export function save(name: string, content: Uint8Array | string | Blob): void {
@@ -25,9 +25,22 @@ export function savePng(name: string, [width, height]: readonly [number, number]
   void canvas.convertToBlob().then((blob) => save(`${name}.png`, blob));
 }
 
-/** Saves an `<svg>`. */
-export function saveSvg(name: string, drawing: VNode): void {
+/** Saves the bars and the texts of a table as a picture of their own: where they are on the screen, cut as cells are. */
+export function saveSvg(name: string, shown: Element): void {
+  const { left, top, width, height } = shown.getBoundingClientRect();
+  const parts = [...shown.querySelectorAll("rect, th, .number")].map((each) => {
+    const box = each.getBoundingClientRect();
+    const place = { x: box.left - left, y: box.top - top, width: box.width, height: box.height };
+    if (each instanceof SVGElement) return <rect {...place} fill={getComputedStyle(each).fill} />;
+    return (
+      <svg {...place}>
+        <text y="50%" dominant-baseline="middle">
+          {(each.querySelector("bdi") ?? each).textContent}
+        </text>
+      </svg>
+    );
+  });
   const around = new DocumentFragment();
-  render(drawing, around);
+  render(<svg {...{ width, height, "font-family": "sans-serif", "font-size": 14 }}>{parts}</svg>, around);
   save(`${name}.svg`, new XMLSerializer().serializeToString(around));
 }
