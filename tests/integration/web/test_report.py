@@ -591,6 +591,7 @@ MEASURING = """() => ({
     pictures: [...document.querySelectorAll(".miniatures canvas")].map(one => one.getBoundingClientRect().width),
     wide: [...document.querySelectorAll("main *")].filter(one => !one.closest(".wide") &&
         one.getBoundingClientRect().right > innerWidth + 1).map(one => one.tagName + "." + one.className),
+    beyond: [...document.querySelectorAll(".wide:has(.paragraphs)")].map(one => one.scrollWidth - one.clientWidth),
 })"""
 
 
@@ -599,7 +600,8 @@ MEASURING = """() => ({
 def test_nothing_overflows_and_every_picture_is_there(
     browser: Browser, job: Path, tmp_path: Path, kind: str, width: int
 ) -> None:
-    """Wide or narrow, only tables scroll sideways, and each inside its frame; also with a row opened."""
+    """Wide or narrow, only tables scroll sideways, and each inside its frame; also with a row opened. Where a table of
+    texts has no room, its rows are paragraphs."""
     long = [["unbreakable" * 30, "film"], *[["good", "bad"]] * 3]
     path = job / "_report.html"
     if kind == "words":
@@ -608,6 +610,7 @@ def test_nothing_overflows_and_every_picture_is_there(
         measured = inspector.page.evaluate(MEASURING)
     assert measured["scroll"] <= width
     assert measured["wide"] == []
+    assert measured["beyond"] and (width > 390 or not any(measured["beyond"]))
     assert all(side >= 60 for side in measured["pictures"])
     assert bool(measured["pictures"]) == (kind == "pictures")
 

@@ -104,6 +104,7 @@ export function Findings({ folder }: { folder: JobFolder }): preact.JSX.Element 
         first.
       </p>
       <Table
+        kind="paragraphs"
         heads={["Row", "Attribution", "Verdict", "Error", "Reason"]}
         rows={findings.map(({ outcome: { attribution, verdict, error, reason }, rows: [first, ...others] }) => [
           <>
@@ -236,6 +237,7 @@ export function BadRows({ folder }: { folder: JobFolder }): preact.JSX.Element |
   return (
     <Panel id="bad" title={reasons.length ? "Bad rows" : "Warnings"}>
       <Table
+        kind="paragraphs"
         heads={["Reason", "Rows", "Examples"]}
         rows={[
           ...reasons.map(([reason, count]) => [

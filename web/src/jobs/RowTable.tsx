@@ -35,7 +35,11 @@ export function RowTable({ folder }: { folder: JobFolder }): preact.JSX.Element 
   return (
     <Paged of={shown.value} page={PAGE}>
       {(page) => (
-        <Table kind="rows" heads={heads.filter((head) => typeof head === "string")} rows={page.map(cellsOf)} />
+        <Table
+          kind="rows paragraphs"
+          heads={heads.filter((head) => typeof head === "string")}
+          rows={page.map(cellsOf)}
+        />
       )}
     </Paged>
   );

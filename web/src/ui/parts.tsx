@@ -78,6 +78,7 @@ type TableProps = Readonly<{
  * too. `kind` is a further class.
  */
 export function Table({ heads, rows, kind = "" }: TableProps): preact.JSX.Element {
+  const words = heads.map((head) => (typeof head === "string" ? head : undefined));
   return (
     <div class="wide" tabIndex={0}>
       <table class={`plain ${kind}`}>
@@ -91,7 +92,7 @@ export function Table({ heads, rows, kind = "" }: TableProps): preact.JSX.Elemen
             <tr key={index}>
               <th scope="row">{name}</th>
               {cells.map((cell, at) => (
-                <td key={at} class={typeof cell === "number" ? "number" : ""}>
+                <td key={at} data-head={words[at + 1]} class={typeof cell === "number" ? "number" : ""}>
                   {typeof cell === "number" ? short(cell) : cell}
                 </td>
               ))}
