@@ -24,7 +24,7 @@ from cutaway.jobs.spec import parse_request
 from examples.digits.data import held_out
 from tests.support import digits as fixed
 from tests.support.broken_captum import spoiled
-from tests.support.jobs import digits, digits_job
+from tests.support.jobs import Columns, digits, digits_job
 
 ROWS = 32
 SALIENCY: dict[str, Any] = {"attributions": [{"method": "integrated_gradients", "n_steps": 8}, {"method": "saliency"}]}
@@ -144,6 +144,52 @@ def test_a_model_that_couples_rows_clears_none(store: Path, tmp_path: Path) -> N
     assert set(results["verdict:saliency"]) == {"DISAGREES"}
 
 
+CODED = """
+import torch
+from cutaway.adapters import Adapter
+from cutaway.contract.results import InputSpec
+
+class Coded(Adapter):
+    inputs = InputSpec("numbers", "float32", (-1, 2)), InputSpec("code", "int64", (-1,))
+    labels = "a", "b"
+
+    def build(self):
+        torch.manual_seed(0)
+        return Net()
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.code = torch.nn.Embedding(4, 3)
+        self.head = torch.nn.Linear(5, 2)
+
+    def forward(self, numbers, code):
+        return self.head(torch.cat([numbers, self.code(code)], 1).tanh())
+"""
+
+
+def test_a_row_is_told_of_itself_alone(store: Path, tmp_path: Path) -> None:
+    """The reason of a row names no number of a row: it would be that of the batch, in which a bad row has another's
+    place. The error of a row that agrees is not that of a sum which need not hold, for paths lead around the layer."""
+    (tmp_path / "coded.py").write_text(CODED)
+    codes = np.array([0, 1, 2, 3] * 4)
+    codes[2] = 17  # a bad row
+    numbers = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
+    words = {"data": Columns({"numbers": numbers, "code": codes, "name": [*map(str, codes)], "digit": codes})}
+    inputs = {name: {"column": name} for name in ("numbers", "code")}
+    request = {"attributions": [{"method": "layer_integrated_gradients", "layer": "code"}]}
+    model = {"adapter": f"{tmp_path / 'coded.py'}:Coded"}
+    run(digits_job(store, tmp_path / "out", model=model, inputs=inputs, request=request, label=None, **words))
+    found, name = read(tmp_path / "out"), "layer_integrated_gradients"
+    still, bad = codes == 0, codes == 17
+    assert [error is not None for error in found["error"]] == bad.tolist()
+    assert set(found[f"verdict:{name}"][still]) == {"INCONCLUSIVE"}
+    assert all("for the baseline, in this row: there" in each for each in found[f"reason:{name}"][still])
+    assert set(found[f"verdict:{name}"][~still & ~bad]) == {"AGREES"}
+    assert set(found[f"reason:{name}"][~still & ~bad]) == {""}
+    assert found[f"largest_error:{name}"][~still & ~bad].max() < APPROXIMATE.float32
+
+
 def test_each_rank_has_its_rows(store: Path, tmp_path: Path, sound: Tensor) -> None:
     """Of the explanations of several classes only those that are wrong are called so."""
     results, _ = explained(store, tmp_path / "out", doubled(sound, [5]), target={"top_k": 2})
@@ -189,8 +235,8 @@ def test_a_kill_changes_no_verdict(store: Path, tmp_path: Path, sound: Tensor) -
 
 
 def test_the_worst_check_speaks() -> None:
-    """Of several checks the worst outcome of the row counts; a check that does not apply hides none that does, and one
-    without rows counts for every row."""
+    """Of several checks the worst outcome of the row counts, with the error of those that found it; a check that does
+    not apply hides none that does, and one without rows counts for every row."""
     agrees, disagrees, open_, none = Verdict
 
     def found(*verdicts: Verdict, rows: tuple[RowCheck, ...] = ()) -> list[tuple[str, float]]:
@@ -204,8 +250,9 @@ def test_the_worst_check_speaks() -> None:
         return list(zip(values.get("verdict:saliency", []), values.get("largest_error:saliency", [])))
 
     assert found() == []
-    assert found(none, agrees) == found(agrees, none) == [("AGREES", 1.0)] * 2
+    assert (found(none, agrees), found(agrees, none)) == ([("AGREES", 1.0)] * 2, [("AGREES", 0.0)] * 2)
+    assert found(agrees, agrees, none) == [("AGREES", 1.0)] * 2
     assert found(agrees, open_) == [("INCONCLUSIVE", 1.0)] * 2
-    assert found(open_, disagrees, agrees) == [("DISAGREES", 2.0)] * 2
+    assert found(open_, disagrees, agrees) == [("DISAGREES", 1.0)] * 2
     rows = RowCheck(0.25, agrees), RowCheck(3.0, disagrees)
     assert found(disagrees, open_, rows=rows) == [("INCONCLUSIVE", 1.0), ("DISAGREES", 3.0)]

@@ -437,21 +437,20 @@ def _cancelled(relative: float) -> Finding:
 
 
 def _unchanged(rows: Tensor) -> Finding:
-    return Finding(
+    return Finding.of_rows(
         Cause.NOTHING_CHANGED,
-        f"the target of {completeness.row_list(rows)} is exactly the same in every pass: it does not depend on the "
-        "replaced features, or their replacement equals them",
-        completeness.row_numbers(rows),
+        rows,
+        lambda which: (
+            f"the target of {which} is exactly the same in every pass: it does not depend on the replaced features, or "
+            "their replacement equals them"
+        ),
     )
 
 
 def _unmoved(problem: AttributionProblem, rows: Tensor) -> Finding:
-    return Finding(
-        Cause.NOTHING_CHANGED,
-        f"the layer {problem.layer!r} returns the same for the input and for the baseline, in "
-        f"{completeness.row_list(rows)}: {_why_unmoved(problem, rows)}",
-        completeness.row_numbers(rows),
-    )
+    why = _why_unmoved(problem, rows)
+    what = f"the layer {problem.layer!r} returns the same for the input and for the baseline"
+    return Finding.of_rows(Cause.NOTHING_CHANGED, rows, lambda which: f"{what}, in {which}: {why}")
 
 
 def _why_unmoved(problem: AttributionProblem, rows: Tensor) -> str:
@@ -480,9 +479,10 @@ def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
     same = torch.stack([_equals_baseline(problem, name) for name in problem.baselines]).all(dim=0)
     if not bool(same.any()):
         return None
-    return Finding(
+    return Finding.of_rows(
         Cause.BASELINE_IS_INPUT,
-        f"the baseline equals the input in {completeness.row_list(same)}: there is no difference to explain; "
-        "choose another baseline",
-        completeness.row_numbers(same),
+        same,
+        lambda which: (
+            f"the baseline equals the input in {which}: there is no difference to explain; choose another baseline"
+        ),
     )

@@ -309,8 +309,8 @@ def exchanged_undefined(problem: AttributionProblem) -> Finding | None:
         return None
     return Finding(
         Cause.NOT_FINITE,
-        f"Captum exchanges a feature of two rows by multiplying all of both by 0 or 1, and row {min(sources)} is not "
-        "finite, which puts NaN into the other one: ask for such a row by itself",
+        "Captum exchanges a feature of two rows by multiplying all of both by 0 or 1, and one of them is not finite, "
+        "which puts NaN into the other one: ask for such a row by itself",
         tuple(sorted(reached)),
     )
 
