@@ -168,26 +168,43 @@ class Net(torch.nn.Module):
 """
 
 
+LAYERED = "layer_integrated_gradients"
+
+
+def coded(store: Path, folder: Path) -> tuple[Results, Any]:
+    """A job at the embedding of a code, of which 0 is the baseline and 17 is none; and the codes."""
+    (folder / "coded.py").write_text(CODED)
+    codes = np.array([0, 1, 17, 3, *[0, 1, 2, 3] * 3])
+    numbers = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
+    data = Columns({"numbers": numbers, "code": codes, "name": [*map(str, codes)]})
+    words = {"model": {"adapter": f"{folder / 'coded.py'}:Coded"}, "data": data, "label": None}
+    inputs = {name: {"column": name} for name in ("numbers", "code")}
+    request = {"attributions": [{"method": LAYERED, "layer": "code"}]}
+    run(digits_job(store, folder / "out", inputs=inputs, request=request, **words))
+    return read(folder / "out"), codes
+
+
 def test_a_row_is_told_of_itself_alone(store: Path, tmp_path: Path) -> None:
     """The reason of a row names no number of a row: it would be that of the batch, in which a bad row has another's
     place. The error of a row that agrees is not that of a sum which need not hold, for paths lead around the layer."""
-    (tmp_path / "coded.py").write_text(CODED)
-    codes = np.array([0, 1, 2, 3] * 4)
-    codes[2] = 17  # a bad row
-    numbers = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
-    words = {"data": Columns({"numbers": numbers, "code": codes, "name": [*map(str, codes)], "digit": codes})}
-    inputs = {name: {"column": name} for name in ("numbers", "code")}
-    request = {"attributions": [{"method": "layer_integrated_gradients", "layer": "code"}]}
-    model = {"adapter": f"{tmp_path / 'coded.py'}:Coded"}
-    run(digits_job(store, tmp_path / "out", model=model, inputs=inputs, request=request, label=None, **words))
-    found, name = read(tmp_path / "out"), "layer_integrated_gradients"
+    found, codes = coded(store, tmp_path)
     still, bad = codes == 0, codes == 17
     assert [error is not None for error in found["error"]] == bad.tolist()
-    assert set(found[f"verdict:{name}"][still]) == {"INCONCLUSIVE"}
-    assert all("for the baseline, in this row: there" in each for each in found[f"reason:{name}"][still])
-    assert set(found[f"verdict:{name}"][~still & ~bad]) == {"AGREES"}
-    assert set(found[f"reason:{name}"][~still & ~bad]) == {""}
-    assert found[f"largest_error:{name}"][~still & ~bad].max() < APPROXIMATE.float32
+    assert set(found[f"verdict:{LAYERED}"][still]) == {"INCONCLUSIVE"}
+    assert all("for the baseline, in this row: there" in each for each in found[f"reason:{LAYERED}"][still])
+    assert set(found[f"verdict:{LAYERED}"][~still & ~bad]) == {"AGREES"}
+    assert set(found[f"reason:{LAYERED}"][~still & ~bad]) == {""}
+    assert found[f"largest_error:{LAYERED}"][~still & ~bad].max() < APPROXIMATE.float32
+
+
+def test_a_code_in_each_row_has_one_sum(store: Path, tmp_path: Path) -> None:
+    """Of an embedding of one id for each row, [batch], a job has the sum over its width, beside all its elements."""
+    found, codes = coded(store, tmp_path)
+    sums, elements = found[f"token_attribution:{LAYERED}:code"], found[f"attribution:{LAYERED}:code"]
+    well = codes != 17
+    assert (sums.shape, elements.shape) == ((16,), (16, 3))
+    np.testing.assert_allclose(sums[well], elements[well].sum(axis=1), rtol=1e-5, atol=1e-6)
+    assert found[f"token_ids:{LAYERED}:code"][well].tolist() == codes[well].tolist()
 
 
 def test_each_rank_has_its_rows(store: Path, tmp_path: Path, sound: Tensor) -> None:
