@@ -201,8 +201,11 @@ class _Comparison:
     def of_method(self) -> Finding | None:
         """Why the method tells nothing of this model; None if it does."""
         if self.limitation:
-            reason = f"{self.limitation.reason}; for this input that makes no difference"
-            return self.limitation._replace(reason=reason)
+            reason, *own = (
+                f"{each}; for this input that makes no difference"
+                for each in (self.limitation.reason, *self.limitation.own)
+            )
+            return self.limitation._replace(reason=reason, own=tuple(own))
         return self.method.vacuous(self.problem)
 
     @cached_property
@@ -250,12 +253,12 @@ def _of_other_passes(
     if not any(faults):
         return own
     by_row = [
-        replace(row, verdict=Verdict.DISAGREES, reason=fault.reason, cause=fault.cause) if fault else row
-        for row, fault in zip(rows, faults)
+        replace(row, verdict=Verdict.DISAGREES, reason=fault.of_row(number), cause=fault.cause) if fault else row
+        for number, (row, fault) in enumerate(zip(rows, faults))
     ]
-    first = next(row for row, fault in zip(by_row, faults) if fault)
+    first = next(filter(None, faults))
     listed = () if all(fault == faults[0] for fault in faults) else tuple(by_row)
-    return replace(blank, verdict=first.verdict, reason=first.reason, cause=first.cause, rows=listed)
+    return replace(blank, verdict=Verdict.DISAGREES, reason=first.reason, cause=first.cause, rows=listed)
 
 
 def _fault_of_passes(found: Mismatch, row: RowCheck, limitation: Finding | None) -> Finding | None:
