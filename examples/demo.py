@@ -43,8 +43,8 @@ IMAGE = Path("examples/digits/seven.png")
 
 NEXT = (
     f"cutaway serve --model-store {STORE} --engine processes --http 127.0.0.1:8080",
-    f"cutaway inspect digits {IMAGE} --attribution IntegratedGradients --plot inside.png",
-    "cutaway new adapter mine --kind table",
+    f"cutaway inspect digits {IMAGE} --attribution IntegratedGradients --plot {BUILD}/inside.png",
+    f"cutaway new adapter mine --kind table --output {BUILD}",
 )
 """What to do after the demo, in an activated environment; the second command from another terminal."""
 
@@ -116,6 +116,7 @@ def make_models() -> None:
     _headline("Two models")
     STORE.mkdir(parents=True, exist_ok=True)
     weights = BUILD / "digits.safetensors"
+    console.print("training a network on handwritten digits: a few seconds")
     start = time.perf_counter()
     accuracy = train_and_save(weights)
     console.print(
@@ -123,12 +124,10 @@ def make_models() -> None:
         f"reads {accuracy:.1%} of {len(held_out().labels)} others right"
     )
     console.print(f"packaged as {package_trained(weights, STORE)}")
+    console.print("training a language model on this project's documents: a quarter of a minute")
     start = time.perf_counter()
     loss = letters.train_and_save(LETTERS)
-    console.print(
-        f"trained a language model on this project's documents in {time.perf_counter() - start:.0f} s; its loss is "
-        f"{loss:.2f} a letter"
-    )
+    console.print(f"trained in {time.perf_counter() - start:.0f} s; its loss is {loss:.2f} a letter")
     console.print(Text(f"$ cutaway {shlex.join(_PACKAGE)}", style="cyan"), soft_wrap=True)
     subprocess.run([sys.executable, "-m", "cutaway.cli", *_PACKAGE], check=True)
 
@@ -139,7 +138,9 @@ def ask_server(digit: Examples, *options: str, name: str) -> ca.InspectResult:
     command = [*_SERVE, *options]
     console.print(Text(f"$ cutaway {shlex.join(command)}", style="cyan"), soft_wrap=True)
     start = time.perf_counter()
-    with served(command, BUILD / f"{options[0].strip('-') if options else 'torchserve'}.log") as address:
+    log = BUILD / f"{options[0].removeprefix('--engine=') if options else 'torchserve'}.log"
+    console.print(Text(f"it starts in some seconds; its log: {log}"), soft_wrap=True)
+    with served(command, log) as address:
         console.print(f"ready at {address} after {time.perf_counter() - start:.1f} s")
         with ca.Client(address) as client:
             first, _ = ask(client, digit)

@@ -1,10 +1,9 @@
-"""Trains the digits network: ``python -m examples.digits.train digits.safetensors``, a few seconds."""
+"""Trains the digits network: ``python -m examples.digits.train build/digits.safetensors``, a few seconds."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from examples.digits.data import Examples, held_out, training
 from examples.digits.digits_adapter import DigitsCNN
+from examples.training import reproducible
 
 REQUIRED_ACCURACY = 0.97
 _EPOCHS = 25
@@ -24,7 +24,7 @@ _SEED = 0
 def train() -> DigitsCNN:
     """A trained network, the same one each time."""
     images, labels = _tensors(training())
-    with _reproducible():
+    with reproducible(_SEED):
         network = DigitsCNN()
         optimiser = torch.optim.AdamW(network.parameters(), weight_decay=1e-2)
         steps = _EPOCHS * -(-len(images) // _BATCH)
@@ -55,21 +55,9 @@ def train_and_save(weights: Path) -> float:
     reached = accuracy(network)
     if reached < REQUIRED_ACCURACY:
         raise SystemExit(f"held-out accuracy is {reached:.1%}, below the {REQUIRED_ACCURACY:.0%} that must be reached")
+    weights.parent.mkdir(parents=True, exist_ok=True)
     save_file(network.state_dict(), weights)
     return reached
-
-
-@contextmanager
-def _reproducible() -> Iterator[None]:
-    """A fixed seed, and one thread: sums come out the same however many cores there are. Nobody else notices."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
 
 
 def _tensors(examples: Examples) -> tuple[Tensor, Tensor]:

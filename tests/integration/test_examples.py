@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import cutaway as ca
 from cutaway.adapters.causal_lm import CausalLMAdapter
@@ -218,6 +221,46 @@ def test_the_demo_steers_a_language_model_and_proves_it(tmp_path: Path) -> None:
     assert proof.plain.startswith("AGREES")
     assert "in 60 steps" in proof.plain
     assert "use_cached_outputs" in verdict.plain
+
+
+def test_training_letters_is_little_work_and_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Forward passes have less than 1e11 multiply-adds, a few seconds of one core. Each few seconds a
+    line says how far it is."""
+    monkeypatch.setattr(letters, "_TOLD_EVERY_S", 0)
+    letters.train_and_save(tmp_path, steps=2)
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in told] == ["1 of 2 steps", "2 of 2 steps"]
+    parameters = sum(weight.numel() for weight in load_file(tmp_path / "model.safetensors").values())
+    assert parameters * letters._STEPS * letters._BATCH * letters._LENGTH < 1e11
+
+
+def test_the_demo_says_what_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line is there before whatever takes seconds: a training, or a server's start, with the name of its log."""
+
+    def begins(last_line: str, result: Any = None) -> Callable[..., Any]:
+        def begun(*_: object, **__: object) -> Any:
+            assert capsys.readouterr().out.splitlines()[-1].startswith(last_line)
+            if result is None:
+                raise SystemExit
+            return result
+
+        return begun
+
+    monkeypatch.setattr(demo, "BUILD", tmp_path)
+    monkeypatch.setattr(demo, "STORE", tmp_path)
+    monkeypatch.setattr(demo, "train_and_save", begins("training a network", 0.99))
+    monkeypatch.setattr(demo, "package_trained", lambda *_: tmp_path)
+    monkeypatch.setattr(letters, "train_and_save", begins("training a language model", 1.5))
+    monkeypatch.setattr(subprocess, "run", begins("$ cutaway package letters", 0))
+    demo.make_models()
+    for options, log in ((), "torchserve.log"), (("--engine=embedded",), "embedded.log"):
+        monkeypatch.setattr(demo, "served", begins(f"it starts in some seconds; its log: {tmp_path / log}"))
+        with pytest.raises(SystemExit):
+            demo.ask_server(held_out(), *options, name="it")
 
 
 def test_the_demo_draws_digits() -> None:

@@ -61,18 +61,20 @@ def test_the_seven_is_one_that_training_did_not_see() -> None:
 
 
 def test_commands_work_as_pasted(tmp_path: Path) -> None:
-    """Both terminals of the README, in a clone: the second asks the server that the first one starts.
+    """Both terminals of the README, in a clone: the second asks the server that the first one starts. What they leave
+    is in build/, which git ignores.
 
     The line that trains is left out, and TorchServe is: tests of the examples and of the wheel have them.
     """
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    shutil.copy(WEIGHTS, tmp_path / "digits.safetensors")
-    training, package, serving = SHELL[0].splitlines()
-    assert training.startswith("python -m examples.digits.train digits.safetensors ")
+    (tmp_path / "build").mkdir()
+    shutil.copy(WEIGHTS, tmp_path / "build" / "digits.safetensors")
+    training, *package, serving = SHELL[0].splitlines()
+    assert training.startswith("python -m examples.digits.train build/digits.safetensors ")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "CUTAWAY_ENGINE": "embedded", "CUTAWAY_ADDRESS": "127.0.0.1:0"}
     terminal: dict[str, Any] = {"cwd": tmp_path, "text": True}
-    subprocess.run(["bash", "-ec", package], check=True, env=environment, **terminal)
+    subprocess.run(["bash", "-ec", "\n".join(package)], check=True, env=environment, **terminal)
     with subprocess.Popen(
         ["bash", "-c", f"exec {serving}"], env=environment, stdout=subprocess.PIPE, **terminal
     ) as server:
@@ -84,8 +86,9 @@ def test_commands_work_as_pasted(tmp_path: Path) -> None:
             )
         finally:
             server.terminate()
-    assert (tmp_path / "inside.png").exists()
-    assert (tmp_path / "mine_adapter.py").exists()
+    assert (tmp_path / "build" / "inside.png").exists()
+    assert (tmp_path / "build" / "mine_adapter.py").exists()
+    assert {each.name for each in tmp_path.iterdir()} == {"build", "examples"}
 
 
 @pytest.mark.parametrize("command", demo.NEXT, ids=lambda each: each[:40])

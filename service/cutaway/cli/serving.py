@@ -197,8 +197,8 @@ def serve(
 ) -> None:
     """Serve every model in a directory until stopped (Ctrl-C).
 
-    Prints "ready: HOST:PORT" after a first call has succeeded. All other settings are environment variables,
-    CUTAWAY_...; options take precedence over them.
+    Prints "ready: HOST:PORT" to stdout after a first call has succeeded. The log goes to stderr: text on a terminal,
+    else JSON. All other settings are environment variables, CUTAWAY_...; options take precedence over them.
     """
     with console_output.requires_extra("server"):
         from cutaway.server.application import run

@@ -38,6 +38,12 @@ def usable_bytes() -> int:
     return min([psutil.virtual_memory().total, *_cgroup_limits()])
 
 
+def size_text(size: int) -> str:
+    """Returns a number of bytes in the unit that fits: ``22.41 KiB``, ``6.81 GiB``."""
+    power = min(max((size.bit_length() - 1) // 10, 1), 4)
+    return f"{size / (1 << 10 * power):.2f} {' KMGT'[power]}iB"
+
+
 def share_of_worker(workers: int, total: int | None = None) -> int:
     """Returns the bytes for the requests of one of ``workers`` workers, so that all of them fit.
 

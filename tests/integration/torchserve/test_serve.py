@@ -204,7 +204,7 @@ def test_an_adapter_that_does_not_load_costs_the_others_nothing(small_store: Pat
         told = [line for line in small.logged if line.startswith("not served: broken")]
         assert told
         assert "weights went missing" in told[0]
-        assert any(line.startswith("tiny 1.10: weights of 0.00 GiB") for line in small.logged)
+        assert any(line.startswith("tiny 1.10: weights of 0.03 KiB") for line in small.logged)
         with ca.Client(small.address) as client:
             assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).provenance.version == "1.10"
             assert client.inspect("tiny/versions/1.0", {"x": np.ones((1, 3), np.float32)}).provenance.version == "1.0"
@@ -409,7 +409,7 @@ def test_the_other_engines_need_no_java(
     monkeypatch.setenv("CUTAWAY_PROOFS_DIR", str(proofs))
     monkeypatch.setenv("CUTAWAY_IDLE_TESTS_S", "120")
     with serving(small_store, tmp_path / "logs", f"--engine={engine}") as running:
-        for begin in ("not served: broken 1.0: ADAPTER_INVALID", "tiny 1.10: weights of 0.00 GiB"):
+        for begin in ("not served: broken 1.0: ADAPTER_INVALID", "tiny 1.10: weights of 0.03 KiB"):
             assert any(line.startswith(begin) for line in running.logged)
         with ca.Client(running.address) as client:
             assert client.inspect("tiny", {"x": np.ones((1, 3), np.float32)}).predictions["output"].shape == (1, 2)

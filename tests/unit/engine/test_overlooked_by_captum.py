@@ -256,7 +256,7 @@ ROWS: dict[str, Row] = {
         RECTIFIED, (ca.KernelShap(n_samples=6), ca.Lime(n_samples=5)), Cause.UNDERDETERMINED, ("more samples",),
         INCONCLUSIVE),
     "a Lime of nothing but zeros": Row(
-        net(lambda m, x: m.head(x) / 1000), (ca.Lime(n_samples=30),), None, ("makes all coefficients of example",),
+        net(lambda m, x: m.head(x) / 1000), (ca.Lime(n_samples=30),), None, ("makes all coefficients of every row",),
         INCONCLUSIVE),
 }  # fmt: skip
 

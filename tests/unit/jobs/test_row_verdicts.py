@@ -24,7 +24,7 @@ from cutaway.jobs.spec import parse_request
 from examples.digits.data import held_out
 from tests.support import digits as fixed
 from tests.support.broken_captum import spoiled
-from tests.support.jobs import digits, digits_job
+from tests.support.jobs import Columns, digits, digits_job
 
 ROWS = 32
 SALIENCY: dict[str, Any] = {"attributions": [{"method": "integrated_gradients", "n_steps": 8}, {"method": "saliency"}]}
@@ -144,6 +144,69 @@ def test_a_model_that_couples_rows_clears_none(store: Path, tmp_path: Path) -> N
     assert set(results["verdict:saliency"]) == {"DISAGREES"}
 
 
+CODED = """
+import torch
+from cutaway.adapters import Adapter
+from cutaway.contract.results import InputSpec
+
+class Coded(Adapter):
+    inputs = InputSpec("numbers", "float32", (-1, 2)), InputSpec("code", "int64", (-1,))
+    labels = "a", "b"
+
+    def build(self):
+        torch.manual_seed(0)
+        return Net()
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.code = torch.nn.Embedding(4, 3)
+        self.head = torch.nn.Linear(5, 2)
+
+    def forward(self, numbers, code):
+        return self.head(torch.cat([numbers, self.code(code)], 1).tanh())
+"""
+
+
+LAYERED = "layer_integrated_gradients"
+
+
+def coded(store: Path, folder: Path) -> tuple[Results, Any]:
+    """A job at the embedding of a code, of which 0 is the baseline and 17 is none; and the codes."""
+    (folder / "coded.py").write_text(CODED)
+    codes = np.array([0, 1, 17, 3, *[0, 1, 2, 3] * 3])
+    numbers = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
+    data = Columns({"numbers": numbers, "code": codes, "name": [*map(str, codes)]})
+    words = {"model": {"adapter": f"{folder / 'coded.py'}:Coded"}, "data": data, "label": None}
+    inputs = {name: {"column": name} for name in ("numbers", "code")}
+    request = {"attributions": [{"method": LAYERED, "layer": "code"}]}
+    run(digits_job(store, folder / "out", inputs=inputs, request=request, **words))
+    return read(folder / "out"), codes
+
+
+def test_a_row_is_told_of_itself_alone(store: Path, tmp_path: Path) -> None:
+    """The reason of a row names no number of a row: it would be that of the batch, in which a bad row has another's
+    place. The error of a row that agrees is not that of a sum which need not hold, for paths lead around the layer."""
+    found, codes = coded(store, tmp_path)
+    still, bad = codes == 0, codes == 17
+    assert [error is not None for error in found["error"]] == bad.tolist()
+    assert set(found[f"verdict:{LAYERED}"][still]) == {"INCONCLUSIVE"}
+    assert all("for the baseline, in this row: there" in each for each in found[f"reason:{LAYERED}"][still])
+    assert set(found[f"verdict:{LAYERED}"][~still & ~bad]) == {"AGREES"}
+    assert set(found[f"reason:{LAYERED}"][~still & ~bad]) == {""}
+    assert found[f"largest_error:{LAYERED}"][~still & ~bad].max() < APPROXIMATE.float32
+
+
+def test_a_code_in_each_row_has_one_sum(store: Path, tmp_path: Path) -> None:
+    """Of an embedding of one id for each row, [batch], a job has the sum over its width, beside all its elements."""
+    found, codes = coded(store, tmp_path)
+    sums, elements = found[f"token_attribution:{LAYERED}:code"], found[f"attribution:{LAYERED}:code"]
+    well = codes != 17
+    assert (sums.shape, elements.shape) == ((16,), (16, 3))
+    np.testing.assert_allclose(sums[well], elements[well].sum(axis=1), rtol=1e-5, atol=1e-6)
+    assert found[f"token_ids:{LAYERED}:code"][well].tolist() == codes[well].tolist()
+
+
 def test_each_rank_has_its_rows(store: Path, tmp_path: Path, sound: Tensor) -> None:
     """Of the explanations of several classes only those that are wrong are called so."""
     results, _ = explained(store, tmp_path / "out", doubled(sound, [5]), target={"top_k": 2})
@@ -189,8 +252,8 @@ def test_a_kill_changes_no_verdict(store: Path, tmp_path: Path, sound: Tensor) -
 
 
 def test_the_worst_check_speaks() -> None:
-    """Of several checks the worst outcome of the row counts; a check that does not apply hides none that does, and one
-    without rows counts for every row."""
+    """Of several checks the worst outcome of the row counts, with the error of those that found it; a check that does
+    not apply hides none that does, and one without rows counts for every row."""
     agrees, disagrees, open_, none = Verdict
 
     def found(*verdicts: Verdict, rows: tuple[RowCheck, ...] = ()) -> list[tuple[str, float]]:
@@ -204,8 +267,9 @@ def test_the_worst_check_speaks() -> None:
         return list(zip(values.get("verdict:saliency", []), values.get("largest_error:saliency", [])))
 
     assert found() == []
-    assert found(none, agrees) == found(agrees, none) == [("AGREES", 1.0)] * 2
+    assert (found(none, agrees), found(agrees, none)) == ([("AGREES", 1.0)] * 2, [("AGREES", 0.0)] * 2)
+    assert found(agrees, agrees, none) == [("AGREES", 1.0)] * 2
     assert found(agrees, open_) == [("INCONCLUSIVE", 1.0)] * 2
-    assert found(open_, disagrees, agrees) == [("DISAGREES", 2.0)] * 2
+    assert found(open_, disagrees, agrees) == [("DISAGREES", 1.0)] * 2
     rows = RowCheck(0.25, agrees), RowCheck(3.0, disagrees)
     assert found(disagrees, open_, rows=rows) == [("INCONCLUSIVE", 1.0), ("DISAGREES", 3.0)]

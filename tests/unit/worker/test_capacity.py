@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cutaway.adapters import TensorAdapter
 from cutaway.contract.results import InputSpec
-from cutaway.server.memory import RequestMemory
+from cutaway.server.memory import RequestMemory, size_text
 from cutaway.server.worker.worker import Worker
 
 WIDE = 1 << 18
@@ -30,7 +30,8 @@ class Wide(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("memory", "rows", "with_gradients", "advised"), [(1 << 30, 341, 48, False), (4 << 20, 1, 0, True)]
+    ("memory", "rows", "with_gradients", "advised"),
+    [(1 << 34, 5460, 780, False), (1 << 30, 341, 48, False), (4 << 20, 1, 0, True)],
 )
 def test_rows_that_fit_are_estimated_from_the_example(
     memory: int, rows: int, with_gradients: int, advised: bool
@@ -40,7 +41,7 @@ def test_rows_that_fit_are_estimated_from_the_example(
     worker = Worker.of(adapter, "wide")
     worker.memory = RequestMemory(memory)
     told = worker.fits()
-    assert told.startswith(f"weights of 0.02 GiB; a request may take {memory / 2**30:.2f} GiB: ")
+    assert told.startswith(f"weights of 16.00 MiB; a request may take {size_text(memory)}: ")
     predicted, explained = (int(each.replace(",", "")) for each in re.findall(r"([\d,]+) (?:rows|with)", told))
     assert (predicted, explained) == (rows, with_gradients)
     assert ("CUTAWAY_MEMORY_BYTES" in told) == advised
@@ -48,4 +49,11 @@ def test_rows_that_fit_are_estimated_from_the_example(
 
 def test_a_model_without_an_example_tells_its_weights() -> None:
     worker = Worker.of(Wide(), "wide")
-    assert worker.fits() == "weights of 0.02 GiB"
+    assert worker.fits() == "weights of 16.00 MiB"
+
+
+def test_sizes_have_the_unit_that_fits() -> None:
+    """Small weights are not 0.00 of a large unit."""
+    sizes = (0, 100, 22_948, (1 << 20) - 1, 1 << 20, 7_312_000_000, 1 << 52)
+    told = ["0.00 KiB", "0.10 KiB", "22.41 KiB", "1024.00 KiB", "1.00 MiB", "6.81 GiB", "4096.00 TiB"]
+    assert [*map(size_text, sizes)] == told

@@ -136,10 +136,11 @@ class Check:
 
 
 def outcome_of_row(checks: Sequence[Check], row: int) -> RowCheck:
-    """Returns the worst outcome that ``checks`` have for ``row``, with the largest relative error of all of them."""
+    """Returns the worst outcome that ``checks`` have for ``row``, with the largest error of the checks that have it."""
     outcomes = [check.of_row(row) for check in checks]
     worst = min(outcomes, key=lambda outcome: WORST_FIRST.index(outcome.verdict))
-    return replace(worst, max_relative_error=max(outcome.max_relative_error for outcome in outcomes))
+    errors = [outcome.max_relative_error for outcome in outcomes if outcome.verdict == worst.verdict]
+    return replace(worst, max_relative_error=max(errors))
 
 
 @dataclass(frozen=True)

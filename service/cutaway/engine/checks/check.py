@@ -201,8 +201,11 @@ class _Comparison:
     def of_method(self) -> Finding | None:
         """Why the method tells nothing of this model; None if it does."""
         if self.limitation:
-            reason = f"{self.limitation.reason}; for this input that makes no difference"
-            return self.limitation._replace(reason=reason)
+            reason, *own = (
+                f"{each}; for this input that makes no difference"
+                for each in (self.limitation.reason, *self.limitation.own)
+            )
+            return self.limitation._replace(reason=reason, own=tuple(own))
         return self.method.vacuous(self.problem)
 
     @cached_property
@@ -250,12 +253,12 @@ def _of_other_passes(
     if not any(faults):
         return own
     by_row = [
-        replace(row, verdict=Verdict.DISAGREES, reason=fault.reason, cause=fault.cause) if fault else row
-        for row, fault in zip(rows, faults)
+        replace(row, verdict=Verdict.DISAGREES, reason=fault.of_row(number), cause=fault.cause) if fault else row
+        for number, (row, fault) in enumerate(zip(rows, faults))
     ]
-    first = next(row for row, fault in zip(by_row, faults) if fault)
+    first = next(filter(None, faults))
     listed = () if all(fault == faults[0] for fault in faults) else tuple(by_row)
-    return replace(blank, verdict=first.verdict, reason=first.reason, cause=first.cause, rows=listed)
+    return replace(blank, verdict=Verdict.DISAGREES, reason=first.reason, cause=first.cause, rows=listed)
 
 
 def _fault_of_passes(found: Mismatch, row: RowCheck, limitation: Finding | None) -> Finding | None:
@@ -437,21 +440,20 @@ def _cancelled(relative: float) -> Finding:
 
 
 def _unchanged(rows: Tensor) -> Finding:
-    return Finding(
+    return Finding.of_rows(
         Cause.NOTHING_CHANGED,
-        f"the target of {completeness.row_list(rows)} is exactly the same in every pass: it does not depend on the "
-        "replaced features, or their replacement equals them",
-        completeness.row_numbers(rows),
+        rows,
+        lambda which: (
+            f"the target of {which} is exactly the same in every pass: it does not depend on the replaced features, or "
+            "their replacement equals them"
+        ),
     )
 
 
 def _unmoved(problem: AttributionProblem, rows: Tensor) -> Finding:
-    return Finding(
-        Cause.NOTHING_CHANGED,
-        f"the layer {problem.layer!r} returns the same for the input and for the baseline, in "
-        f"{completeness.row_list(rows)}: {_why_unmoved(problem, rows)}",
-        completeness.row_numbers(rows),
-    )
+    why = _why_unmoved(problem, rows)
+    what = f"the layer {problem.layer!r} returns the same for the input and for the baseline"
+    return Finding.of_rows(Cause.NOTHING_CHANGED, rows, lambda which: f"{what}, in {which}: {why}")
 
 
 def _why_unmoved(problem: AttributionProblem, rows: Tensor) -> str:
@@ -480,9 +482,10 @@ def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
     same = torch.stack([_equals_baseline(problem, name) for name in problem.baselines]).all(dim=0)
     if not bool(same.any()):
         return None
-    return Finding(
+    return Finding.of_rows(
         Cause.BASELINE_IS_INPUT,
-        f"the baseline equals the input in {completeness.row_list(same)}: there is no difference to explain; "
-        "choose another baseline",
-        completeness.row_numbers(same),
+        same,
+        lambda which: (
+            f"the baseline equals the input in {which}: there is no difference to explain; choose another baseline"
+        ),
     )

@@ -41,7 +41,7 @@ _CANCELLING = 0.1
 
 _EDITED = Finding(Cause.WRONG_BACKWARD, "gradients are edited: their integral is no longer the target's change")
 
-_UNKNOWN = "the attributions are unknown, or not a number, in"
+_UNKNOWN = "the attributions are unknown, or not a number, in {}"
 
 
 def check_completeness(
@@ -65,7 +65,7 @@ def check_completeness(
     complete = (errors <= tolerance) & (missing <= (torch.inf if bound is None else bound))
     unknown = ~missing.isfinite()
     judged = _judge(problem, method, bool((errors <= tolerance)[~unknown].all()), _without(sums, unknown), known)
-    undefined = Verdict.INCONCLUSIVE, Finding(Cause.NOT_FINITE, f"{_UNKNOWN} {row_list(unknown)}")
+    undefined = Verdict.INCONCLUSIVE, Finding.of_rows(Cause.NOT_FINITE, unknown, _UNKNOWN.format)
     some_unknown = bool(unknown.any()) and judged[1] is not _EDITED
     verdict, finding = undefined if some_unknown else judged
     # A wrong backward pass concerns every row, and so does what makes the check inapplicable.
@@ -106,8 +106,8 @@ def row_checks(
     if problem.rows == 1 or len(rows) != problem.rows:
         return ()
     return tuple(
-        RowCheck(error, verdict, finding.reason if finding else "", finding.cause if finding else None)
-        for error, verdict, finding in rows
+        RowCheck(error, verdict, finding.of_row(row) if finding else "", finding.cause if finding else None)
+        for row, (error, verdict, finding) in enumerate(rows)
     )
 
 
@@ -251,33 +251,20 @@ def saturated(problem: AttributionProblem, effects: GradientEffects) -> Finding 
     what = f"the layer {problem.layer!r}" if problem.layer else "it"
     half = torch.float16 in operator_dtypes(problem)
     if bool((zero | matter).all()):
-        return Finding(
+        return Finding.of_rows(
             Cause.NO_GRADIENT,
-            f"the gradient is exactly zero in {row_list(zero)}: near this input the target does not depend on {what} "
-            "(are all ReLUs on the way off?); explain another target, or use a method that perturbs the input",
-            row_numbers(zero),
+            zero,
+            lambda rows: (
+                f"the gradient is exactly zero in {rows}: near this input the target does not depend on {what} "
+                "(are all ReLUs on the way off?); explain another target, or use a method that perturbs the input"
+            ),
         )
-    return Finding(
+    return Finding.of_rows(
         Cause.SATURATED,
-        f"the target is saturated in {row_list(~matter)}: its gradient is smaller than the rounding errors of the "
-        "target, and explains nothing; if a softmax or sigmoid follows a logit, explain the logit"
-        + ("; float16 holds no gradient below 3e-6 precisely: load the model in another data type" if half else ""),
-        row_numbers(~matter),
+        ~matter,
+        lambda rows: (
+            f"the target is saturated in {rows}: its gradient is smaller than the rounding errors of the target, and "
+            "explains nothing; if a softmax or sigmoid follows a logit, explain the logit"
+            + ("; float16 holds no gradient below 3e-6 precisely: load the model in another data type" if half else "")
+        ),
     )
-
-
-def row_numbers(chosen: Tensor) -> tuple[int, ...]:
-    """Returns the numbers of the rows that are ``chosen``, [batch]."""
-    return tuple(chosen.nonzero().flatten().tolist())
-
-
-def row_list(chosen: Tensor) -> str:
-    """Returns the rows that are ``chosen``, [batch], in words: ``row 3``, ``rows 0, 2 and 9 more``, ``every row``."""
-    numbers = row_numbers(chosen)
-    if len(numbers) == len(chosen):
-        return "every row"
-    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
-    return f"row{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:_LISTED]))}{more}"
-
-
-_LISTED = 8

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
+
+from torch import Tensor
 
 from cutaway.contract.requests import Edit
 from cutaway.contract.results import Cause
@@ -19,15 +21,39 @@ class Finding(NamedTuple):
         cause: for programs.
         reason: for people: what happened where, and what to do.
         rows: the numbers of the rows that it is about; empty for every row.
+        own: the reason of each of ``rows`` by itself, without numbers of rows; empty where `reason` is that.
     """
 
     cause: Cause
     reason: str
     rows: tuple[int, ...] = ()
+    own: tuple[str, ...] = ()
+
+    @classmethod
+    def of_rows(cls, cause: Cause, chosen: Tensor, tell: Callable[[str], str]) -> Finding:
+        """Returns the finding about the rows ``chosen``, [batch]; ``tell`` makes a reason of words for rows."""
+        rows = tuple(chosen.nonzero().flatten().tolist())
+        return cls(cause, tell(row_list(rows, len(chosen))), rows, (tell(THIS_ROW),) * len(rows))
 
     def concerns(self, row: int | None) -> bool:
         """Returns whether it is about ``row``; None stands for the whole batch."""
         return row is None or not self.rows or row in self.rows
+
+    def of_row(self, row: int) -> str:
+        """Returns the reason for one row that it concerns."""
+        return dict(zip(self.rows, self.own)).get(row, self.reason)
+
+
+THIS_ROW = "this row"
+_LISTED = 8
+
+
+def row_list(rows: Sequence[int], batch: int) -> str:
+    """Returns ``rows`` of a batch in words: ``row 3``, ``rows 0, 2 and 9 more``, ``every row``, ``this row`` of one."""
+    if len(rows) == batch:
+        return THIS_ROW if batch == 1 else "every row"
+    more = f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+    return f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:_LISTED]))}{more}"
 
 
 # A model may be sound on the first inputs of a kind and faulty on later ones. A result without a finding is tested

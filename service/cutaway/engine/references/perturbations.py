@@ -307,12 +307,12 @@ def exchanged_undefined(problem: AttributionProblem) -> Finding | None:
     }
     if not reached:
         return None
-    return Finding(
-        Cause.NOT_FINITE,
-        f"Captum exchanges a feature of two rows by multiplying all of both by 0 or 1, and row {min(sources)} is not "
-        "finite, which puts NaN into the other one: ask for such a row by itself",
-        tuple(sorted(reached)),
+    reason, own = (
+        f"Captum exchanges a feature of two rows by multiplying all of both by 0 or 1, and {which} is not finite, "
+        "which puts NaN into the other one: ask for such a row by itself"
+        for which in (f"row {min(sources)}", "another row")
     )
+    return Finding(Cause.NOT_FINITE, reason, tuple(sorted(reached)), (own,) * len(reached))
 
 
 def _reached(rows: Sequence[int], orders: Iterable[Tensor]) -> tuple[int, ...]:

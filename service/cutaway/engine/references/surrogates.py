@@ -20,7 +20,7 @@ from torch import Tensor
 from cutaway.contract.requests import Attribution, KernelShap, Lime, Surrogate
 from cutaway.contract.results import Cause
 from cutaway.engine.model.inspected_model import InspectedModel
-from cutaway.engine.passes.findings import Finding
+from cutaway.engine.passes.findings import THIS_ROW, Finding, row_list
 from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import ComputedPoints, Evidence, Points, Reference, host, input_point
@@ -326,11 +326,15 @@ def underdetermined(problem: AttributionProblem) -> Finding | None:
     ranks = [_rank(problem, of_row) for of_row in masks]
     if not (rows := [row for row, rank in enumerate(ranks) if rank < count]):
         return None
-    text = (
-        f"the {masks.shape[1]} draws of {_examples(rows)} distinguish {min(ranks)} of {count} features, so many fits "
-        f"are equally good: send more samples, over {2 * count}, or group elements into fewer features by masks"
-    )
-    return Finding(Cause.UNDERDETERMINED, text, _unless_all(rows, problem))
+
+    def tell(which: str, rank: int) -> str:
+        return (
+            f"the {masks.shape[1]} draws of {which} distinguish {rank} of {count} features, so many fits are equally "
+            f"good: send more samples, over {2 * count}, or group elements into fewer features by masks"
+        )
+
+    reason, own = tell(row_list(rows, problem.rows), min(ranks)), (tell(THIS_ROW, ranks[row]) for row in rows)
+    return Finding(Cause.UNDERDETERMINED, reason, tuple(rows), tuple(own))
 
 
 def _rank(problem: AttributionProblem, masks: Masks) -> int:
@@ -343,32 +347,23 @@ def underdetermined_or_zero(problem: AttributionProblem) -> Finding | None:
     few = underdetermined(problem)
     spans = {row: np.ptp(each.targets) for row, each in enumerate(fits(problem)) if not each.fit.coefficients.any()}
     rows = [row for row, span in spans.items() if span]
-    if not rows or (few and not few.rows):
+    if not rows or (few and len(few.rows) == problem.rows):
         return few
-    zero = Finding(
-        Cause.NOT_MOVED,
-        f"LIME's penalty makes all coefficients of {_examples(rows)} 0, because the target changes only by "
-        f"{max(spans.values()):.2g} between its draws: explain a logit instead of a probability, or group elements "
-        "into larger features by masks",
-        _unless_all(rows, problem),
-    )
+
+    def tell(which: str, span: float) -> str:
+        return (
+            f"LIME's penalty makes all coefficients of {which} 0, because the target changes only by {span:.2g} "
+            "between its draws: explain a logit instead of a probability, or group elements into larger features by "
+            "masks"
+        )
+
+    reason, own = tell(row_list(rows, problem.rows), max(spans.values())), (tell(THIS_ROW, spans[row]) for row in rows)
+    zero = Finding(Cause.NOT_MOVED, reason, tuple(rows), tuple(own))
     if few is None:
         return zero
-    both = sorted({*few.rows, *rows})
-    return Finding(few.cause, f"{few.reason}; {zero.reason}", _unless_all(both, problem))
-
-
-def _examples(rows: Sequence[int]) -> str:
-    """Returns ``example 3``, or ``examples 0, 2 and 9 more``."""
-    more = f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
-    return f"example{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:_LISTED]))}{more}"
-
-
-_LISTED = 8
-
-
-def _unless_all(rows: Sequence[int], problem: AttributionProblem) -> tuple[int, ...]:
-    return () if len(rows) == problem.rows else tuple(rows)
+    both = tuple(sorted({*few.rows, *rows}))
+    by_row = ("; ".join(found.of_row(row) for found in (few, zero) if row in found.rows) for row in both)
+    return Finding(few.cause, f"{few.reason}; {zero.reason}", both, tuple(by_row))
 
 
 # Standard errors of KernelSHAP and LIME: the spread of an estimate from draws around that of all masks.

@@ -24,7 +24,7 @@ from cutaway.server.backends.remote_worker import RemoteWorker, WorkerPool
 from cutaway.server.batching import within
 from cutaway.server.file_watch import FileWatch
 from cutaway.server.lifecycle.replica_set import ReplicaSet
-from cutaway.server.memory import Shares
+from cutaway.server.memory import Shares, size_text
 from cutaway.server.model_store import (
     Catalog,
     ModelStore,
@@ -400,8 +400,8 @@ class Supervisor:
         shares = Shares.among(workers, directory, settings.memory_bytes)
         size = sum(each.size for each in target.values())
         log.info(
-            f"memory: {_gib(shares.own)} for the requests of each of {workers} workers, and {_gib(shares.pool)} that "
-            f"they share (CUTAWAY_MEMORY_BYTES changes it); archives of {_gib(size)}"
+            f"memory: {size_text(shares.own)} for the requests of each of {workers} workers, and "
+            f"{size_text(shares.pool)} that they share (CUTAWAY_MEMORY_BYTES changes it); archives of {size_text(size)}"
         )
         return shares
 
@@ -487,10 +487,6 @@ def _content(sets: Iterable[ReplicaSet]) -> dict[ModelName, Unpacked]:
 
 def _pools(sets: Iterable[ReplicaSet]) -> dict[ModelName, WorkerPool]:
     return {name: each.pool for each in sets for name in each.sound}
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
 
 
 def _described(settings: Settings) -> str:

@@ -30,7 +30,7 @@ from cutaway.engine.model.session import Cancellation, Checkpoint, Examples, Kep
 from cutaway.engine.runtime.layouts import arrays_of
 from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
 from cutaway.server.archive.reader import ALIGNMENT, LABELS, ArchiveManifest
-from cutaway.server.memory import MemoryPool, RequestMemory
+from cutaway.server.memory import MemoryPool, RequestMemory, size_text
 
 # An archive without weights leaves the parameters to its adapter. They are random if they depend on the state of the
 # random number generators: then two builds from different states differ. One that draws nothing needs no second build.
@@ -206,7 +206,6 @@ def _readable(path: Path) -> Iterator[None]:
         raise error(Reason.INVALID_VALUE, f"{path.name} is no file of safetensors: {failure}") from failure
 
 
-_GIB = 1 << 30
 _MORE = "; CUTAWAY_MEMORY_BYTES or CUTAWAY_REQUEST_MEMORY_BYTES give it more"
 
 
@@ -214,7 +213,7 @@ def what_fits(model: InspectedModel, example: Callable[[], Inputs | None], memor
     """Returns the bytes of the weights, and how many rows like the first of ``example`` one pass may have."""
     state = (*model.module.parameters(), *model.module.buffers())
     arrays = chain.from_iterable(map(arrays_of, state))  # a sparse buffer has several
-    size = f"weights of {sum(array.nbytes for array in arrays) / _GIB:.2f} GiB"
+    size = f"weights of {size_text(sum(array.nbytes for array in arrays))}"
     try:
         inputs = example() if memory is not None else None
         if inputs is None or memory is None:
@@ -224,9 +223,13 @@ def what_fits(model: InspectedModel, example: Callable[[], Inputs | None], memor
     except Exception:  # of the adapter's example: a request for it gets the same error
         return f"{size}; its example cannot be run"
     return (
-        f"{size}; a request may take {memory.most / _GIB:.2f} GiB: about {predicted:,} rows like its example a pass, "
-        f"{explained:,} with gradients{'' if explained else _MORE}"
+        f"{size}; a request may take {size_text(memory.most)}: about {_rounded(predicted)} rows like its example "
+        f"a pass, {_rounded(explained)} with gradients{'' if explained else _MORE}"
     )
+
+
+def _rounded(rows: int) -> str:
+    return f"{float(f'{rows:.3g}'):,.0f}"
 
 
 # Parameters are in the memory of the file that they are loaded from, whose pages the workers of a model share.
