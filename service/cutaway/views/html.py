@@ -313,6 +313,11 @@ def _token_colours(texts: Sequence[str], values: Array, against: str) -> Markup:
     return element("div", element("div", *spans, class_="tokens"), element("p", notes, class_="note"))
 
 
+def _category_bar(texts: Sequence[str], values: Array, against: str) -> Markup:
+    """Draws the attribution of a category as a bar, and writes what it is compared with."""
+    return element("div", _signed_bars(texts, values, signless=False), element("p", against, class_="note"))
+
+
 def _heat_map(values: Array, ground: str, ground_sides: tuple[int, int] | None, signless: bool) -> Markup:
     """Draws [height, width] as a heat map; over the input, whose CSS class is ``ground``, if their shapes fit."""
     fits = ground_sides is not None and same_ratio(values.shape, ground_sides)
@@ -418,8 +423,9 @@ def _attribution_panel(
     verdict = outcome_of_row(attribution.checks, row).verdict.value if attribution.checks else "NOT CHECKED"
     tokens = attribution.tokens
     if tokens is not None:
-        drawn = _token_colours(tokens.row_texts(row), _row(tokens.values, row), tokens.against(row))
-        return _tile(_titled(title, verdict), drawn)
+        draw = _category_bar if tokens.is_category else _token_colours
+        texts = tokens.row_texts(row, tokens.input or attribution.layer)
+        return _tile(_titled(title, verdict), draw(texts, _row(tokens.values, row), tokens.against(row)))
     signless = attribution.method in SIGNLESS and not any((array < 0).any() for array in attribution.values.values())
     arrays = {name: _row(array, row) for name, array in attribution.values.items()}
     vectors = {name: array for name, array in arrays.items() if layout_of(array) in ("number", "bars") and array.size}

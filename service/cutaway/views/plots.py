@@ -251,7 +251,7 @@ def _attributions(example: _Example, sent: Mapping[str, Array], look: Look, *, l
                 if not layers:
                     yield _at_input(example, heading, (name, target), values, sent, look, verdict)
                 elif (tokens := attribution.tokens) is not None:
-                    texts = [harmless(text, 40) for text in tokens.row_texts(example.row)]
+                    texts = [harmless(text, 40) for text in tokens.row_texts(example.row, tokens.input or name)]
                     draw: Drawing = partial(draw_features, names=texts, look=look, in_order=True)
                     sums, against = example.part(tokens.values), tokens.against(example.row)
                     detail = f"{against or name}{target}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import CheckMode
-from cutaway.contract.results.arrays import array, named, numbers, parts
+from cutaway.contract.results.arrays import array, array_fields, named, numbers, parts
 from cutaway.contract.results.summary import describe_attribution
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum, printable
@@ -144,7 +145,9 @@ def outcome_of_row(checks: Sequence[Check], row: int) -> RowCheck:
 
 @dataclass(frozen=True)
 class TokenAttribution:
-    """The attribution of each token of a text: that of an embedding, summed over the width of the embedding.
+    """The attribution of each token of a text, or of a category: that of an embedding, summed over its width.
+
+    Arrays of other shapes, as of an embedding whose ids are [batch], become [batch, tokens].
 
     Attributes:
         input: the input that holds the token ids; ``""`` where the ids are no input of the model.
@@ -162,9 +165,26 @@ class TokenAttribution:
     baseline_ids: Array | None = field(default=None, metadata=array("baseline_token_ids", "input"))
     baseline_texts: tuple[tuple[str, ...], ...] = ()
 
-    def row_texts(self, row: int) -> list[str]:
-        """Returns the texts of the tokens of a row; their ids where no texts are known."""
-        return list(self.texts[row]) if row < len(self.texts) else [str(token) for token in self.ids[row].tolist()]
+    def __post_init__(self) -> None:
+        for name in array_fields(type(self)):
+            if (array := getattr(self, name)) is not None and array.ndim != 2:
+                rows = np.atleast_1d(array)
+                object.__setattr__(self, name, rows.reshape(len(rows), math.prod(rows.shape[1:])))
+
+    @property
+    def is_category(self) -> bool:
+        """Whether each row has one id without a text, as of a column of categories."""
+        return self.ids.shape[1] == 1 and not self.texts
+
+    def row_texts(self, row: int, name: str = "") -> list[str]:
+        """Returns the texts of the tokens of a row; their ids where no texts are known, of a category ``job = 2``.
+
+        Args:
+            row: of the batch.
+            name: of a category.
+        """
+        of_category = f"{name} = " if name and self.is_category else ""
+        return [*self.texts[row]] if row < len(self.texts) else [f"{of_category}{each}" for each in self.ids[row]]
 
     def against(self, row: int) -> str:
         """Returns the tokens that those of a row are compared with, in words: ``against [PAD]; kept: [CLS], [SEP]``.
