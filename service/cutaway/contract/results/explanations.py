@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
-from cutaway.contract.requests import CheckMode
 from cutaway.contract.results.arrays import array, array_fields, named, numbers, parts
 from cutaway.contract.results.summary import describe_attribution
 from cutaway.contract.tensors import Array
@@ -121,7 +121,7 @@ class Check:
     """
 
     compared: str
-    mode: CheckMode
+    mode: requests.CheckMode
     max_absolute_error: float
     max_relative_error: float
     cosine: float
@@ -379,6 +379,11 @@ class AttributionResult:
         return cls(method, layer, {}, error=why)
 
     @property
+    def at_layer(self) -> bool:
+        """Whether the values are of the layer. Those of a neuron, and of guided Grad-CAM, are of the inputs."""
+        return bool(self.layer) and not issubclass(getattr(requests, self.method, object), _AT_INPUTS)
+
+    @property
     def worst_check(self) -> Check | None:
         """The check with the worst verdict, or None if nothing was checked."""
         return min(self.checks, key=lambda check: WORST_FIRST.index(check.verdict), default=None)
@@ -395,6 +400,9 @@ class AttributionResult:
             return 0
         order = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, None, Verdict.AGREES, Verdict.NOT_APPLICABLE)
         return 1 + order.index(self.verdict)
+
+
+_AT_INPUTS = (requests.NeuronAttribution, requests.GuidedGradCam)
 
 
 @dataclass(frozen=True)
