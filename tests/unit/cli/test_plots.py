@@ -123,7 +123,7 @@ def drawn() -> str:
         *("image · [1, 8, 8]", "conv1 · [16, 8, 8]"),
         *("input · [1, 8, 8]", "logits", "prediction · [10]"),
         *("Gradient", "output · [32, 8, 8]", "grad_output · [32, 8, 8]", "input · [512]"),
-        *("net 2.0", "zero  (25.0%)", "explained: class zero, value 1.5", "example 1 of 2", "weights 01234567"),
+        *("net 2.0", "zero  (25.0%)", "explained: zero, value 1.5", "example 1 of 2", "weights 01234567"),
     ],
 )
 def test_everything_that_came_back_has_a_panel(drawn: str, words: str) -> None:

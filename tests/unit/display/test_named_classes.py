@@ -31,7 +31,9 @@ def answered(classes: int = 3) -> Inspection:
         "attributions": (ca.Saliency(),),
         "counterfactual": ca.Counterfactual(columns={"input[0]": ca.Column(-9, 9)}),
     }
-    return Inspection.of(worker_ask(served, {"input": torch.from_numpy(numbers(2, 3))}, **asked), ca.InspectRequest("model"))
+    return Inspection.of(
+        worker_ask(served, {"input": torch.from_numpy(numbers(2, 3))}, **asked), ca.InspectRequest("model")
+    )
 
 
 def test_every_view_names_classes_by_their_labels() -> None:
