@@ -195,13 +195,13 @@ def _classes(result: InspectResult) -> Table:
     unedited = result.unedited_classes or result.classes
     for index, (before, after) in enumerate(zip(unedited, result.classes[:MAX_ROWS])):
         passes = [before, after] if result.unedited_classes else [after]
+        known_as, shares = zip(*(predicted_class(result, each) for each in passes))
         table.add_row(
             str(index),
             _change(str(before.index), str(after.index)),
-            *[_change(*(predicted_class(result, each)[0] for each in (before, after)), "bold")] * show_label,
+            *[_change(known_as[0], known_as[-1], "bold")] * show_label,
             Text(" -> ").join(
-                Text(predicted_class(result, each)[1], style="bold" if each.probability >= 0.5 else "")
-                for each in passes
+                Text(share, style="bold" if each.probability >= 0.5 else "") for share, each in zip(shares, passes)
             ),
             *([] if targets is None else [_class_text(result, int(targets[index]))]),
             *([] if values is None else [_number_text(values[index])]),

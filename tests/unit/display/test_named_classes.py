@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.text import Text
+from rich.console import Console
 from torch import nn
 
 import cutaway as ca
 from cutaway.adapters import TensorAdapter
 from cutaway.contract.results import ClassPrediction, Timings
 from cutaway.views.inspection import Inspection
+from cutaway.views.tables import result_tables
 from tests.support.made_results import numbers
 from tests.support.worker_calls import ask as worker_ask
 from tests.support.worker_calls import worker
@@ -31,9 +34,15 @@ def answered(classes: int = 3) -> Inspection:
         "attributions": (ca.Saliency(),),
         "counterfactual": ca.Counterfactual(columns={"input[0]": ca.Column(-9, 9)}),
     }
-    return Inspection.of(
-        worker_ask(served, {"input": torch.from_numpy(numbers(2, 3))}, **asked), ca.InspectRequest("model")
-    )
+    result = worker_ask(served, {"input": torch.from_numpy(numbers(2, 3))}, **asked)
+    return Inspection.of(result, ca.InspectRequest("model"))
+
+
+def in_a_terminal(result: Inspection) -> str:
+    """What the command prints."""
+    console = Console(file=(file := StringIO()), width=200)
+    console.print(*result_tables(result))
+    return file.getvalue()
 
 
 def test_every_view_names_classes_by_their_labels() -> None:
@@ -44,7 +53,10 @@ def test_every_view_names_classes_by_their_labels() -> None:
     assert {*LABELS} <= words
     page = result._repr_html_()
     assert all(f">{label}</span>" in page for label in LABELS)
-    for shown in (str(result), page, *words):
+    assert result.targets is not None
+    targets = [line.split()[4] for line in in_a_terminal(result).splitlines() if "% " in line]
+    assert targets == [LABELS[index] for index in result.targets]
+    for shown in (str(result), page, in_a_terminal(result), *words):
         assert "class 0" not in shown
         assert "class class" not in shown
 
@@ -67,7 +79,12 @@ def test_many_classes_have_the_labels_that_are_named() -> None:
 def test_a_prediction_that_is_no_number_is_no_class() -> None:
     """NaN has no largest element: index 0 would read like a class."""
     made = replace(answered(), classes=(ClassPrediction(0, "refused", float("nan")),) * 2)
-    shown = (str(made), made._repr_html_(), "\n".join(text.get_text() for text in made.plot().findobj(Text)))
+    shown = (
+        in_a_terminal(made),
+        str(made),
+        made._repr_html_(),
+        "\n".join(text.get_text() for text in made.plot().findobj(Text)),
+    )
     for text in shown:
         assert "no class" in text
         assert "the output is not finite" in text
