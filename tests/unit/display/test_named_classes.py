@@ -16,6 +16,7 @@ from torch import nn
 import cutaway as ca
 from cutaway.adapters import TensorAdapter
 from cutaway.contract.results import ClassPrediction, Timings
+from cutaway.contract.results.comparison import compare
 from cutaway.views.inspection import Inspection
 from cutaway.views.tables import result_tables
 from tests.support.made_results import numbers
@@ -74,6 +75,12 @@ def test_many_classes_have_the_labels_that_are_named() -> None:
     assert f"attributions of class number {likeliest[0]}: red" in page
     told = [text.get_text() for text in result.plot().texts]
     assert any(f"explained: class number {likeliest[0]}, value" in text for text in told)
+
+
+def test_labels_are_no_difference_between_two_results() -> None:
+    """Results that were saved before replies had them are the same, and so are those where likely classes are level."""
+    result = answered()
+    assert compare(replace(result, labels={}), result).same
 
 
 def test_a_prediction_that_is_no_number_is_no_class() -> None:
