@@ -59,6 +59,6 @@ def _class_labels(labels: Sequence[str], result: InspectResult) -> dict[int, str
         return dict(enumerate(labels))
     outputs = (next(iter(outputs.values()), np.empty(0)) for outputs in (result.predictions, result.unedited))
     scores = (output.astype(np.float32) for output in outputs if predicted and output.ndim == 2)
-    known += [np.argpartition(each, -min(_LIKELIEST, each.shape[1]))[:, -_LIKELIEST:] for each in scores]
+    known += [np.argpartition(each, -min(_LIKELIEST, each.shape[-1]))[:, -_LIKELIEST:] for each in scores]
     named = {each.index for each in predicted}.union(*(array.reshape(-1).tolist() for array in known))
     return {index: labels[index] for index in sorted(named) if 0 <= index < len(labels)}
