@@ -62,6 +62,7 @@ OPTIONAL_PACKAGES = {
     "cutaway.client.connect_channel": {"connectrpc", "pyqwest"},
     "cutaway.views.plots": {"matplotlib"},
     "cutaway.views.drawings": {"matplotlib"},
+    "cutaway.views.sheets": {"matplotlib"},
     "cutaway.views.pictures": {"PIL", "matplotlib"},
     "cutaway.views.frames": {"pandas", "xarray"},
     "cutaway.views.programs": {"yaml"},

@@ -876,6 +876,7 @@ class InspectResponse(_message.Message):
     INFLUENCE_FIELD_NUMBER: _builtins.int
     AGREEMENTS_FIELD_NUMBER: _builtins.int
     COUNTERFACTUAL_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def predictions(self) -> Global___Predictions:
         """The predictions."""
@@ -1000,6 +1001,12 @@ class InspectResponse(_message.Message):
     def counterfactual(self) -> _attack_pb2.Counterfactual:
         """The small changes that change the class, with `counterfactual`."""
 
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassName]:
+        """The labels of the classes that this reply names, where the model has labels: of few classes all; of many the predicted
+        and explained ones, those that changes lead to, and the likeliest of each row.
+        """
+
     def __init__(
         self,
         *,
@@ -1032,10 +1039,11 @@ class InspectResponse(_message.Message):
         influence: Global___InfluenceResult | None = ...,
         agreements: _abc.Iterable[Global___Agreement] | None = ...,
         counterfactual: _attack_pb2.Counterfactual | None = ...,
+        labels: _abc.Iterable[Global___ClassName] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counterfactual", b"counterfactual", "estimate", b"estimate", "influence", b"influence", "predictions", b"predictions", "provenance", b"provenance", "replay", b"replay", "timings", b"timings", "unedited_predictions", b"unedited_predictions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "concepts", b"concepts", "counterfactual", b"counterfactual", "direct", b"direct", "direct_bias", b"direct_bias", "direct_rest", b"direct_rest", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "influence", b"influence", "input_gradients", b"input_gradients", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "attacks", b"attacks", "attributions", b"attributions", "captures", b"captures", "concepts", b"concepts", "counterfactual", b"counterfactual", "direct", b"direct", "direct_bias", b"direct_bias", "direct_rest", b"direct_rest", "estimate", b"estimate", "example_axes", b"example_axes", "explained_rows", b"explained_rows", "feature_names", b"feature_names", "finish_reasons", b"finish_reasons", "generated", b"generated", "influence", b"influence", "input_gradients", b"input_gradients", "labels", b"labels", "parameter_gradients", b"parameter_gradients", "predictions", b"predictions", "provenance", b"provenance", "receipts", b"receipts", "replay", b"replay", "sweep", b"sweep", "sweep_agreement", b"sweep_agreement", "sweep_estimates", b"sweep_estimates", "timings", b"timings", "unedited_predictions", b"unedited_predictions", "unedited_texts", b"unedited_texts", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1346,6 +1354,32 @@ class ExampleAxis(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__axis) -> _WhichOneofReturnType__axis | None: ...
 
 Global___ExampleAxis: _TypeAlias = ExampleAxis  # noqa: Y015
+
+@_typing.final
+class ClassName(_message.Message):
+    """The label of a class."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """The index of the class."""
+    label: _builtins.str
+    """Its label."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        label: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "label", b"label"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassName: _TypeAlias = ClassName  # noqa: Y015
 
 @_typing.final
 class FeatureNames(_message.Message):

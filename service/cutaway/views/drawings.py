@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cutaway.contract.results import ClassPrediction
 from cutaway.contract.results.explanations import AttributionError
 from cutaway.contract.results.summary import harmless
 from cutaway.contract.tensors import Array
@@ -19,10 +18,11 @@ from cutaway.views.pictures import (
     FEATURES,
     OUTLIERS,
     USUAL,
+    Ground,
     Look,
     by_feature,
+    ends,
     layout_of,
-    same_ratio,
     without_ones,
 )
 
@@ -128,6 +128,7 @@ _NAMED, _MOST_NAMED = 0.6, 1.2  # the part of a box that is for names, and the m
 _LEAST_BARS = 4  # the room that a few bars take
 _NAME, _WORDS = 20, 23  # letters of a name, and of it with the note behind it
 _LABELS_PER_INCH = 2.6
+_LEAST_NAME = 0.3  # inches of a name below a bar
 _LARGE = 2000
 
 _BETWEEN = "#e6eaee"
@@ -157,13 +158,11 @@ def _range(picture: Array, look: Look) -> _Range:
 
 
 def draw_image(sheet: Sheet, box: Box, values: Array) -> None:
-    """Draws an input [height, width] or [1 or 3, height, width], grey or in colours, from minimum to maximum."""
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    """Draws an input [height, width] or [1 or 3, height, width], grey or in colours."""
     if values.ndim == 3 and len(values) == 3:
         _bare(sheet.axes(box)).imshow(_levels(values))
     else:
-        _draw_picture(sheet, box, without_ones(values), _Range(_GREY, low, high))
+        _draw_picture(sheet, box, without_ones(values), _Range(_GREY, *ends(values)))
 
 
 def draw_with_norms(sheet: Sheet, box: Box, values: Array) -> None:
@@ -171,7 +170,7 @@ def draw_with_norms(sheet: Sheet, box: Box, values: Array) -> None:
     _draw_array(sheet, box, values, "norm", lambda table: np.sqrt((table**2).sum(axis=1)))
 
 
-def draw_with_sums(sheet: Sheet, box: Box, values: Array, look: Look = USUAL, under: Array | None = None) -> None:
+def draw_with_sums(sheet: Sheet, box: Box, values: Array, look: Look = USUAL, under: Ground | None = None) -> None:
     """Draws an attribution or a gradient; a table (usually tokens by features) has its rows' sums beside it.
 
     Args:
@@ -179,15 +178,29 @@ def draw_with_sums(sheet: Sheet, box: Box, values: Array, look: Look = USUAL, un
         box: where on the sheet.
         values: of one example.
         look: how.
-        under: the image [height, width] or [3, height, width] below a picture, where ``look`` blends them.
+        under: the image below a map.
     """
     _draw_array(sheet, box, look.of(values), "sum", lambda table: table.sum(axis=1), look, under)
 
 
-def draw_bars(sheet: Sheet, box: Box, values: Array, predicted: ClassPrediction | None = None) -> None:
-    """Draws a vector as bars; with ``predicted``, the bar of the predicted class is highlighted."""
+def draw_bars(
+    sheet: Sheet,
+    box: Box,
+    values: Array,
+    highlighted: tuple[int, str, str] | None = None,
+    names: Sequence[str] = (),
+) -> None:
+    """Draws a vector as bars.
+
+    Args:
+        sheet: where to draw.
+        box: where on the sheet.
+        values: of one example.
+        highlighted: the bar of the predicted class, its name, which may be shortened, and what follows the name.
+        names: of all bars, which are below them if they have room; else some have their numbers.
+    """
     heights = _finite(values.reshape(-1))
-    sides = _sides(heights) if predicted is None else [(_QUIET, heights)]
+    sides = _sides(heights) if highlighted is None else [(_QUIET, heights)]
     axes = sheet.axes(box)
     for colour, side in sides:
         if heights.size > _MAX_BARS:
@@ -195,8 +208,11 @@ def draw_bars(sheet: Sheet, box: Box, values: Array, predicted: ClassPrediction 
         else:
             axes.bar(np.arange(heights.size), side, color=colour)
     _style_bars(axes, heights.size, box.width)
-    if predicted is not None:
-        _highlight(axes, heights, predicted, box.width)
+    room = box.width / max(heights.size, 1) - 0.06
+    if names and room >= _LEAST_NAME:
+        axes.set_xticks(range(heights.size), [fitted(name, room, 7, "normal", keep="start") for name in names])
+    if highlighted is not None:
+        _highlight(axes, heights, *highlighted, box.width)
 
 
 def draw_features(
@@ -206,9 +222,8 @@ def draw_features(
     names: Sequence[str],
     look: Look = USUAL,
     notes: Sequence[str] = (),
-    in_order: bool = False,
 ) -> None:
-    """Draws the `MOST_BARS` largest elements of a vector as bars with their names and numbers, the largest first.
+    """Draws the `MOST_BARS` largest elements of a vector as bars with their names and numbers, in their order.
 
     Args:
         sheet: where to draw.
@@ -217,11 +232,9 @@ def draw_features(
         names: of the elements.
         look: how.
         notes: what stands behind the names, such as the numbers that were sent.
-        in_order: draws these elements in the order that they have in the vector.
     """
     lengths = _finite(look.of(values).reshape(-1))
-    largest = np.argsort(-np.abs(lengths), kind="stable")[:MOST_BARS]
-    largest = np.sort(largest) if in_order else largest
+    largest = np.sort(np.argsort(-np.abs(lengths), kind="stable")[:MOST_BARS])
     names_width = min(_NAMED * box.width, _MOST_NAMED)
     axes = _bare(sheet.axes(box._replace(left=box.left + names_width, width=box.width - names_width)))
     colours = [_POSITIVE if lengths[number] >= 0 else _NEGATIVE for number in largest]
@@ -340,11 +353,10 @@ def _number(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def _highlight(axes: Axes, heights: Array, predicted: ClassPrediction, width: float) -> None:
-    index, height = predicted.index, float(heights[predicted.index])
+def _highlight(axes: Axes, heights: Array, index: int, name: str, share: str, width: float) -> None:
+    height = float(heights[index])
     axes.bar([index], [height], color=INK, width=max(0.8, heights.size / 400))  # visible among many bars too
-    label = fitted(predicted.label or str(index), 0.6 * width, 9, "bold", keep="start")
-    text = f"{label} · {predicted.probability:.1%}"
+    text = f"{fitted(name, 0.6 * width, 9, 'bold', keep='start')} · {share}"
     axes.use_sticky_edges = False  # leaves room above 0, where all values are below it
     axes.annotate(
         text,
@@ -369,7 +381,7 @@ def _draw_array(
     summary: str,
     summarise: Callable[[Array], Array],
     look: Look = USUAL,
-    under: Array | None = None,
+    under: Ground | None = None,
 ) -> None:
     """Draws an array by its shape: a vector as bars, channels as tiles, a long table with totals of rows."""
     flat = without_ones(values)
@@ -406,16 +418,18 @@ def _mosaic(channels: Array) -> Array:
 
 
 def _draw_picture(
-    sheet: Sheet, box: Box, picture: Array, scale: _Range, look: Look = USUAL, under: Array | None = None
+    sheet: Sheet, box: Box, picture: Array, scale: _Range, look: Look = USUAL, under: Ground | None = None
 ) -> None:
     """Draws an array in colours over ``under``, which shows through where numbers are small, or as ``blend`` says."""
     axes = sheet.axes(box)
-    if under is not None and (look.blend is not None or same_ratio(picture.shape, under.shape[-2:])):
-        aspect = under.shape[-2] / under.shape[-1]
-        below = _levels(under if look.blend is not None or under.ndim < 3 else under.mean(axis=0))
-        axes.imshow(below, "gray", extent=_WHOLE, aspect=aspect)
+    if under is not None and (look.blend is not None or under.takes(picture.shape)):
+        sides = under.sides
+        aspect = sides[0] / sides[1]
+        coloured = look.blend is not None or under.image.ndim < 3
+        below = under.image if coloured else under.image.mean(axis=0).astype(under.image.dtype)
+        axes.imshow(_levels(below), "gray", vmin=0, vmax=1, extent=_WHOLE, aspect=aspect)
         by_size = _MOST_OPAQUE * np.clip(np.abs(_finite(picture)) / scale.high, 0, 1)
-        smooth = "bilinear" if COARSE * picture.shape[-1] < under.shape[-1] else None
+        smooth = "bilinear" if COARSE * picture.shape[-1] < sides[1] else None
         shown = axes.imshow(
             picture, scale.colours, vmin=scale.low, vmax=scale.high, extent=_WHOLE, aspect=aspect,
             alpha=by_size if look.blend is None else look.blend, interpolation=look.interpolation or smooth,
@@ -434,10 +448,10 @@ _WHOLE = (0.0, 1.0, 1.0, 0.0)
 
 
 def _levels(image: Array) -> Array:
-    """Returns an image from its smallest number, 0, to its largest, 1, with the colours on the last axis."""
-    finite = image[np.isfinite(image)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    levels = _finite((image - low) / ((high - low) or 1))
+    """Returns an image with the colours on the last axis: bytes as they are, other numbers from the smallest, 0, to the
+    largest, 1."""
+    low, high = ends(image)
+    levels = _finite((image.astype(np.float64) - low) / ((high - low) or 1))
     return np.moveaxis(levels, 0, -1) if levels.ndim == 3 else levels
 
 

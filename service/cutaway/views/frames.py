@@ -12,9 +12,9 @@ from cutaway.contract.requests import InspectRequest, Point
 from cutaway.contract.results import AttributionResult, InspectResult
 from cutaway.contract.results.arrays import ArrayField, Entry, by_name, entries, examples_first
 from cutaway.contract.results.explanations import outcome_of_row
-from cutaway.contract.results.summary import batch_size
+from cutaway.contract.results.summary import batch_size, class_labels
 from cutaway.contract.tensors import Array
-from cutaway.views.pictures import class_labels, importing, sent_tensors
+from cutaway.views.pictures import importing, sent_tensors
 
 if TYPE_CHECKING:
     import pandas
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _CONSTANT = ("attribution", "title", "other", "method", "layer", "input", "output")
 
 
-def frame(result: InspectResult, what: str, labels: Sequence[str]) -> pandas.DataFrame:
+def frame(result: InspectResult, what: str) -> pandas.DataFrame:
     """Returns the table ``what``; see `Inspection.to_pandas`."""
     if what not in _TABLES:
         raise error(Reason.INVALID_VALUE, f"{what!r} is none of {', '.join(_TABLES)}", "what")
     with importing("to_pandas()"):
         import pandas
     make, columns = _TABLES[what]
-    parts = [pandas.DataFrame(part) for part in make(examples_first(result), labels)]
+    parts = [pandas.DataFrame(part) for part in make(examples_first(result))]
     if not parts:
         return pandas.DataFrame(columns=columns)
     table = pandas.concat(parts, ignore_index=True)
@@ -43,7 +43,7 @@ def frame(result: InspectResult, what: str, labels: Sequence[str]) -> pandas.Dat
     return table.astype({name: "category" for name in (*_CONSTANT, "verdict", "cause") if name in columns})
 
 
-def _attributions(result: InspectResult, _labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _attributions(result: InspectResult) -> Iterator[dict[str, Any]]:
     """Yields the columns of a long table for each explained input or layer whose axis 0 is the batch."""
     rows = batch_size(result)
     for index, (title, attribution) in enumerate(zip(result.titles(), result.attributions)):
@@ -59,7 +59,7 @@ def _attributions(result: InspectResult, _labels: Sequence[str]) -> Iterator[dic
                 yield _tidy(values, {**constant, "input": name}, by_row, features)
 
 
-def _agreements(result: InspectResult, _labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _agreements(result: InspectResult) -> Iterator[dict[str, Any]]:
     """Yields the columns of a table with a row for each example and pair of attributions."""
     names = result.titles()
     for each in result.agreements:
@@ -86,8 +86,8 @@ def _values(
         yield name, values, None if known is None else [known] * len(values)
 
 
-def _predictions(result: InspectResult, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    rows, known_labels = batch_size(result), class_labels(result, labels)
+def _predictions(result: InspectResult) -> Iterator[dict[str, Any]]:
+    rows, known_labels = batch_size(result), class_labels(result)
     classes = result.classes if len(result.classes) == rows else ()
     by_row: dict[str, list[Any]] = {
         "predicted": [prediction.index for prediction in classes] if classes else [None] * rows,

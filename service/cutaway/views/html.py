@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
 from itertools import takewhile
 
 import numpy as np
@@ -17,6 +15,7 @@ from cutaway.contract.results.explanations import outcome_of_row
 from cutaway.contract.results.summary import (
     Titled,
     batch_size,
+    class_labels,
     class_name,
     evidence_lines,
     first,
@@ -24,6 +23,7 @@ from cutaway.contract.results.summary import (
     outcome,
     outcomes,
     outline,
+    predicted_class,
     summarise,
     worst_first,
 )
@@ -36,20 +36,20 @@ from cutaway.views.pictures import (
     SIGNLESS,
     STEPS,
     Markup,
+    Picture,
     SentInput,
     as_image,
     by_feature,
-    class_labels,
     coarse,
     colour,
     distinct,
     element,
+    element_weights,
     heat,
     layout_of,
     line,
     photograph,
     picture_size,
-    same_ratio,
     sent_inputs,
     short_number,
     strongest,
@@ -63,7 +63,7 @@ STYLE = """
 .cutaway h3{font-size:15px;margin:.2em 0}.cutaway h4{font-size:12px;margin:1em 0 .3em;opacity:.7;font-weight:600}
 .cutaway .note{opacity:.7;font-size:12px;margin:.2em 0}
 .cutaway .example{border-top:1px solid #8886;padding:.5em 0}
-.cutaway .columns{display:flex;flex-wrap:wrap;gap:12px 26px}.cutaway .side{flex:0 0 15rem}
+.cutaway .columns{display:flex;flex-wrap:wrap;gap:12px 26px}.cutaway .side{flex:0 0 18rem}
 .cutaway .tiles{flex:1 1 22rem;display:flex;flex-wrap:wrap;gap:14px 22px;align-content:flex-start}
 .cutaway .tile{max-width:100%;min-width:0;overflow-wrap:anywhere;margin-bottom:8px}
 .cutaway .tile p{margin:.2em 0}
@@ -119,18 +119,17 @@ _DRAWN = (
 )
 
 
-def page(result: InspectResult, request: InspectRequest, labels: Sequence[str]) -> str:
+def page(result: InspectResult, request: InspectRequest) -> str:
     """Returns ``result`` as HTML.
 
     Args:
         result: the result.
         request: its request, whose inputs are drawn below the attributions.
-        labels: of the classes; may be empty.
     """
     rows, room = batch_size(result), _Room(CHARACTERS)
     pictures: dict[str, str] = {}
     shown = examples_first(result)
-    examples = [_example(shown, request, labels, row, pictures, room) for row in range(min(rows, EXAMPLES))]
+    examples = [_example(shown, request, row, pictures, room) for row in range(min(rows, EXAMPLES))]
     grounds = "".join(f".cutaway .{style}{{background-image:url({url})}}" for style, url in pictures.items())
     return element(
         "div",
@@ -166,7 +165,6 @@ class _Room:
 def _example(
     result: InspectResult,
     request: InspectRequest,
-    labels: Sequence[str],
     row: int,
     pictures: dict[str, str],
     room: _Room,
@@ -182,16 +180,18 @@ def _example(
         if panel is not None and (picture is None or name in grounds):
             side.append(panel)
     pictures |= {picture.style: picture.url for picture in grounds.values()}
-    side += _prediction_panels(result, row, labels)
+    side += _prediction_panels(result, row)
     attributed = worst_first(result, ATTRIBUTIONS)
+    at_inputs = (each.values for each in result.attributions if not each.at_layer)
+    weights = element_weights([{name: _row(own, row) for name, own in values.items()} for values in at_inputs])
     panels = (
-        _attribution_panel(title, attribution, row, inputs, grounds, result.feature_names)
+        _attribution_panel(title, attribution, row, inputs, grounds, result.feature_names, weights)
         for title, attribution in attributed[:ATTRIBUTIONS]
     )
     tiles = list(takewhile(room.takes, panels))
     return element(
         "div",
-        element("h4", f"example {row}{_target(result, labels, row)}"),
+        element("h4", f"example {row}{_target(result, row)}"),
         element("div", element("div", *side, class_="side"), element("div", *tiles, class_="tiles"), class_="columns"),
         *_left_out(len(inputs), _INPUTS, "inputs"),
         *_left_out(len(attributed), len(tiles), "attributions", attributed[len(tiles) :]),
@@ -200,15 +200,15 @@ def _example(
     )
 
 
-def _target(result: InspectResult, labels: Sequence[str], row: int) -> str:
+def _target(result: InspectResult, row: int) -> str:
     """Returns the target of the attributions of one example, and the meaning of their colours."""
     if not result.attributions:
         return ""
     if result.targets is None or not result.classes:
         return " · attributions of the target: red is for it, blue against it"
-    known, targets = class_labels(result, labels), np.atleast_1d(result.targets[row]).tolist()
-    named = ", ".join(harmless(known.get(index, ""), 40) or str(index) for index in targets[:_TARGETS])
-    return f" · attributions of class {named}: red is for it, blue against it"
+    targets = np.atleast_1d(result.targets[row]).tolist()
+    named = ", ".join(class_name(result, index) for index in targets[:_TARGETS])
+    return f" · attributions of {named}: red is for it, blue against it"
 
 
 def _verdicts(result: InspectResult) -> Iterator[Markup]:
@@ -264,10 +264,11 @@ def _badge(verdict: str) -> Markup:
     return element("span", verdict.replace("_", " "), class_=f"badge {kind}")
 
 
-def _signed_bars(names: Sequence[str], values: Array, signless: bool) -> Markup:
-    """Draws the largest magnitudes of a vector as bars on both sides of 0, and writes the sum of the others."""
-    shown = np.argsort(-np.abs(values), kind="stable")[:_MAX_BARS]
-    rest = np.delete(values, shown)
+def _signed_bars(names: Sequence[str], values: Array, signless: bool, weights: Array) -> Markup:
+    """Draws the largest magnitudes of a vector as bars on both sides of 0, those of the largest weights first, and
+    writes the sum of the others."""
+    shown = np.sort(np.argsort(-np.abs(values), kind="stable")[:_MAX_BARS])
+    shown, rest = shown[np.argsort(-weights[shown], kind="stable")], np.delete(values, shown)
     left_out = [f"… {rest.size:,} smaller sum to {short_number(float(rest.sum()))}"] if rest.size else []
     rows = [(names[index], float(values[index])) for index in shown.tolist()]
     kinds = ["size" if signless else "for" if value >= 0 else "against" for _, value in rows]
@@ -313,14 +314,20 @@ def _token_colours(texts: Sequence[str], values: Array, against: str) -> Markup:
     return element("div", element("div", *spans, class_="tokens"), element("p", notes, class_="note"))
 
 
-def _heat_map(values: Array, ground: str, ground_sides: tuple[int, int] | None, signless: bool) -> Markup:
-    """Draws [height, width] as a heat map; over the input, whose CSS class is ``ground``, if their shapes fit."""
-    fits = ground_sides is not None and same_ratio(values.shape, ground_sides)
+def _category_bar(texts: Sequence[str], values: Array, against: str) -> Markup:
+    """Draws the attribution of a category as a bar, and writes what it is compared with."""
+    return element("div", _signed_bars(texts, values, False, np.abs(values)), element("p", against, class_="note"))
+
+
+def _heat_map(values: Array, ground: Picture | None, signless: bool) -> Markup:
+    """Draws [height, width] as a heat map; over the input, if their shapes fit."""
     small = coarse(values)
-    picture = _heat(small, strongest(small), signless, f"heat map {outline(values)}")
-    beneath = [element("i", class_=ground)] if fits else []
-    smooth = " smooth" if ground_sides is not None and fits and COARSE * max(values.shape) < max(ground_sides) else ""
-    return element("span", *beneath, picture, class_=f"picture blank{smooth}", style=picture_size(values.shape))
+    drawn = [_heat(small, strongest(small), signless, f"heat map {outline(values)}")]
+    kind, sides = "picture blank", values.shape
+    if ground is not None and ground.takes(values.shape):
+        drawn, sides = [element("i", class_=ground.style), *drawn], ground.sides
+        kind += " smooth" * (COARSE * max(values.shape) < max(ground.sides))
+    return element("span", *drawn, class_=kind, style=picture_size(sides))
 
 
 def _heat(values: Array, scale: float, signless: bool, text: str) -> Markup:
@@ -344,24 +351,6 @@ _TEXT = 500  # characters of an input text
 _OUTPUTS = 3
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An input that is a picture, which several heat maps lie on.
-
-    Attributes:
-        url: the data URL.
-        sides: height and width of the input, in pixels.
-    """
-
-    url: str
-    sides: tuple[int, int]
-
-    @property
-    def style(self) -> str:
-        """The CSS class with the picture as background; it is unique in a notebook."""
-        return f"p{sha256(self.url.encode()).hexdigest()[:12]}"
-
-
 def _input_panel(name: str, sent: SentInput, names: Sequence[str]) -> tuple[Markup | None, Picture | None]:
     """Draws an input that is a picture or a text; returns also the picture. Numbers are drawn with their
     attributions."""
@@ -371,7 +360,7 @@ def _input_panel(name: str, sent: SentInput, names: Sequence[str]) -> tuple[Mark
     if image is None:
         return None, None
     try:
-        picture = Picture(photograph(image), (image.shape[-2], image.shape[-1]))
+        picture = Picture(image, sent.raw, photograph(image))
     except CutawayError as failure:
         if failure.reason != Reason.PACKAGE_MISSING:
             raise
@@ -379,7 +368,7 @@ def _input_panel(name: str, sent: SentInput, names: Sequence[str]) -> tuple[Mark
     return _tile(name, element("span", class_=f"picture {picture.style}", style=picture_size(picture.sides))), picture
 
 
-def _prediction_panels(result: InspectResult, row: int, labels: Sequence[str]) -> Iterator[Markup]:
+def _prediction_panels(result: InspectResult, row: int) -> Iterator[Markup]:
     """Draws the outputs of one example; the predicted class is read from the first. Of a text, draws what was
     written."""
     if row < len(result.texts):
@@ -394,11 +383,11 @@ def _prediction_panels(result: InspectResult, row: int, labels: Sequence[str]) -
         for number, (name, array) in enumerate(list(outputs.items())[:_OUTPUTS]):
             values = _row(array, row)
             predicted = classes[row] if not number and row < len(classes) else None
-            known_as = f": {class_name(predicted)}, {predicted.probability:.1%}" if predicted is not None else ""
+            known_as = f": {', '.join(predicted_class(result, predicted))}" if predicted is not None else ""
             title = f"{prefix}{harmless(name)}{known_as}"
             if values.ndim == 1 and values.size:
-                known = class_labels(result, labels) if predicted is not None else {}
-                texts = [known.get(index) or str(index) for index in range(values.size)]
+                known = class_labels(result) if predicted is not None else {}
+                texts = [known.get(index) or f"{'class ' * bool(known)}{index}" for index in range(values.size)]
                 yield _tile(title, _output_bars(texts, values, predicted.index if predicted is not None else None))
             else:
                 yield _tile(title, _numbers(values))
@@ -411,6 +400,7 @@ def _attribution_panel(
     inputs: Mapping[str, SentInput],
     grounds: Mapping[str, Picture],
     feature_names: Mapping[str, Sequence[str]],
+    weights: Mapping[str, Array],
 ) -> Markup:
     """Draws one attribution of one example with its verdict: tokens, a heat map over the input, or bars."""
     if attribution.error is not None:
@@ -418,14 +408,16 @@ def _attribution_panel(
     verdict = outcome_of_row(attribution.checks, row).verdict.value if attribution.checks else "NOT CHECKED"
     tokens = attribution.tokens
     if tokens is not None:
-        drawn = _token_colours(tokens.row_texts(row), _row(tokens.values, row), tokens.against(row))
-        return _tile(_titled(title, verdict), drawn)
+        draw = _category_bar if tokens.is_category else _token_colours
+        texts = tokens.row_texts(row, tokens.input or attribution.layer)
+        return _tile(_titled(title, verdict), draw(texts, _row(tokens.values, row), tokens.against(row)))
     signless = attribution.method in SIGNLESS and not any((array < 0).any() for array in attribution.values.values())
     arrays = {name: _row(array, row) for name, array in attribution.values.items()}
     vectors = {name: array for name, array in arrays.items() if layout_of(array) in ("number", "bars") and array.size}
-    panels = [_vectors(vectors, inputs, feature_names, signless)] if vectors else []
+    weights = {} if attribution.at_layer else weights
+    panels = [_vectors(vectors, inputs, feature_names, weights, signless)] if vectors else []
     panels += [
-        _panel(name, array, inputs, grounds, None if attribution.layer else feature_names.get(name, ()), signless)
+        _panel(name, array, inputs, grounds, None if attribution.at_layer else feature_names.get(name, ()), signless)
         for name, array in arrays.items()
         if name not in vectors
     ][:_OUTPUTS]
@@ -436,9 +428,10 @@ def _vectors(
     vectors: Mapping[str, Array],
     inputs: Mapping[str, SentInput],
     feature_names: Mapping[str, Sequence[str]],
+    weights: Mapping[str, Array],
     signless: bool,
 ) -> Markup:
-    """Draws what is about numbers and vectors as bars of one scale, the largest first, beside what was sent."""
+    """Draws what is about numbers and vectors as bars of one scale, the largest weights first, beside what was sent."""
     rows: list[tuple[str, float]] = []
     for name, values in vectors.items():
         several = f"{name} " if len(vectors) > 1 else ""
@@ -448,7 +441,9 @@ def _vectors(
         if sent is not None and sent.shape == values.shape:
             texts = [f"{text} = {short_number(each)}" for text, each in zip(texts, sent.reshape(-1).tolist())]
         rows += zip(texts, values.reshape(-1).tolist())
-    return _signed_bars([name for name, _ in rows], np.array([value for _, value in rows]), signless)
+    order = [weights.get(name, np.abs(values)).reshape(-1) for name, values in vectors.items()]
+    labels, numbers = zip(*rows)
+    return _signed_bars(labels, np.array(numbers), signless, np.concatenate(order))
 
 
 def _panel(
@@ -469,7 +464,7 @@ def _panel(
         return _numbers(values)
     ground = grounds.get(name) or next(iter(grounds.values()), None)
     picture = planes if planes.ndim == 2 else np.asarray(planes.sum(axis=0))
-    return _heat_map(picture, ground.style if ground else "", ground.sides if ground else None, signless)
+    return _heat_map(picture, ground, signless)
 
 
 def _series(values: Array, sent: Array | None, names: Sequence[str], signless: bool) -> Markup:

@@ -49,11 +49,9 @@ class Inspection(InspectResult):
 
     Attributes:
         request: the request, with the inputs sent.
-        labels: the labels of the classes, for pictures and tables; see `with_labels`.
     """
 
     request: InspectRequest = field(default_factory=lambda: InspectRequest(""))
-    labels: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, result: InspectResult, request: InspectRequest) -> Inspection:
@@ -82,9 +80,9 @@ class Inspection(InspectResult):
     def with_labels(self, labels: Sequence[str]) -> Inspection:
         """Returns the same result with labels of the classes, such as `ModelDetail.labels`, for pictures and tables.
 
-        A reply has only the labels of the predicted classes.
+        A reply of a model with many classes has only those of the classes that it names.
         """
-        return changed(self, labels=tuple(labels))
+        return changed(self, labels=dict(enumerate(labels)))
 
     def titles(self) -> list[str]:
         """Returns what people call each attribution: its method and layer, and the fields in which those with the same
@@ -129,7 +127,7 @@ class Inspection(InspectResult):
                 inputs[name] = np.broadcast_to(sent.values, (rows, *sent.values.shape))
         with importing("plot()"):
             look = Look(sign, cmap, outlier_percent, blend, interpolation)
-            figure = plots.figure(self, inputs, row, look, self.labels, self.request.captures)
+            figure = plots.figure(self, inputs, row, look, self.request)
         if path is not None:
             figure.savefig(path, dpi=plots.DOTS_PER_INCH)
         return figure
@@ -145,7 +143,7 @@ class Inspection(InspectResult):
             FailedPrecondition: ``PACKAGE_MISSING``, if pandas is not installed.
             InvalidArgument: ``INVALID_VALUE`` for another table.
         """
-        return frame(self, what, self.labels)
+        return frame(self, what)
 
     def to_xarray(self) -> xarray.Dataset:
         """Returns all tensors of the result, with named dimensions.
@@ -156,4 +154,4 @@ class Inspection(InspectResult):
         return dataset(self, self.request)
 
     def _repr_html_(self) -> str:
-        return page(self, self.request, self.labels)
+        return page(self, self.request)

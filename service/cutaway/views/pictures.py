@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from html import escape
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -24,14 +25,6 @@ from cutaway.contract.tensors import Array
 
 if TYPE_CHECKING:
     from PIL import Image
-
-
-def class_labels(result: InspectResult, labels: Sequence[str]) -> dict[int, str]:
-    """Returns the known labels by class index: ``labels`` of all classes, and those of the predicted classes."""
-    predicted = (*result.classes, *result.unedited_classes)
-    return dict(enumerate(labels)) | {
-        prediction.index: prediction.label for prediction in predicted if prediction.label
-    }
 
 
 Sign: TypeAlias = Literal["all", "positive", "negative", "absolute"]
@@ -144,6 +137,40 @@ def without_ones(values: Array) -> Array:
     return values
 
 
+@dataclass(frozen=True)
+class Ground:
+    """An input that is a picture, below maps.
+
+    Attributes:
+        image: [height, width] or [3, height, width].
+        resized: whether the model saw another size of it, so that maps cover all of it whatever the ratio of its sides.
+    """
+
+    image: Array
+    resized: bool = False
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Its height and width, in pixels."""
+        return self.image.shape[-2], self.image.shape[-1]
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Returns whether a map of this shape lies over it."""
+        return self.resized or same_ratio(shape, self.sides)
+
+
+@dataclass(frozen=True)
+class Picture(Ground):
+    """A ground of a page, with its data URL."""
+
+    url: str = ""
+
+    @property
+    def style(self) -> str:
+        """The CSS class with the picture as background; it is unique in a notebook."""
+        return f"p{sha256(self.url.encode()).hexdigest()[:12]}"
+
+
 def same_ratio(first: Sequence[int], second: Sequence[int]) -> bool:
     """Returns whether pictures of these sides [height, width] fit on each other, but for 5 percent."""
     return abs(first[0] * second[1] - second[0] * first[1]) <= _SAME_SHAPE * second[0] * first[1]
@@ -163,14 +190,33 @@ _LONG_NAME = 16
 
 
 def by_feature(attributions: Array) -> list[int]:
-    """Returns the features of a series [time, features] that are drawn: those with the largest sums of magnitudes."""
+    """Returns the features of a series [time, features] that are drawn, in order: those with the largest sums of
+    magnitudes."""
     sums = np.where(np.isfinite(attributions), np.abs(attributions), 0.0).sum(axis=0)
     order: list[int] = np.argsort(-sums, kind="stable").tolist()
-    return order[:FEATURES]
+    return sorted(order[:FEATURES])
 
 
 FEATURES = 6
 """The most features of a series that are drawn."""
+
+
+def element_weights(attributions: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
+    """Returns the weight of each element of inputs, by which views order bars: the same order in all panels.
+
+    It is the largest share that its magnitude has of the largest one of an attribution.
+    """
+    weights: dict[str, Array] = {}
+    for arrays in attributions:
+        sizes = {name: np.where(np.isfinite(array), np.abs(array), 0.0) for name, array in arrays.items()}
+        vectors = {name: size for name, size in sizes.items() if layout_of(size) in ("number", "bars")}
+        largest = max((float(size.max(initial=0.0)) for size in vectors.values()), default=0.0) or 1.0
+        for name, size in vectors.items():
+            before = weights.get(name)
+            weights[name] = size / largest
+            if before is not None and before.shape == size.shape:
+                weights[name] = np.maximum(before, weights[name])
+    return weights
 
 
 def thinned(values: Array, places: int) -> Array:
@@ -225,12 +271,20 @@ def heat(values: Array, scale: float, signless: bool = False) -> str:
     return _png(Image.fromarray(pixels, "RGBA"))
 
 
+def ends(image: Array) -> tuple[float, float]:
+    """Returns the numbers that are drawn black and white: those of bytes, else the smallest and the largest."""
+    finite = image[np.isfinite(image)]
+    if image.dtype == np.uint8 or not finite.size:
+        return (0.0, 255.0) if image.dtype == np.uint8 else (0.0, 1.0)
+    return float(finite.min()), float(finite.max())
+
+
 def photograph(values: Array) -> str:
-    """Draws an input [height, width] or [3, height, width] as a PNG data URL, its smallest value black."""
+    """Draws an input [height, width] or [3, height, width] as a PNG data URL: bytes as they are, else its smallest
+    value black."""
     with importing(_PICTURES):
         from PIL import Image
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    low, high = ends(values)
     shown = np.where(np.isfinite(values), values, low).astype(np.float64)
     levels = ((shown - low) / ((high - low) or 1) * 255).round().astype(np.uint8)
     picture = Image.fromarray(np.moveaxis(levels, 0, -1) if levels.ndim == 3 else levels)
@@ -249,7 +303,7 @@ def _png(picture: Image.Image) -> str:
 
 def as_image(values: Array, names: Sequence[str] = ()) -> Array | None:
     """Returns the input of one row in a shape that `photograph` draws; None if it is no image."""
-    return without_ones(values).astype(np.float64) if layout_of(values, names) == "picture" else None
+    return without_ones(values) if layout_of(values, names) == "picture" else None
 
 
 def colour(value: float, scale: float) -> str:
@@ -297,9 +351,26 @@ def sent_inputs(result: InspectResult, request: InspectRequest, row: int) -> dic
     if row < len(request.raw):
         own = {place.path: array for place, array in captures(result) if (place.module, place.point) == ("", "input")}
         seen = {name: SentInput(array[row]) for name, array in own.items() if array.ndim and row < len(array)}
-        return {**seen, "input": _decoded(request.raw[row])}
+        decoded = _decoded(request.raw[row])
+        return {**{name: _coloured(each, decoded) for name, each in seen.items()}, DECODED: decoded}
     tensors = sent_tensors(result, request)
     return {name: SentInput(array[row]) for name, array in tensors.items() if array.ndim and row < len(array)}
+
+
+DECODED = "input"
+"""The name of a raw input as it was sent."""
+
+
+def _coloured(seen: SentInput, sent: SentInput) -> SentInput:
+    """Returns what the model saw of a picture in the colours of the picture: an adapter scales each of them."""
+    if seen.values is None or sent.values is None or (pixels := without_ones(seen.values)).shape[:1] != (3,):
+        return seen
+    if pixels.ndim != 3:
+        return seen
+    low, high = (function(pixels, (1, 2), keepdims=True) for function in (np.min, np.max))
+    darkest, lightest = (function(sent.values, (1, 2), keepdims=True) for function in (np.min, np.max))
+    share = (pixels - low) / np.where(high > low, high - low, 1)
+    return SentInput((darkest + share * (lightest - 1.0 * darkest)).round().clip(0, 255).astype(np.uint8))
 
 
 def sent_tensors(result: InspectResult, request: InspectRequest) -> dict[str, Array]:

@@ -22,7 +22,15 @@ from rich.text import Text
 from cutaway.contract.results import AttributionResult, Check, Estimate, InspectResult, TokenAttribution, Verdict
 from cutaway.contract.results.arrays import POSITIONS, captures, entries
 from cutaway.contract.results.explanations import outcome_of_row
-from cutaway.contract.results.summary import Titled, counterfactual_lines, influence_lines, outline, without_layer
+from cutaway.contract.results.summary import (
+    Titled,
+    class_labels,
+    counterfactual_lines,
+    influence_lines,
+    outline,
+    predicted_class,
+    without_layer,
+)
 from cutaway.contract.tensors import Array, bytes_of
 from cutaway.contract.values import printable
 
@@ -179,22 +187,24 @@ def receipt_table(result: InspectResult) -> Table:
 
 def _classes(result: InspectResult) -> Table:
     show_label = any(prediction.label for prediction in result.classes)
-    targets = {"target": result.targets, "target's value": result.target_values}
-    shown = {} if _needs_target_table(result) else {name: array for name, array in targets.items() if array is not None}
+    targets, values = (None, None) if _needs_target_table(result) else (result.targets, result.target_values)
+    shown = [*["target"] * (targets is not None), *["target's value"] * (values is not None)]
     explained = [] if result.explained_rows is None else [result.explained_rows]
     names = ["example", "class", *["label"] * show_label, "probability", *shown, *["explained"] * len(explained)]
     table = empty_table("Prediction", *names, numbers=1 + len(shown), folds=("label",))
     unedited = result.unedited_classes or result.classes
     for index, (before, after) in enumerate(zip(unedited, result.classes[:MAX_ROWS])):
         passes = [before, after] if result.unedited_classes else [after]
+        known_as, shares = zip(*(predicted_class(result, each) for each in passes))
         table.add_row(
             str(index),
             _change(str(before.index), str(after.index)),
-            *[_change(before.label, after.label, "bold")] * show_label,
+            *[_change(known_as[0], known_as[-1], "bold")] * show_label,
             Text(" -> ").join(
-                Text(f"{each.probability:.1%}", style="bold" if each.probability >= 0.5 else "") for each in passes
+                Text(share, style="bold" if each.probability >= 0.5 else "") for share, each in zip(shares, passes)
             ),
-            *(_number_text(array[index]) for array in shown.values()),
+            *([] if targets is None else [_class_text(result, int(targets[index]))]),
+            *([] if values is None else [_number_text(values[index])]),
             *("yes" if rows[index] else "no" for rows in explained),
         )
     _count_hidden_rows(table, len(result.classes))
@@ -229,14 +239,21 @@ def target_table(result: InspectResult) -> Table:
     names = ["example", *[_noun(result)] * len(classes), "value"]
     table = empty_table("Targets", *names, numbers=len(names) - 1)
     for index, value in enumerate(values.reshape(-1)[:MAX_ROWS]):
-        table.add_row(str(index // per_example), *(str(each[index]) for each in classes), _number_text(value))
+        table.add_row(
+            str(index // per_example), *(_class_text(result, int(each[index])) for each in classes), _number_text(value)
+        )
     _count_hidden_rows(table, values.size)
     return table
 
 
 def _noun(result: InspectResult) -> str:
     """Returns what a target's index is of: a class, or an element of the output of a model without classes."""
-    return "class" if result.classes else "element"
+    return "class" if result.classes or class_labels(result) else "element"
+
+
+def _class_text(result: InspectResult, index: int) -> Text:
+    """Returns the label of a class that was explained or found, else its index."""
+    return Text(printable(class_labels(result).get(index, "")) or str(index))
 
 
 def concept_table(result: InspectResult) -> Table:
@@ -306,9 +323,10 @@ def attack_table(result: InspectResult) -> Table:
         for row in rows[:MAX_ROWS]:
             verdict = verdict_text(outcome_of_row(attack.checks, row).verdict) if attack.checks else Text("-")
             reached = "-" if attack.succeeded is None else "yes" if attack.succeeded[row] else "no"
-            columns_of_row = (attack.classes, attack.losses, attack.linf, attack.parameters)
+            columns_of_row = (attack.losses, attack.linf, attack.parameters)
             cells = [Text("-") if values is None else _number_text(values[row]) for values in columns_of_row]
-            table.add_row(Text(attack.method), verdict, str(row), cells[0], reached, *cells[1:])
+            found = Text("-") if attack.classes is None else _class_text(result, int(attack.classes[row]))
+            table.add_row(Text(attack.method), verdict, str(row), found, reached, *cells)
     return table
 
 
@@ -327,19 +345,19 @@ def attribution_table(result: InspectResult) -> Group:
     """Returns the values of every attribution, and below them its checks, its metrics and its sums by token."""
     attributions = result.attributions
     titled = [(without_layer(title, each), each) for title, each in zip(result.titles(), attributions)]
-    blocks: list[RenderableType] = [_attributions(titled, _noun(result))]
+    blocks: list[RenderableType] = [_attributions(titled, result)]
     if any(attribution.checks for attribution in attributions):
         blocks.append(_checks(titled))
     if any(attribution.metrics for attribution in attributions):
         blocks.append(_metrics(titled))
     for attribution in attributions:
         if attribution.tokens is not None:
-            blocks += _token_tables(attribution, attribution.tokens, _noun(result))
+            blocks += _token_tables(attribution, attribution.tokens, result)
     return Group(*[part for block in blocks for part in ("", block)][1:])
 
 
-def _attributions(titled: Sequence[Titled], noun: str) -> Table:
-    attributions = [attribution for _, attribution in titled]
+def _attributions(titled: Sequence[Titled], result: InspectResult) -> Table:
+    attributions, noun = result.attributions, _noun(result)
     methods = {(attribution.method, attribution.layer) for attribution in attributions}
     show_class = len(methods) < len(attributions)  # a method for several classes: only the class tells them apart
     show_steps = any(attribution.n_steps for attribution in attributions)
@@ -357,12 +375,20 @@ def _attributions(titled: Sequence[Titled], noun: str) -> Table:
             error = attribution.standard_errors.get(name)
             table.add_row(
                 *(Text(title), Text(name), Text(str(list(array.shape)))),
-                *[_first_values(attribution.targets)] * show_class,
+                *[_first_classes(attribution.targets, result)] * show_class,
                 *(low, high, "" if delta is None else _number_text(np.abs(delta).max())),
                 *["" if error is None else _number_text(error.max())] * show_errors,
                 *[steps] * show_steps,
             )
     return table
+
+
+def _first_classes(targets: Array | None, result: InspectResult) -> Text:
+    """Returns the classes of the first rows; those of models without labels as numbers."""
+    if targets is None or not class_labels(result):
+        return _first_values(targets)
+    more = [Text("...")] if len(targets) > _MAX_VALUES else []
+    return Text(", ").join([*(_class_text(result, index) for index in targets[:_MAX_VALUES].tolist()), *more])
 
 
 def _checks(titled: Sequence[Titled]) -> Table:
@@ -397,10 +423,14 @@ def _metrics(titled: Sequence[Titled]) -> Table:
     return table
 
 
-def _token_tables(attribution: AttributionResult, tokens: TokenAttribution, noun: str) -> Iterator[RenderableType]:
+def _token_tables(
+    attribution: AttributionResult, tokens: TokenAttribution, result: InspectResult
+) -> Iterator[RenderableType]:
     """Yields the tables of the examples: the tokens with the largest sums, in the order of the text."""
     for row in range(min(len(tokens.values), MAX_ROWS)):
-        target = "" if attribution.targets is None else f", {noun} {attribution.targets[row]}"
+        target = ""
+        if attribution.targets is not None:
+            target = f", {_noun(result)} {_class_text(result, int(attribution.targets[row]))}"
         against = tokens.against(row)
         target += f", {against}" if against else ""
         title = f"Tokens of example {row}: {attribution.method} at {module_text(attribution.layer)}{target}"

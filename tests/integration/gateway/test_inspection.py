@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,13 @@ def test_asynchronous_client_returns_an_inspection(address: str) -> None:
 
 
 def test_labels_of_the_model_name_all_classes(address: str) -> None:
-    """A reply has the labels of the predicted classes only."""
+    """A reply of a model with few classes has them; others come from the model's description."""
     with ca.Client(address) as client:
         result = client.inspect("tumours", ROWS[:1])
-        assert list(result.to_pandas("predictions").feature) == ["benign", ""]
         detail = client.get_model("tumours")
-    named = result.with_labels(detail.labels)
+    assert list(result.to_pandas("predictions").feature) == ["benign", "malignant"]
+    assert list(replace(result, labels={}).to_pandas("predictions").feature) == ["benign", ""]
+    named = replace(result, labels={}).with_labels(detail.labels)
     assert list(named.to_pandas("predictions").feature) == ["benign", "malignant"]
     assert re.search(r'title="malignant">malignant</span>', named._repr_html_())
     assert repr(detail).startswith("ModelDetail: tumours 1.0 · 2 modules · 8 parameters")

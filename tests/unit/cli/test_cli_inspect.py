@@ -18,6 +18,8 @@ from cutaway.contract.results import AttributionResult, MetricResult, TokenAttri
 from cutaway.v1 import inspection_pb2
 from tests.support.cli import said, squeezed
 
+LABELS = ("cat", "dog", "owl")  # of the model "pets"
+
 Shown: TypeAlias = Callable[..., str]
 Found: TypeAlias = Callable[..., ca.InspectResult]
 
@@ -45,8 +47,8 @@ def test_inspect_explains_the_target_that_is_given(shown: Shown, found: Found) -
     """--target is one class for all examples, or one for each."""
     text, expected = shown("--target", 2, "--target", 0, pictures=2), found(2, target=[2, 0]).target_values
     assert expected is not None
-    assert f"% 2 {expected[0]:.3g} 1 " in text
-    assert f"% 0 {expected[1]:.3g} Time" in text
+    assert f"% owl {expected[0]:.3g} 1 " in text
+    assert f"% cat {expected[1]:.3g} Time" in text
 
 
 def test_inspect_explains_targets_of_all_kinds(shown: Shown, found: Found, tmp_path: Path) -> None:
@@ -80,8 +82,8 @@ def test_inspect_explains_the_largest_classes(shown: Shown, found: Found, tmp_pa
     assert expected.target_values is not None
     names = "Saliency", "Saliency (2)"
     for name, number, value in zip(names, expected.targets[0], expected.target_values[0], strict=True):
-        assert f" 0 {number} {value:.3g} " in text
-        assert f"{name} image [1, 1, 8, 8] {number} " in text
+        assert f" 0 {LABELS[number]} {value:.3g} " in text
+        assert f"{name} image [1, 1, 8, 8] {LABELS[number]} " in text
     assert "image float32[1, 2, 1, 8, 8]" in text
     assert "conv.weight float32[2, 4, 3, 3]" in text  # of each class, without the axis of the one input channel
 

@@ -123,7 +123,7 @@ def drawn() -> str:
         *("image · [1, 8, 8]", "conv1 · [16, 8, 8]"),
         *("input · [1, 8, 8]", "logits", "prediction · [10]"),
         *("Gradient", "output · [32, 8, 8]", "grad_output · [32, 8, 8]", "input · [512]"),
-        *("net 2.0", "zero  (25.0%)", "explained: class zero, value 1.5", "example 1 of 2", "weights 01234567"),
+        *("net 2.0", "zero  (25.0%)", "explained: zero, value 1.5", "example 1 of 2", "weights 01234567"),
     ],
 )
 def test_everything_that_came_back_has_a_panel(drawn: str, words: str) -> None:
@@ -158,7 +158,7 @@ def test_any_row_can_be_shown() -> None:
 def test_several_targets_have_a_panel_each() -> None:
     """Gradients and attributions of a top-k target are drawn class by class, and the header names the first classes."""
     text = written(plots.figure(result_of_several_targets(), row=1))
-    assert "explained: class 1 4 6 …, value 4 3 2 …" in text
+    assert "explained: class 1, class 4, class 6, …, value 4, 3, 2, …" in text
     assert all(f"image · class {number} · [3, 8, 8]" in text for number in (1, 4, 6, 9))
     assert all(f"image · class {number} · [1, 8, 8]" in text for number in (1, 4))
     assert "grad_output · [4, 3, 6, 6]" in text
@@ -343,8 +343,8 @@ def test_an_attribution_is_drawn_as_it_is_asked_for(sign: Any) -> None:
     bars: Any = table().plot(sign=sign)
     features = [axes.patches for axes in bars.axes if len(axes.patches) == 16]
     values = table().attributions[0].values["x"][0]  # behind the gradient, which is drawn as it is
-    largest = sorted(SIGNS[sign](values).astype(float), key=abs)[::-1][:16]
-    np.testing.assert_allclose(np.abs([bar.get_width() for bar in features[1]]), np.abs(largest), rtol=1e-6)
+    largest = sorted(SIGNS[sign](values).astype(float), key=abs)[-16:]
+    np.testing.assert_allclose(sorted(abs(bar.get_width()) for bar in features[1]), np.abs(largest), rtol=1e-6)
 
 
 def test_a_photo_shows_through_its_map() -> None:
@@ -388,19 +388,18 @@ def series(steps: int = 40, names: tuple[str, ...] = VITALS) -> Inspection:
 
 @pytest.mark.parametrize("names", [VITALS, ()])
 def test_a_series_is_lines_over_time_above_its_attribution(names: tuple[str, ...]) -> None:
-    """The input in the order of its features, named; the attribution with the feature first that counts most."""
+    """Input and attribution have the features in one order, by name."""
     result = series(names=names)
     drawn: Any = result.plot()
     sent, values = result.request.tensors["vitals"][0], result.attributions[0].values["vitals"][0]
-    order = np.argsort(-np.abs(values).sum(axis=0))
     lines = [axes.lines[0].get_ydata() for axes in drawn.axes if axes.lines and len(axes.lines[0].get_ydata()) == 40]
-    np.testing.assert_array_equal(lines, np.concatenate([sent, sent[:, order]], axis=1).T)
+    np.testing.assert_array_equal(lines, np.concatenate([sent, sent], axis=1).T)
     strips = [axes.images[0] for axes in drawn.axes if axes.images]
-    np.testing.assert_allclose([strip.get_array()[0] for strip in strips], values[:, order].T)
+    np.testing.assert_allclose([strip.get_array()[0] for strip in strips], values.T)
     assert len({strip.get_clim() for strip in strips}) == 1
     shown = [text.get_text() for text in drawn.texts if text.get_text() in VITALS or "feature" in text.get_text()]
     named = names or [f"feature {number}" for number in range(3)]
-    assert shown == [*named, *(named[number] for number in order)]
+    assert shown == [*named, *named]
 
 
 def test_a_number_has_the_name_of_its_input_and_what_was_sent() -> None:
@@ -460,12 +459,12 @@ def test_classes_have_their_labels_in_a_figure() -> None:
     several = tuple(replace(each, targets=targets[0][at : at + 1]) for at, each in enumerate(one.attributions[:2]))
     result = replace(one, attributions=several, targets=targets, target_values=np.array([[1.5, 0.5]]))
     drawn = "\n".join(text.get_text() for text in result.plot().texts)
-    assert "explained: class three 4, value 1.5 0.5" in drawn
-    assert "· class three ·" in drawn
+    assert "explained: three, class 4, value 1.5, 0.5" in drawn
+    assert "· three ·" in drawn
     named = result.with_labels([*"abc", "three", "four", *"fghij"])
     drawn = "\n".join(text.get_text() for text in named.plot().texts)
-    assert "explained: class three four, value" in drawn
-    assert "· class four ·" in drawn
+    assert "explained: three, four, value" in drawn
+    assert "· four ·" in drawn
 
 
 @pytest.mark.parametrize("of", ["tokens of an attribution", "ids that were captured", "nothing"])
@@ -493,7 +492,7 @@ def test_attention_has_its_heads_by_name_and_tokens_on_both_axes(of: str) -> Non
 
 
 def test_a_map_lies_over_what_the_adapter_made_of_a_photo() -> None:
-    """A file of another shape than the model's input is no ground; the model's own input is, where it was captured. Of
+    """The adapter resized the file, which maps cover; the model's own input is their ground where it was captured. Of
     a layer too."""
     file = io.BytesIO()
     Image.fromarray(np.arange(30 * 40, dtype=np.uint8).reshape(30, 40)).save(file, "PNG")
@@ -503,8 +502,85 @@ def test_a_map_lies_over_what_the_adapter_made_of_a_photo() -> None:
     plain = ca.InspectResult({}, attributions=attributions)
     call = ca.CapturedCall({ca.Point.INPUT: {"x": numbers(1, 3, 24, 24, seed=5)}})
     seen = replace(plain, captures={"": ca.ModuleCapture((call,))})
-    for result, layers in ((plain, 0), (seen, 2)):
+    for result, sides in ((plain, (30, 40)), (seen, (24, 24))):
         drawn = Inspection.of(result, asked)
-        assert sum(len(axes.images) == 2 for axes in drawn.plot().axes) == layers
-        assert drawn._repr_html_().count("<i class=") == layers
+        grounds = [axes.images[0].get_array() for axes in drawn.plot().axes if len(axes.images) == 2]
+        assert [ground.shape[:2] for ground in grounds if ground is not None] == [sides] * 2
+        assert drawn._repr_html_().count("<i class=") == 2
     assert "(the model) input x  float" in str(Inspection.of(seen, asked))
+
+
+def test_guided_grad_cam_and_neurons_are_drawn_at_the_input() -> None:
+    """They have a layer, and values of the input's shape: one map over the picture, the sum of its channels."""
+    one = image(rows=1)
+    values = one.attributions[0].values
+    for method in ("GuidedGradCam", "NeuronGradient"):
+        result = replace(one, attributions=(ca.AttributionResult(method, "conv1", values),))
+        drawn: Any = result.plot()
+        told = [text.get_text() for text in drawn.texts]
+        assert "At layers" not in told
+        ((_, above),) = [axes.images for axes in drawn.axes if len(axes.images) == 2]
+        np.testing.assert_allclose(above.get_array(), values["image"][0].astype(float).sum(axis=0), rtol=1e-6)
+
+
+def test_what_has_no_panel_is_written_or_named() -> None:
+    """Changes and evidence in words, metrics with their numbers, and every other array by its name."""
+    made = table(rows=2)
+    (values,) = made.attributions[0].values.values()
+    ones = np.ones(2)
+    changed = ca.results.CounterfactualResult(
+        {"x": values}, {"x": np.eye(2, values.shape[1], dtype=bool)}, classes=ones.astype(int), probabilities=ones,
+        succeeded=ones.astype(bool), changes=ones.astype(int), passes=ones.astype(int),
+    )  # fmt: skip
+    metric = ca.results.MetricResult("infidelity", np.array([0.25, 0.5]))
+    rows = np.arange(6).reshape(2, 3)
+    influence = ca.InfluenceResult("tracin", rows, rows, rows, rows)
+    result = replace(
+        made,
+        counterfactual=changed,
+        influence=influence,
+        attacks=(ca.results.AttackResult("FGSM", {"x": values}, linf=ones),),
+        concepts=(ca.ConceptResult("fc1", "stripes", np.zeros((2, 2)), shares=(0.5,)),),
+        attributions=(replace(made.attributions[0], metrics=(metric,)),),
+        sweep={"fc1": numbers(2, 5)},
+    )
+    told = written(result.plot(row=1))
+    changes = f"[1] label 1 with 1 change  feature 1 = {values[1, 1]:.6g}"
+    for words in (changes, "FGSM", "stripes at fc1", "tracin  [1] helped by rows 3, 4, 5", "infidelity 0.5"):
+        assert words in told
+    assert "not drawn: sweep:fc1" in told
+    assert "not drawn" not in written(made.plot())
+
+
+def test_panels_have_one_order_of_features_and_of_inputs() -> None:
+    """That of the largest share a feature has in any of them; the inputs as the model has them."""
+    picture, vector = numbers(1, 3, 8, 8), np.array([[3.0, 1.0, -2.0]])
+    first = ca.AttributionResult("Saliency", "", {"image": picture, "table": vector})
+    second = ca.AttributionResult("DeepLift", "", {"image": picture, "table": np.array([[0.1, 0.2, 0.5]])})
+    names = {"table": ("age", "bmi", "hr")}
+    result = ca.InspectResult({}, attributions=(first, second), feature_names=names)
+    figure: Any = Inspection.of(result, InspectRequest("net", {"image": picture, "table": vector})).plot()
+    bars = [[text.get_text() for text in axes.texts[::2]] for axes in figure.axes if axes.texts]
+    assert bars == [["age = 3", "hr = −2", "bmi = 1"]] * 2
+    details = [text.get_text().partition(" ·")[0] for text in figure.texts if " · [" in text.get_text()]
+    assert details == ["input", "image", "table", "image", "table"]
+    page = Inspection.of(result, InspectRequest("net", {"image": picture, "table": vector}))._repr_html_()
+    assert page.index(">age = 3") < page.index(">hr = −2") < page.index(">bmi = 1")
+    assert page.rindex(">age = 3") < page.rindex(">hr = −2") < page.rindex(">bmi = 1")
+
+
+def test_a_photo_has_its_colours() -> None:
+    """As it was sent, and so has what the adapter made of it, which is scaled colour by colour."""
+    sent = np.zeros((30, 40, 3), np.uint8)
+    sent[:], sent[20:], sent[5:9, 5:9] = (120, 160, 220), (60, 140, 60), (200, 90, 40)
+    file = io.BytesIO()
+    Image.fromarray(sent).save(file, "PNG")
+    seen = np.moveaxis(sent[::2, ::2] / 255.0, -1, 0)[None]
+    seen = ((seen - np.reshape((0.4, 0.5, 0.6), (3, 1, 1))) / np.reshape((0.2, 0.3, 0.1), (3, 1, 1))).astype(np.float32)
+    call = ca.CapturedCall({ca.Point.INPUT: {"image": seen}})
+    result = ca.InspectResult({}, captures={"": ca.ModuleCapture((call,))})
+    asked = InspectRequest("net", raw=(ca.Raw(file.getvalue(), "image/png"),))
+    drawn: Any = Inspection.of(result, asked).plot()
+    photos = [axes.images[0].get_array() for axes in drawn.axes if axes.images][:2]
+    np.testing.assert_allclose(photos[1], sent / 255)
+    np.testing.assert_allclose(photos[0], sent[::2, ::2] / 255, atol=1e-6)

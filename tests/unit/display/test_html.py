@@ -150,12 +150,11 @@ def series(steps: int = 96, features: int = 3) -> Inspection:
 
 @pytest.mark.parametrize("steps", [96, 5000])
 def test_a_series_is_lines_over_time_above_its_attribution(steps: int) -> None:
-    """Each feature by its name, that first which counts most; the extremes of a long one stay."""
+    """Each feature by its name, in their order; the extremes of a long one stay."""
     result = series(steps)
     html = result._repr_html_()
     shown = Page(html)
-    sent, values = result.request.tensors["vitals"][0], result.attributions[0].values["vitals"][0]
-    order = np.argsort(-np.abs(values).sum(axis=0))
+    sent, order = result.request.tensors["vitals"][0], range(3)
     assert shown.of("of") == [f"vital {number}" for number in order]
     lines = [value for name, value in shown.attributes if name == "points"]
     for line, feature in zip(lines, order, strict=True):
@@ -230,7 +229,7 @@ def test_vectors_of_several_inputs_are_told_apart() -> None:
 def test_labels_keep_what_differs() -> None:
     """Where all begin alike, as codes of a thousand classes do."""
     labels = [f"n0000{index} European animal" for index in range(4)]
-    one = replace(table(rows=1, classes=4), labels=tuple(labels), classes=())
+    one = replace(table(rows=1, classes=4), labels=dict(enumerate(labels)), classes=())
     result = replace(one, classes=(ca.results.ClassPrediction(1, labels[1], 0.5),))
     shown = [text for text in page(result).of("span") if text.endswith(" animal")]
     assert sorted(shown) == [f"…{index} European animal" for index in range(4)]
@@ -267,7 +266,7 @@ def test_two_results_on_one_page_keep_their_own_pictures() -> None:
 
 
 def test_raw_picture_and_text_are_those_sent() -> None:
-    """A raw picture is what was sent; a heat map of another shape is not stretched over it."""
+    """A raw picture is what was sent, in its colours; heat maps cover all of it, as the adapter resized it."""
     square = image(rows=1)
 
     def sent(width: int, size: int | None = None) -> Page:
@@ -277,7 +276,9 @@ def test_raw_picture_and_text_are_those_sent() -> None:
         return page(replace(square, request=InspectRequest("net", raw=(raw,))))
 
     assert sent(40).tags.count("i") == 2
-    assert sent(90).tags.count("i") == 0
+    assert sent(90).tags.count("i") == 2
+    (style,) = {value for _, value in sent(90).attributes if value.startswith("width:150px")}
+    assert style == "width:150px;height:67px"
     assert "image/png, 60 bytes" in sent(90, 60).of("p")
     assert "the fox" in page(text()).of("p")
 
@@ -307,7 +308,7 @@ def hostile() -> Inspection:
         attributions=(*result.attributions, bad, failed, *text((HOSTILE,)).attributions),
         warnings=(ResultWarning(ca.WarningCode.NO_GRADIENT, HOSTILE, HOSTILE),),
         request=InspectRequest("net", raw=(Raw(HOSTILE.encode(), "text/plain"),)),
-        labels=(HOSTILE, HOSTILE),
+        labels={0: HOSTILE, 1: HOSTILE},
     )
 
 
@@ -342,7 +343,7 @@ def several_images() -> Inspection:
         text(("token",) * 100_000, "word " * 100_000),
         replace(table(), captures={f"layer{n}": capture(output=numbers(2, 1)) for n in range(10_000)}),
         replace(table(), attributions=table().attributions * 100),
-        replace(table(), feature_names={}, labels=("long label " * 1000,) * 2),
+        replace(table(), feature_names={}, labels=dict.fromkeys((0, 1), "long label " * 1000)),
     ],
     ids=["images", "several images", "table", "text", "captures", "attributions", "labels"],
 )
@@ -424,7 +425,7 @@ def test_what_a_prediction_rests_on() -> None:
     )
     shown = page(replace(made, counterfactual=found, influence=influence, concepts=concepts))
     lines = shown.of("li")
-    assert any("class 0 with 1 change" in line for line in lines)
+    assert any("label 0 with 1 change" in line for line in lines)
     assert any("AGREES  tracin  [0] helped by rows 0, 1, 2, harmed by 6, 5, 4" in line for line in lines)
     assert sum("share 0.50, p 0.25" in line for line in lines) == len(concepts)
     assert "script" not in shown.tags

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec, module_from_spec
@@ -237,3 +239,23 @@ def test_a_captum_without_these_functions_runs(monkeypatch: pytest.MonkeyPatch) 
         assert not hasattr(approximation_methods, "gauss_legendre_builders")
     explainer = attr.IntegratedGradients(Network())
     assert with_single_root(explainer).gradient_func is compute_gradients
+
+
+ANSWERS = """
+import torch
+import cutaway as ca
+from cutaway.adapters import TensorAdapter, load_model
+from cutaway.engine.execution.inspect import inspect
+
+net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+request = ca.InspectRequest("net", attributions=(ca.DeepLift(), ca.GuidedBackprop()))
+result = inspect(load_model(TensorAdapter(net), "cpu"), request, {"input": torch.ones(1, 3)})
+print([each.method for each in result.attributions])
+"""
+
+
+def test_users_read_no_warning_of_captum() -> None:
+    """Methods that hook non-linear modules say so to Captum's caller, whom a server in the same process is."""
+    done = subprocess.run([sys.executable, "-W", "always", "-c", ANSWERS], capture_output=True, text=True, check=True)
+    assert done.stdout == "['DeepLift', 'GuidedBackprop']\n"
+    assert "hooks" not in done.stderr

@@ -289,6 +289,7 @@ class InspectResult:
         influence: with ``influence``, the training rows that made the predictions; else None.
         concepts: with ``concepts``, what TCAV found: layer by layer, concept by concept.
         counterfactual: with ``counterfactual``, small changes that change the class; else None.
+        labels: by class index, the labels of the classes that the result names; of few classes all.
         agreements: with ``agreement``, how far each pair of attributions of the same places and the same target agrees.
         example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
             in ``[time, batch, ...]``; None where no axis has an element for each example.
@@ -329,6 +330,7 @@ class InspectResult:
     influence: InfluenceResult | None = field(default=None, metadata=parts("method"))
     agreements: tuple[Agreement, ...] = field(default=(), metadata=parts("name"))
     counterfactual: CounterfactualResult | None = field(default=None, metadata=parts(""))
+    labels: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def texts(self) -> tuple[str, ...]:

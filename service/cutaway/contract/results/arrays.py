@@ -144,7 +144,7 @@ class Entry(NamedTuple):
     @property
     def input(self) -> str:
         """The input that it is about; ``""`` for any other array, such as the attribution of a layer."""
-        at_layer = self.kind == ATTRIBUTION and self.attribution is not None and self.attribution.result.layer
+        at_layer = self.kind == ATTRIBUTION and self.attribution is not None and self.attribution.result.at_layer
         return str(self.key or "") if self.field.of == "input" and not at_layer else ""
 
 

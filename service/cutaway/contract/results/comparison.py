@@ -15,9 +15,10 @@ from cutaway.contract.tensors import DTYPES, Array, dtype_name
 
 _OWN = {
     *("timings", "provenance", "max_absolute_error", "max_relative_error", "cosine", "reason"),
-    *("convergence_delta", "standard_error", "attribution_ms", "check_ms"),
+    *("convergence_delta", "standard_error", "attribution_ms", "check_ms", "labels"),
 }
-"""Fields and kinds of arrays that tell how a reply was made, or what is left of rounding. Two runs may differ there."""
+"""Fields and kinds of arrays that tell how a reply was made, or what is left of rounding. Two runs may differ there; of
+many classes the least likely ones that have labels, too."""
 
 _NOT_HERE = {*_OWN, *CLASSES}
 _OF_ONE_CALL = ("seed", "forwards", "backwards", "companions")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError
-from cutaway.contract.requests import CheckMode
-from cutaway.contract.results.arrays import array, named, numbers, parts
+from cutaway.contract.results.arrays import array, array_fields, named, numbers, parts
 from cutaway.contract.results.summary import describe_attribution
 from cutaway.contract.tensors import Array
 from cutaway.contract.values import StrEnum, printable
@@ -120,7 +121,7 @@ class Check:
     """
 
     compared: str
-    mode: CheckMode
+    mode: requests.CheckMode
     max_absolute_error: float
     max_relative_error: float
     cosine: float
@@ -145,7 +146,9 @@ def outcome_of_row(checks: Sequence[Check], row: int) -> RowCheck:
 
 @dataclass(frozen=True)
 class TokenAttribution:
-    """The attribution of each token of a text: that of an embedding, summed over the width of the embedding.
+    """The attribution of each token of a text, or of a category: that of an embedding, summed over its width.
+
+    Arrays of other shapes, as of an embedding whose ids are [batch], become [batch, tokens].
 
     Attributes:
         input: the input that holds the token ids; ``""`` where the ids are no input of the model.
@@ -163,9 +166,26 @@ class TokenAttribution:
     baseline_ids: Array | None = field(default=None, metadata=array("baseline_token_ids", "input"))
     baseline_texts: tuple[tuple[str, ...], ...] = ()
 
-    def row_texts(self, row: int) -> list[str]:
-        """Returns the texts of the tokens of a row; their ids where no texts are known."""
-        return list(self.texts[row]) if row < len(self.texts) else [str(token) for token in self.ids[row].tolist()]
+    def __post_init__(self) -> None:
+        for name in array_fields(type(self)):
+            if (array := getattr(self, name)) is not None and array.ndim != 2:
+                rows = np.atleast_1d(array)
+                object.__setattr__(self, name, rows.reshape(len(rows), math.prod(rows.shape[1:])))
+
+    @property
+    def is_category(self) -> bool:
+        """Whether each row has one id without a text, as of a column of categories."""
+        return self.ids.shape[1] == 1 and not self.texts
+
+    def row_texts(self, row: int, name: str = "") -> list[str]:
+        """Returns the texts of the tokens of a row; their ids where no texts are known, of a category ``job = 2``.
+
+        Args:
+            row: of the batch.
+            name: of a category.
+        """
+        of_category = f"{name} = " if name and self.is_category else ""
+        return [*self.texts[row]] if row < len(self.texts) else [f"{of_category}{each}" for each in self.ids[row]]
 
     def against(self, row: int) -> str:
         """Returns the tokens that those of a row are compared with, in words: ``against [PAD]; kept: [CLS], [SEP]``.
@@ -360,6 +380,11 @@ class AttributionResult:
         return cls(method, layer, {}, error=why)
 
     @property
+    def at_layer(self) -> bool:
+        """Whether the values are of the layer. Those of a neuron, and of guided Grad-CAM, are of the inputs."""
+        return bool(self.layer) and not issubclass(getattr(requests, self.method, object), _AT_INPUTS)
+
+    @property
     def worst_check(self) -> Check | None:
         """The check with the worst verdict, or None if nothing was checked."""
         return min(self.checks, key=lambda check: WORST_FIRST.index(check.verdict), default=None)
@@ -376,6 +401,9 @@ class AttributionResult:
             return 0
         order = (Verdict.DISAGREES, Verdict.INCONCLUSIVE, None, Verdict.AGREES, Verdict.NOT_APPLICABLE)
         return 1 + order.index(self.verdict)
+
+
+_AT_INPUTS = (requests.NeuronAttribution, requests.GuidedGradCam)
 
 
 @dataclass(frozen=True)

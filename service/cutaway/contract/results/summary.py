@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, fields, is_dataclass
@@ -142,7 +143,7 @@ def summarise(result: InspectResult) -> str:
     blocks = [
         _block("texts", _texts(result), 4, len(result.texts)),
         _block("predictions", _arrays(result.predictions), 2, len(result.predictions)),
-        _block("classes", _classes(result.classes), 4, len(result.classes)),
+        _block("classes", _classes(result), 4, len(result.classes)),
         _block("unedited", _arrays(result.unedited), 2, len(result.unedited)),
         _block("captures", captured, 6, len(captured)),
         _block("gradients", _arrays(gradients), 2, len(gradients)),
@@ -226,9 +227,22 @@ def tensor_bytes(result: InspectResult) -> int:
     return sum(entry.array.nbytes for entry in tensors(result))
 
 
-def class_name(predicted: ClassPrediction) -> str:
+def class_labels(result: InspectResult) -> dict[int, str]:
+    """Returns the known labels by class index: those that came with the result, and those of the predicted classes."""
+    predicted = (*result.classes, *result.unedited_classes)
+    return {**result.labels, **{each.index: each.label for each in predicted if each.label}}
+
+
+def class_name(result: InspectResult, index: int) -> str:
     """Returns the label of a class, made harmless, or ``class 3`` for one without."""
-    return harmless(predicted.label, 40) or f"class {predicted.index}"
+    return harmless(class_labels(result).get(index, ""), 40) or f"class {index}"
+
+
+def predicted_class(result: InspectResult, predicted: ClassPrediction) -> tuple[str, str]:
+    """Returns the label of a predicted class and its probability, or that there is none, and why."""
+    if math.isnan(predicted.probability):
+        return "no class", "the output is not finite"
+    return class_name(result, predicted.index), f"{predicted.probability:.1%}"
 
 
 def _heading(result: InspectResult) -> str:
@@ -238,8 +252,17 @@ def _heading(result: InspectResult) -> str:
         estimate = result.estimate
         facts[1] = f"a dry run: {byte_count(estimate.reply_bytes)}, {plural(len(estimate.tensors), 'tensor')}, "
         facts[1] += plural(estimate.passes, "pass", "passes")
-    facts += [f"{seconds:.3f} s"] * bool(seconds) + [byte_count(tensor_bytes(result))]
+    facts += [f"{seconds:.3f} s{_proof(result.timings.proof_ms / 1000)}"] * bool(seconds)
+    facts += [byte_count(tensor_bytes(result))]
     return f"{type(result).__name__}: {' · '.join(fact for fact in facts if fact)}"
+
+
+def _proof(seconds: float) -> str:
+    """Returns the share of a first request's time that later ones do not need, where it is worth a word."""
+    return f", of which {seconds:.3f} tested the model once" * (seconds >= _LONG_PROOF_S)
+
+
+_LONG_PROOF_S = 0.1
 
 
 def _page(heading: str, blocks: list[list[str]]) -> str:
@@ -256,8 +279,8 @@ def _arrays(arrays: Mapping[str, Array]) -> Iterator[str]:
     return (f"{harmless(name)}  {outline(array)}" for name, array in arrays.items())
 
 
-def _classes(classes: Iterable[ClassPrediction]) -> Iterator[str]:
-    return (f"[{row}]  {class_name(predicted)}  {predicted.probability:.1%}" for row, predicted in enumerate(classes))
+def _classes(result: InspectResult) -> Iterator[str]:
+    return (f"[{row}]  {'  '.join(predicted_class(result, each))}" for row, each in enumerate(result.classes))
 
 
 def _call(place: Place) -> str:
@@ -353,7 +376,8 @@ def counterfactual_lines(result: InspectResult, only: int | None = None) -> Iter
             continue
         outcome = found.outcome(row)
         own = "NOT CHECKED" if outcome is None else outcome.verdict.value
-        what = f"class {label} with {plural(int(found.changes[row]), 'change')}" if reached else "none found"
+        changes = plural(int(found.changes[row]), "change")
+        what = f"{class_name(result, int(label))} with {changes}" if reached else "none found"
         told = [words for name in found.inputs for words in _changed_elements(result, name, row)]
         yield f"{own}  [{row}] {what}  {', '.join(told)}".rstrip()
 

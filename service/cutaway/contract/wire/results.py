@@ -155,6 +155,15 @@ def _read_feature_names(container: Any) -> dict[str, tuple[str, ...]]:
     return {message.input: tuple(message.names) for message in container}
 
 
+def _write_labels(labels: Mapping[int, str], container: Any) -> None:
+    for index, label in labels.items():
+        container.add(index=index, label=label)
+
+
+def _read_labels(container: Any) -> dict[int, str]:
+    return {message.index: message.label for message in container}
+
+
 def _write_example_axes(axes: Mapping[str, int | None], container: Any) -> None:
     for name, axis in axes.items():
         container.add(tensor=name, axis=axis)
@@ -249,6 +258,7 @@ def _codec(form: str) -> Codec:
             "agreements": FieldRule(codec=several(agreement)),
             "counterfactual": FieldRule(codec=counterfactual),
             "feature_names": FieldRule(codec=Codec(_write_feature_names, _read_feature_names)),
+            "labels": FieldRule(codec=Codec(_write_labels, _read_labels)),
             "example_axes": FieldRule(codec=Codec(_write_example_axes, _read_example_axes)),
         },
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -33,6 +34,9 @@ from cutaway.engine.passes.targets import neuron_selector
 from cutaway.engine.references.observation import module_calls
 from cutaway.engine.runtime.layouts import dense, has_array
 from cutaway.engine.runtime.rng import LARGEST_SEED, seeded
+
+# Captum tells whoever calls it about its hooks; nobody here does, and a server in a notebook would show it in red.
+warnings.filterwarnings("ignore", "Setting (forward, )?backward hooks", UserWarning)
 
 # The table of attribution methods: a new method is a new row, in the file of its family.
 

@@ -230,9 +230,9 @@ def _size(value: Any) -> int:
 # Replies by REST: KServe's ``predictions`` and ``explanations``, or arrays in a file of numpy.
 _FIELDS_IF_PRESENT = (
     "targets", "target_values", "captures", "input_gradients", "parameter_gradients", "unedited", "unedited_classes",
-    "explained_rows", "feature_names", "example_axes", "texts", "generated", "finish_reasons", "unedited_texts",
-    "replay", "receipts", "sweep", "sweep_estimates", "sweep_agreement", "direct", "direct_rest", "direct_bias",
-    "attacks", "concepts", "influence", "agreements", "counterfactual",
+    "explained_rows", "feature_names", "labels", "example_axes", "texts", "generated", "finish_reasons",
+    "unedited_texts", "replay", "receipts", "sweep", "sweep_estimates", "sweep_agreement", "direct", "direct_rest",
+    "direct_bias", "attacks", "concepts", "influence", "agreements", "counterfactual",
 )  # fmt: skip
 _FIELDS_ALWAYS = ("warnings", "provenance", "timings")
 

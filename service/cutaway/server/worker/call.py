@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from queue import SimpleQueue
@@ -17,8 +17,6 @@ from torch import Tensor
 from cutaway.adapters import Adapter
 from cutaway.contract.errors import CutawayError, Reason, at, error, release_frames
 from cutaway.contract.requests import Attribution, ConceptExamples, InspectRequest, field_name
-from cutaway.contract.results import AttributionResult, InputSpec, InspectResult, TokenAttribution
-from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 from cutaway.contract.wire import chunks
 from cutaway.engine.methods.influence import method_of
@@ -459,30 +457,3 @@ class RequestInputs:
             specs = validate_arguments(self._model.inputs, tensors, request.arguments, any_name=any_name)
         with at("raw" if request.raw else "tensors.by_name"):
             return tuple(validate_inputs(specs, tensors, any_name=any_name))
-
-
-# What an adapter adds to results: texts of tokens, and names of features.
-
-
-def with_texts(adapter: Adapter, attributions: Sequence[AttributionResult]) -> tuple[AttributionResult, ...]:
-    """Returns ``attributions`` with the texts of their tokens, and of those of their baselines."""
-    return tuple(
-        result if result.tokens is None else changed(result, tokens=_with_texts(adapter, result.tokens))
-        for result in attributions
-    )
-
-
-def _with_texts(adapter: Adapter, tokens: TokenAttribution) -> TokenAttribution:
-    def texts(ids: Array | None) -> tuple[tuple[str, ...], ...]:
-        rows = [tuple(adapter.token_texts(row)) for row in ([] if ids is None else ids.tolist())]
-        return tuple(rows) if any(rows) else ()
-
-    return changed(tokens, texts=texts(tokens.ids), baseline_texts=texts(tokens.baseline_ids))
-
-
-def feature_names(inputs: Sequence[InputSpec], result: InspectResult) -> dict[str, tuple[str, ...]]:
-    """Returns the names of the features of those ``inputs`` that gradients, attributions or changes in ``result`` are
-    about."""
-    shown = {*result.input_gradients, *(result.counterfactual.inputs if result.counterfactual else ())}
-    shown |= {name for attribution in result.attributions for name in attribution.values}
-    return {spec.name: spec.feature_names for spec in inputs if spec.feature_names and spec.name in shown}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import InspectRequest
@@ -110,12 +111,10 @@ class StreamedReply:
             raise error(Reason.INTERNAL, "the texts had to be written again, and have other tokens: ask again")
         with timed(self._timings, "encode_ms"):
             complete = self.complete(part)
-            names = {
-                name: each for name, each in complete.feature_names.items() if name not in self._sent.feature_names
-            }
+            names = {field: _new(getattr(complete, field), getattr(self._sent, field)) for field in _NAMES}
             if not is_last:
                 complete = changed(complete, provenance=Provenance())
-            complete = changed(complete, feature_names=names)
+            complete = changed(complete, **names)
             header = self._encoder.header(complete)
         self._check_size(header.ByteSize())
         if decode_ms is not None:
@@ -124,7 +123,7 @@ class StreamedReply:
         reply.worker_ms = (time.perf_counter() - self._start) * 1000
         pieces = chain((worker_piece(reply),), self._encoder.chunks(complete, self.chunk_bytes))
         self._queue.put(with_failure(until_deadline(pieces, self.call.cancellation.deadline)))
-        self._sent = changed(joined(self._sent, part), feature_names={**self._sent.feature_names, **names})
+        self._sent = joined(self._sent, changed(part, **names))
         if not self._number:
             self._number = self.waiting.put(self._queue)
             if self.call.begun is not None and not is_last:
@@ -135,3 +134,11 @@ class StreamedReply:
         size, allowed = self._encoder.reply_bytes, self.request.max_reply_bytes
         check_reply_size(size, allowed, self.most_bytes if self.call.buffered else max(size, allowed))
         check_reply_size(header_bytes, 0, self.most_bytes)
+
+
+_NAMES = ("feature_names", "labels")
+"""The fields that an adapter adds to each part."""
+
+
+def _new(names: Mapping[Any, Any], sent: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {key: each for key, each in names.items() if key not in sent}

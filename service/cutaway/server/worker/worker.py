@@ -56,14 +56,13 @@ from cutaway.server.worker.call import (
     check_memory,
     check_reply_size,
     check_steps,
-    feature_names,
     lacked_memory,
     raising_errors,
-    with_texts,
     within_passes,
 )
 from cutaway.server.worker.loading import is_lost, load, load_archived, outlines, what_fits
 from cutaway.server.worker.model_threads import Job, ModelThreads
+from cutaway.server.worker.names import with_names
 from cutaway.server.worker.proofs import IdleProofs, proof_file
 from cutaway.server.worker.streamed_reply import StreamedReply
 from cutaway.server.worker.writers import Writer, Writers
@@ -440,13 +439,8 @@ class Worker:
             raise naming_undeclared_type(result, self._model.inputs, request.tensors) from result.__cause__
         if isinstance(result, BaseException):
             raise result
-        complete = changed(
-            result,
-            provenance=self._provenance(result.provenance),
-            attributions=with_texts(self._adapter, result.attributions),
-            feature_names=feature_names(self._model.inputs, result),
-        )
-        return apply_reply_options(complete, request)
+        named = with_names(self._adapter, self._model, result)
+        return apply_reply_options(changed(named, provenance=self._provenance(result.provenance)), request)
 
     def _describe(self, call: Call) -> Reply:
         request = wire_models.decode_model_request(call.payload)
