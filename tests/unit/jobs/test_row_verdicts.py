@@ -198,13 +198,13 @@ def test_a_row_is_told_of_itself_alone(store: Path, tmp_path: Path) -> None:
 
 
 def test_a_code_in_each_row_has_one_sum(store: Path, tmp_path: Path) -> None:
-    """Of an embedding of one id for each row, [batch], a job has the sum over its width, beside all its elements."""
+    """Of an embedding of one id for each row a job has the sum over its width, beside all its elements."""
     found, codes = coded(store, tmp_path)
     sums, elements = found[f"token_attribution:{LAYERED}:code"], found[f"attribution:{LAYERED}:code"]
     well = codes != 17
-    assert (sums.shape, elements.shape) == ((16,), (16, 3))
-    np.testing.assert_allclose(sums[well], elements[well].sum(axis=1), rtol=1e-5, atol=1e-6)
-    assert found[f"token_ids:{LAYERED}:code"][well].tolist() == codes[well].tolist()
+    assert (sums.shape, elements.shape) == ((16, 1), (16, 3))
+    np.testing.assert_allclose(sums[well, 0], elements[well].sum(axis=1), rtol=1e-5, atol=1e-6)
+    assert found[f"token_ids:{LAYERED}:code"][well, 0].tolist() == codes[well].tolist()
 
 
 def test_each_rank_has_its_rows(store: Path, tmp_path: Path, sound: Tensor) -> None:
