@@ -141,13 +141,13 @@ def test_what_is_chosen_is_chosen_in_the_tree_too(browser: Browser, flows: Serve
         drawn(page, "two")
         tree, pressed = ".tree [aria-selected=true] .name bdi", ".flow [aria-pressed=true]"
         page.page.click(".flow [title='blocks.1.conv']")
-        assert page.texts(tree) == ["conv"]
-        assert page.texts("#place") == ["blocks.1.conv"]
+        page.page.wait_for_selector(f"{tree}:text-is('conv')")
+        page.page.wait_for_selector("#place:has-text('blocks.1.conv')")
         steps = {"ArrowDown": "blocks.1:add#0", "ArrowUp": "blocks.0.act", "ArrowRight": "blocks.0.act"}
         for key, found in steps.items():
             page.page.keyboard.press(key)
             page.page.wait_for_selector(f"{pressed}[title='{found}']")
-            assert page.page.evaluate("document.activeElement.title") == found
+            page.page.wait_for_function("title => document.activeElement.title === title", arg=found)
         page.page.click(".flow [title='blocks.0:add#0']")
         page.page.wait_for_selector(f"{tree}:text-is('add#0')")
         page.page.click(".tree .name bdi:text-is('left')")
