@@ -18,8 +18,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.tensors import Array, as_array
-from cutaway.engine.model.inspected_model import Inputs, dtype_text
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
 from cutaway.engine.runtime.numerics import tensor_like
+
+
+def column_names(model: InspectedModel, name: str, size: int) -> Sequence[str]:
+    """Returns the names of the ``size`` elements of a row of the input ``name``; empty if they have none."""
+    names = next((spec.feature_names for spec in model.inputs if spec.name == name), ())
+    return names if len(names) == size else ()
+
 
 # Baselines and distributions of a request, as tensors that fit the inputs.
 
