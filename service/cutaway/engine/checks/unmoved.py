@@ -8,7 +8,7 @@ from torch import Tensor
 from cutaway.contract import requests
 from cutaway.contract.results import Cause
 from cutaway.engine.checks import completeness
-from cutaway.engine.passes.features import column_names
+from cutaway.engine.model.failures import column_names
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.planning.attribution_setup import moves_integers
@@ -78,7 +78,7 @@ def _at_baseline(problem: AttributionProblem, name: str, rows: Tensor) -> str:
     """Returns, in words, the elements of an input that equal their baseline in each of ``rows``; ``""`` for none."""
     equal = problem.inputs[name] == problem.baselines[name]
     everywhere = equal.reshape(problem.rows, -1)[rows.to(equal.device)].all(dim=0).tolist()
-    names = column_names(problem.model, name, len(everywhere))
+    names = column_names(problem.model.inputs, name, len(everywhere))
     listed = [names[number] for number, is_equal in enumerate(everywhere) if is_equal] if names else []
     if not any(everywhere):
         return ""

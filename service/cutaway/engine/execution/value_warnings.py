@@ -12,8 +12,8 @@ from cutaway.contract.results import InspectResult, Warning, WarningCode
 from cutaway.contract.values import changed
 from cutaway.engine.checks.completeness import row_list
 from cutaway.engine.execution.main_pass import MainPass
+from cutaway.engine.model.failures import column_names
 from cutaway.engine.model.inspected_model import Outputs
-from cutaway.engine.passes.features import column_names
 from cutaway.engine.passes.pass_recorder import CannotShare, ResolvedAttribution, consecutive
 from cutaway.engine.planning.embedded_inputs import known_embedded
 from cutaway.engine.planning.plan import RequestPlan
@@ -116,7 +116,7 @@ def _equal_to_baseline(attribution: ResolvedAttribution) -> Iterator[str]:
     chosen = attribution.explained if "" in request.baselines else request.baselines
     for name in known_embedded(model, attribution.inputs).intersection(attribution.explained).difference(chosen):
         by_row = attribution.inputs[name].reshape(attribution.rows, -1)
-        columns = column_names(model, name, by_row.shape[1])
+        columns = column_names(model.inputs, name, by_row.shape[1])
         equal = by_row == attribution.baselines[name].reshape(attribution.rows, -1)
         for number, column in enumerate(columns or [name] * (by_row.shape[1] == 1)):
             if bool((rows := equal[:, number]).any()):

@@ -345,11 +345,12 @@ def underdetermined_or_zero(problem: AttributionProblem) -> Finding | None:
     rows = [row for row, span in spans.items() if span]
     if not rows or (few and not few.rows):
         return few
+    fewer = "" if problem.request.masks else ", or group elements into larger features by masks"  # type: ignore[attr-defined]
     zero = Finding(
         Cause.NOT_MOVED,
-        f"LIME's penalty makes all coefficients of {_examples(rows)} 0, because the target changes only by "
-        f"{max(spans.values()):.2g} between its draws: explain a logit instead of a probability, or group elements "
-        "into larger features by masks",
+        f"LIME's penalty of {PENALTY} makes all coefficients of {_examples(rows)} 0, because the features change the "
+        f"target too little, by {max(spans.values()):.2g} between all draws, and more draws do not help: ask "
+        f"KernelShap or ShapleyValueSampling, which have no penalty{fewer}; of a probability, explain the logit",
         _unless_all(rows, problem),
     )
     if few is None:
