@@ -39,7 +39,7 @@ ADAPTERS = {**files("adapters.md"), "flowers_adapter.py": files("from-torchserve
 
 def test_the_pages_have_their_files() -> None:
     assert list(ADAPTERS) == [
-        f"{name}_adapter.py" for name in ("credit", "animals", "mood", "pairs", "heads", "flowers")
+        f"{name}_adapter.py" for name in ("credit", "animals", "mood", "pairs", "heads", "gauges", "flowers")
     ]
 
 

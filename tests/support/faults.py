@@ -215,5 +215,6 @@ FAULTS: dict[str, Fault] = {
     "Captum's answer, partly not a number": Fault(SMOOTH, ca.Saliency(), Cause.NOT_FINITE, "not finite",
         around=lambda: spoiled(attr.Saliency, lambda v: v.masked_fill(v == v.max(), float("nan")))),
     "Captum's weights of trapezoids": Fault(SMOOTH,
-        dataclasses.replace(STEPS, quadrature=ca.Quadrature.RIEMANN_TRAPEZOID), Cause.UNKNOWN, "do not rely"),
+        dataclasses.replace(STEPS, quadrature=ca.Quadrature.RIEMANN_TRAPEZOID), Cause.QUADRATURE_WEIGHTS,
+        "use another quadrature"),
 }  # fmt: skip

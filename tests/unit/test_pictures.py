@@ -16,6 +16,7 @@ import cutaway as ca
 from cutaway.adapters import ImageAdapter
 from cutaway.cli.files import decode_image
 from cutaway.client.request_builder import build_request
+from cutaway.contract.pictures import opened
 from cutaway.contract.requests import InspectRequest, Raw
 from cutaway.contract.results import InspectResult
 from cutaway.views.pictures import sent_inputs
@@ -96,6 +97,13 @@ def test_a_few_bytes_make_no_picture_of_many_pixels(is_decoded: Door) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert not is_decoded(data, "image/webp")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_an_error_has_no_address_of_memory() -> None:
+    """Pillow's own for bytes that it does not know has one."""
+    with pytest.raises(ca.InvalidArgument) as caught, opened(b"hello", ["image/png"]):
+        pass
+    assert caught.value.message == "these 5 bytes are no image that can be decoded as image/png"
 
 
 def test_an_error_says_what_was_stated() -> None:

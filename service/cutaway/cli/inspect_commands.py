@@ -86,7 +86,7 @@ def _connect(
         if failure.reason != Reason.SERVER_UNREACHABLE:
             raise
         advice = "start one with: cutaway serve --model-store DIR"
-        raise error(Reason.SERVER_UNREACHABLE, f"{failure.message} at {address}; {advice}") from None
+        raise error(Reason.SERVER_UNREACHABLE, f"{failure.message}; {advice}") from None
     except DeadlineExceeded as failure:
         message = f"no reply within {timeout:g} s ({failure.message}); --timeout waits longer"
         raise DeadlineExceeded(failure.reason, message) from None

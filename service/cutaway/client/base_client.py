@@ -59,6 +59,7 @@ from cutaway.contract.requests import Argument, CheckMode, InspectRequest
 from cutaway.contract.requests.fields import advising
 from cutaway.contract.results import InspectResult, ModelName, Progress
 from cutaway.contract.results.arrays import tensors
+from cutaway.contract.wire.grpc_status import with_address
 from cutaway.views.inspection import Inspection
 from cutaway.views.progress import bar
 
@@ -452,7 +453,7 @@ class BaseClient(ABC, Generic[Inspected, Streamed]):
         if self._trust.credentials is None and closed_at_once and speaks_tls(self._target):
             return error(Reason.SERVER_UNREACHABLE, "the server speaks TLS, and this client does not: set tls")
         trailers: Any = failure.trailing_metadata() or ()
-        return self._transport.failure(code, details, trailers)
+        return with_address(self._transport.failure(code, details, trailers), self._target)
 
 
 def _request(arguments: Mapping[str, Any]) -> InspectRequest:

@@ -35,6 +35,8 @@ class _BaseChannel:
     _client: Any
     """The client of connectrpc that makes the calls."""
 
+    _target: str
+
     _stream: Callable[..., Any]
     """`_Messages` or `_AsyncMessages`."""
 
@@ -64,10 +66,10 @@ class ConnectChannel(_BaseChannel):
 
         self._transport = SyncHTTPTransport(**_options(target, tls))
         self._client = ConnectClientSync(**_arguments(target, tls), http_client=SyncClient(self._transport))
-        self._stream = _Messages
+        self._target, self._stream = target, partial(_Messages, target)
 
     def _unary(self, method: Any, payload: bytes, **options: Any) -> bytes:
-        with _as_errors():
+        with _as_errors(self._target):
             return cast(bytes, self._client.execute_unary(request=payload, method=method, **_sent(**options)))
 
     def close(self) -> None:
@@ -84,10 +86,10 @@ class AsyncConnectChannel(_BaseChannel):
 
         self._transport = HTTPTransport(**_options(target, tls))
         self._client = ConnectClient(**_arguments(target, tls), http_client=Client(self._transport))
-        self._stream = _AsyncMessages
+        self._target, self._stream = target, partial(_AsyncMessages, target)
 
     async def _unary(self, method: Any, payload: bytes, **options: Any) -> bytes:
-        with _as_errors():
+        with _as_errors(self._target):
             return cast(bytes, await self._client.execute_unary(request=payload, method=method, **_sent(**options)))
 
     async def close(self) -> None:
@@ -98,11 +100,12 @@ class AsyncConnectChannel(_BaseChannel):
 class _Messages:
     """A stream of replies, which may be cancelled."""
 
-    def __init__(self, messages: Any) -> None:
+    def __init__(self, target: str, messages: Any) -> None:
+        self._target = target
         self._messages: Generator[bytes, None, None] = messages
 
     def __iter__(self) -> Iterator[bytes]:
-        with _as_errors():
+        with _as_errors(self._target):
             yield from self._messages
 
     def cancel(self) -> None:
@@ -112,12 +115,13 @@ class _Messages:
 class _AsyncMessages:
     """`_Messages` for asyncio."""
 
-    def __init__(self, messages: Any) -> None:
+    def __init__(self, target: str, messages: Any) -> None:
+        self._target = target
         self._messages: AsyncGenerator[bytes, None] = messages
         self._closing: asyncio.Future[None] | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _as_errors():
+        with _as_errors(self._target):
             async for message in self._messages:
                 yield message
 
@@ -161,13 +165,13 @@ def _sent(timeout: float, metadata: Metadata) -> dict[str, Any]:
 
 
 @contextmanager
-def _as_errors() -> Iterator[None]:
+def _as_errors(target: str) -> Iterator[None]:
     from connectrpc.errors import ConnectError
 
     try:
         yield
     except ConnectError as failure:
-        raise _error(failure) from None
+        raise grpc_status.with_address(_error(failure), target) from None
 
 
 def _error(failure: ConnectError) -> CutawayError:

@@ -93,6 +93,8 @@ def _named(value: Any, name: str, numbers: str) -> Array:
     Raises:
         InvalidArgument: ``INVALID_VALUE``: ``value`` is an example for the model to decode, which takes no name.
     """
+    with at(name):
+        _refuse_path(value, " alone, without the name of an input")
     if _as_raw(value) is None and not _is_bytes(value):
         return _array(value, name, numbers)
     what = f"{type(value).__name__} is no array; the model decodes it into its inputs"
@@ -203,16 +205,18 @@ def build_request(model: str, inputs: Inputs, **fields: Any) -> requests.Inspect
     return changed(read_request(fields), model=model, **request_inputs(inputs))
 
 
-def _refuse_path(value: Any) -> None:
-    """Refuses the path of a file, which is no example: a `Path`, and a text with a suffix that names a file here."""
+def _refuse_path(value: Any, how: str = "") -> None:
+    """Refuses the path of a file, which is no example: a `Path`, and a text with a suffix that names a file here.
+    ``how``: how to send the file's bytes."""
     if isinstance(value, (str, PurePath)):
         path = str(value)
         media_type = mimetypes.guess_type(path)[0] or "MEDIA/TYPE"
-        right = f"send the file's bytes, ca.Raw(Path({path!r}).read_bytes(), {media_type!r})"
+        right = f"send the file's bytes{how}: ca.Raw(Path({path!r}).read_bytes(), {media_type!r})"
+        right = f"send its array: np.load({path!r})" if path.endswith(".npy") else right
         if isinstance(value, PurePath):
-            raise error(Reason.INVALID_VALUE, f"got a path; {right:.200}")
+            raise error(Reason.INVALID_VALUE, f"got a path; {right:.260}")
         if _SUFFIX.search(path) and os.path.isfile(path):
-            what = f"is the name of a file, and would be sent as a text; {right:.200}; or the text as ca.Raw(b'...')"
+            what = f"is the name of a file, and would be sent as a text; {right:.260}; or the text as ca.Raw(b'...')"
             raise error(Reason.INVALID_VALUE, what)
 
 

@@ -48,7 +48,7 @@ def opened(data: bytes, media_types: Sequence[str], most_pixels: int = MOST_PIXE
     Raises:
         InvalidArgument: ``RAW_UNDECODABLE``, also for errors of decoding in the block.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     Image.init()
     formats = sorted(_formats(media_types) & Image.OPEN.keys())  # MPO is what Pillow calls some JPEG files
@@ -60,7 +60,8 @@ def opened(data: bytes, media_types: Sequence[str], most_pixels: int = MOST_PIXE
     except (CutawayError, MemoryError):
         raise
     except Exception as failure:  # Pillow raises many kinds of errors
-        text = f"these {len(data)} bytes are no image that can be decoded as {' or '.join(media_types)}: {failure}"
+        why = "" if isinstance(failure, UnidentifiedImageError) else f": {failure}"  # which has a file's address
+        text = f"these {len(data)} bytes are no image that can be decoded as {' or '.join(media_types)}{why}"
         raise error(Reason.RAW_UNDECODABLE, text, "data") from None
 
 

@@ -30,6 +30,7 @@ from cutaway.engine.execution.main_pass import MainPass, may_share, run_main_pas
 from cutaway.engine.execution.missing import untested_names
 from cutaway.engine.execution.repeated import answered_again, identity
 from cutaway.engine.execution.row_parts import independence_key, plan_rows_independent
+from cutaway.engine.execution.value_warnings import with_own_warnings
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.tokens import MASK, TEXT
 from cutaway.engine.methods.captum_call import method_of
@@ -429,8 +430,7 @@ def _run_together(group: Group, tell: Tell, proof_ms: float) -> None:
     companions, (first, *_) = len(group) - 1, group.values()
     cancellation = latest([plan.cancellation for plan in group.values()])
     first.model.passes.reset()
-    # Of a request that cannot share, an exception may end all: alone each gets its result, or its own error.
-    with suppress(BaseException):
+    with suppress(BaseException):  # which one request may raise: alone each gets its result, or its own error
         parts = [*_bundles(group)]
         with first.model.session(cancellation, first.request.arguments):
             plans = [joined([*part.values()]) for part in parts]
@@ -485,8 +485,8 @@ def _without_draws(group: Group) -> Iterator[None]:
 
 
 def _finished(part: Group, main: MainPass, companions: int) -> dict[int, Outcome]:
-    """Computes the attributions of one bundle after its main pass, and returns the outcome of each request. An empty
-    result means that its requests run alone. ``companions``: how many other requests the pass had."""
+    """Computes the attributions of one bundle after its main pass, and returns the outcome of each request; none if
+    they must run alone. ``companions``: how many other requests the pass had."""
     model, plans = main.plan.model, [*part.values()]
     by_request = partial(split, sizes=[plan.rows for plan in plans])
     try:
@@ -494,7 +494,7 @@ def _finished(part: Group, main: MainPass, companions: int) -> dict[int, Outcome
         seed = main.plan.seed if main.plan.attributions else None  # keeping the generators takes a while
         with cancelled, model.passes.uncounted(), model.drawing_from(seed), telling(plans, by_request) as tell:
             result = finish(main._replace(timings=replace(main.timings)), tell=tell)
-            return dict(zip(part, _shared(result, plans, companions)))
+            return dict(zip(part, with_own_warnings(_shared(result, plans, companions), main, plans)))
     except BaseException as failure:
         alone = len(part) == 1 and not is_out_of_memory(failure)  # by itself, it may have enough
         return dict.fromkeys(part, failure) if alone else {}

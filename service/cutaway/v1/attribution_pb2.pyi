@@ -587,7 +587,9 @@ class FeatureMasks(_message.Message):
     SUPERPIXELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def by_input(self) -> _containers.MessageMap[_builtins.str, _tensor_pb2.Tensor]:
-        """Input name to a mask of feature ids, of one row or a row an example."""
+        """Input name to a mask of feature ids, of one row or a row an example. The empty name is that of the only input that
+        is explained.
+        """
 
     @_builtins.property
     def superpixels(self) -> _containers.MessageMap[_builtins.str, Global___Superpixels]:
@@ -1130,11 +1132,11 @@ class Occlusion(_message.Message):
 
     @_builtins.property
     def windows(self) -> _containers.MessageMap[_builtins.str, Global___AxisSizes]:
-        """Window by input name, the batch axis left out."""
+        """Window by input name, the batch axis left out. The empty name is that of the only input that is explained."""
 
     @_builtins.property
     def strides(self) -> _containers.MessageMap[_builtins.str, Global___AxisSizes]:
-        """Stride by input name. Default: 1 along every axis."""
+        """Stride by input name, or the empty name as in `windows`. Default: 1 along every axis."""
 
     def __init__(
         self,

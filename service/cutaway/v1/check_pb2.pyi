@@ -140,6 +140,8 @@ class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType
     """An attack left its ball, its bounds or its mask."""
     CAUSE_NOT_LEAST: _Cause.ValueType  # 25
     """A search reports a value as the least, and the one below it does as well."""
+    CAUSE_QUADRATURE_WEIGHTS: _Cause.ValueType  # 26
+    """Captum's weights of the points on a path do not sum to 1."""
 
 class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
     """The likely cause of a verdict other than AGREES: programs branch on it, people read the reason."""
@@ -196,6 +198,8 @@ CAUSE_OUT_OF_BOUNDS: Cause.ValueType  # 24
 """An attack left its ball, its bounds or its mask."""
 CAUSE_NOT_LEAST: Cause.ValueType  # 25
 """A search reports a value as the least, and the one below it does as well."""
+CAUSE_QUADRATURE_WEIGHTS: Cause.ValueType  # 26
+"""Captum's weights of the points on a path do not sum to 1."""
 Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final

@@ -154,6 +154,10 @@ class _WarningCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningCo
     """A module that a glob names has no axis of tokens: there is no capture of a position."""
     WARNING_CODE_INPUT_RANGE: _WarningCode.ValueType  # 11
     """An input sent by name has numbers far outside of those that the model's adapter makes of pictures."""
+    WARNING_CODE_NOT_FINITE: _WarningCode.ValueType  # 12
+    """What the model returned, or the number that is explained, is NaN or infinite in some rows."""
+    WARNING_CODE_EQUALS_BASELINE: _WarningCode.ValueType  # 13
+    """A category is the baseline that it would be replaced by, which nobody chose: its attribution is zero for that alone."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """The subject of a warning."""
@@ -182,6 +186,10 @@ WARNING_CODE_NO_TOKENS: WarningCode.ValueType  # 10
 """A module that a glob names has no axis of tokens: there is no capture of a position."""
 WARNING_CODE_INPUT_RANGE: WarningCode.ValueType  # 11
 """An input sent by name has numbers far outside of those that the model's adapter makes of pictures."""
+WARNING_CODE_NOT_FINITE: WarningCode.ValueType  # 12
+"""What the model returned, or the number that is explained, is NaN or infinite in some rows."""
+WARNING_CODE_EQUALS_BASELINE: WarningCode.ValueType  # 13
+"""A category is the baseline that it would be replaced by, which nobody chose: its attribution is zero for that alone."""
 Global___WarningCode: _TypeAlias = WarningCode  # noqa: Y015
 
 @_typing.final

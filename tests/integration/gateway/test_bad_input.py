@@ -168,7 +168,7 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
         "attributions[0].integrated_gradients.path.baselines.by_input.zoom", "which is not explained"),
     "image that does not decode": (
         raw(b"not an image"), ca.InvalidArgument, "RAW_UNDECODABLE", "raw.examples[0].data",
-        "these 12 bytes are no image that can be decoded"),
+        "these 12 bytes are no image that can be decoded as image/png or image/jpeg"),
     "no bytes": (
         raw(b""), ca.InvalidArgument, "RAW_UNDECODABLE", "raw.examples[0].data", "these 0 bytes are no image"),
     "media type that the model does not take": (
@@ -190,7 +190,8 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
         net(max_reply_bytes=-1), ca.InvalidArgument, "INVALID_VALUE", "options.max_reply_bytes", "-1; from 0 to"),
     "token id outside the vocabulary": (
         words(ids=IDS + 100, weight=WEIGHT), ca.InvalidArgument, "MODEL_FAILED", "",
-        "the model's forward raised IndexError on ids int64[2, 3], weight float32[2, 3]: index out of range"),
+        "the model's forward raised IndexError on ids int64[2, 3], weight float32[2, 3]: index out of range in "
+        "self; 'words' is an Embedding of the ids 0 to"),
 }  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def test_without_a_server_the_error_says_how_to_start_one() -> None:
     done = cutaway("models", "--address", NOBODY)
     assert done.returncode == 5
     assert done.stderr.startswith("SERVER_UNREACHABLE: no server answers (")
-    assert "cutaway serve --model-store DIR" in done.stderr
+    assert f") at {NOBODY}; start one with: cutaway serve --model-store DIR" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

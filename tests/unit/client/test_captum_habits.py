@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from torch import nn
 
 import cutaway as ca
@@ -28,18 +30,13 @@ def inspect(*attributions: Any, **more: Any) -> Any:
 
 UNTYPED: Any = ca  # types that a type checker refuses are what these tests are about
 HABITS: dict[str, tuple[Callable[[], Any], str]] = {
-    "windows without the input": (
-        lambda: ask(UNTYPED.Occlusion(windows=(3, 32, 32))), "by name, such as {x: (3, 32, 32)}"),
     "sliding_window_shapes": (
         lambda: UNTYPED.Occlusion(sliding_window_shapes=(1, 3, 3)), "did you mean 'windows'"),
     "no windows": (lambda: UNTYPED.Occlusion(), "Occlusion(windows=...): by input name, the window's size"),
     "windows without a name": (lambda: UNTYPED.Occlusion((1, 3, 3)), "such as Occlusion(windows=...)"),
     "a side for a window": (lambda: ask(UNTYPED.Occlusion(windows={"image": 3})), "such as [3]"),
     "strides as a number": (
-        lambda: ask(UNTYPED.Occlusion(windows={"image": (1, 3, 3)}, strides=2)), "by name, such as {x: [2]}"),
-    "strides as a tuple": (
-        lambda: ask(UNTYPED.Occlusion(windows={"image": (1, 3, 3)}, strides=(1, 2, 2))),
-        "by name, such as {x: (1, 2, 2)}"),
+        lambda: ask(UNTYPED.Occlusion(windows={"image": (1, 3, 3)}, strides=2)), "must be a list, such as [2]"),
     "the model": (
         lambda: UNTYPED.IntegratedGradients(nn.Linear(2, 2)), "have names; the call names the model"),
     "the model and the layer": (
@@ -72,11 +69,11 @@ HABITS: dict[str, tuple[Callable[[], Any], str]] = {
     "a baseline as a text": (
         lambda: ask(UNTYPED.IntegratedGradients(baselines={"image": "zero"})), "must be a number, a .npy file"),
     "no baselines": (lambda: UNTYPED.DeepLiftShap(), "samples of a distribution"),
-    "samples without the input": (
-        lambda: ask(UNTYPED.DeepLiftShap(baselines=MASK)), "arrays by input name, such as {image:"),
+    "masks of a method without": (
+        lambda: UNTYPED.Occlusion(masks=ca.Superpixels(20)), "features are grouped by FeatureAblation"),
+    "feature_mask of a method without": (
+        lambda: UNTYPED.IntegratedGradients(feature_mask=MASK), "features are grouped by FeatureAblation"),
     "feature_mask": (lambda: UNTYPED.FeatureAblation(feature_mask=MASK), "did you mean 'masks'"),
-    "a mask without the input": (
-        lambda: ask(UNTYPED.FeatureAblation(masks=MASK)), "arrays by input name, such as {image:"),
     "perturbations_per_eval": (
         lambda: UNTYPED.ShapleyValueSampling(perturbations_per_eval=4), "leave it out"),
     "a function": (lambda: UNTYPED.Lime(similarity_func=abs), "a request holds no functions"),
@@ -124,6 +121,27 @@ def test_a_habit_is_answered_with_what_would_be_right(habit: str) -> None:
     with pytest.raises((TypeError, ca.InvalidArgument)) as caught:
         call()
     assert right in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [Path, str], ids=["Path", "str"])
+def test_the_path_of_a_file_by_name_is_answered_with_what_works(kind: Callable[[Path], Any], tmp_path: Path) -> None:
+    """Once: what is advised is taken."""
+    path = tmp_path / "seven.png"
+    Image.new("L", (2, 2)).save(path)
+    with pytest.raises(ca.InvalidArgument, match="alone, without the name of an input: ") as caught:
+        build_request("digits", {"image": kind(path)})
+    assert caught.value.field == "inputs.image"
+    advised = str(caught.value).partition("of an input: ")[2].partition("; or")[0]
+    (raw,) = build_request("digits", eval(advised, {"ca": ca, "Path": Path})).raw
+    assert (raw.data, raw.media_type) == (path.read_bytes(), "image/png")
+    np.save(tmp_path / "x.npy", np.ones(2))
+    with pytest.raises(ca.InvalidArgument, match=r"send its array: np.load\('.*x.npy'\)"):
+        build_request("digits", {"image": kind(tmp_path / "x.npy")})
+
+
+def test_a_text_by_name_that_is_no_file_is_answered_as_a_text() -> None:
+    with pytest.raises(ca.InvalidArgument, match="the model decodes it into its inputs: send it alone"):
+        build_request("mood", {"ids": "no file.png"})
 
 
 def test_other_type_errors_stay_as_they_are() -> None:

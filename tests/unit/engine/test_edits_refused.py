@@ -158,11 +158,13 @@ def test_an_effect_in_one_call_is_an_effect(client: ca.Client) -> None:
 def test_nan_is_nan(client: ca.Client) -> None:
     """What is no number and stays none is unchanged; a number that becomes none, or the other way round, is not."""
     nan = np.full((ROWS, 6), np.nan, np.float32)
-    (warned,) = without_effect(client.inspect("odd", {"x": nan}, edits=[ca.Scale("body", factor=2)]))
-    assert warned == ("edits[0]", SAME.format("output", "body"))
+    warnings = client.inspect("odd", {"x": nan}, edits=[ca.Scale("body", factor=2)]).warnings
+    assert [warning.code.value for warning in warnings] == ["NOT_FINITE", "EDIT_WITHOUT_EFFECT"]
+    assert warnings[1].message.endswith(SAME.format("output", "body"))
     for model_gets, put in ((X.numpy(), nan), (nan, X.numpy())):
         edit = ca.Replace("body", at="input", tensor=put)
-        assert not without_effect(client.inspect("odd", {"x": model_gets}, edits=[edit]))
+        warnings = client.inspect("odd", {"x": model_gets}, edits=[edit]).warnings
+        assert ca.WarningCode.EDIT_WITHOUT_EFFECT not in [warning.code for warning in warnings]
 
 
 def test_an_effect_in_an_explanation_is_an_effect(client: ca.Client) -> None:

@@ -130,8 +130,10 @@ def test_a_path_that_names_nothing_is_refused(asked: Attribution, reason: str, w
 
 
 def test_without_a_path_the_error_says_that_there_is_one() -> None:
-    """Captum reads no tuple inside of another: the refusal names the field that helps."""
-    with pytest.raises(ca.InvalidArgument, match="or one of its tensors by layer_path"):
+    """Captum reads no tuple inside of another: the refusal names the field that helps, and what to put there."""
+    with pytest.raises(
+        ca.InvalidArgument, match=r"or one of its tensors by layer_path, of \[0\], \[1\]\[0\], \[1\]\[1\]$"
+    ):
         explained(NETWORKS["the sequence of an LSTM"][1](), ca.LayerActivation(layer="a"), CheckMode.OFF)
 
 

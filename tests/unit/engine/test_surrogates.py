@@ -138,8 +138,8 @@ def test_a_row_whose_fit_says_nothing_is_told_of_itself() -> None:
     rows = got.checks[0].rows
     assert [row.verdict for row in rows] == [Verdict.AGREES, Verdict.INCONCLUSIVE, Verdict.AGREES]
     assert rows[1].cause is Cause.NOT_MOVED
-    assert "of this row 0, because the target changes only by" in rows[1].reason
-    assert "of row 1 0, because the target changes only by" in got.checks[0].reason
+    assert "of this row 0, because the features change the target too little, by" in rows[1].reason
+    assert "of row 1 0, because the features change the target too little, by" in got.checks[0].reason
 
 
 def test_a_row_whose_draws_are_too_few_is_told_beside_one_that_the_penalty_makes_zero() -> None:

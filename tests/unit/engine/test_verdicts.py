@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cutaway as ca
-from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, Quadrature
+from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, Combination, Quadrature
 from cutaway.contract.results import Cause, Verdict
 from cutaway.engine.model.inspected_model import InspectedModel
 from tests.support.broken_captum import spoiled
@@ -308,6 +308,23 @@ def test_the_weights_of_captums_trapezoids_are_found_out(mode: CheckMode) -> Non
     result = ask(linear(), ROW, asked, check=CheckRequest(mode)).attributions[0]
     assert verdict(result) is Verdict.DISAGREES
     assert result.checks[0].max_relative_error == pytest.approx(1 / 20, rel=1e-3)
+    assert result.checks[0].cause is Cause.QUADRATURE_WEIGHTS
+
+
+@pytest.mark.parametrize("combination", Combination)
+def test_the_weights_of_trapezoids_are_found_in_noisy_copies(combination: Combination) -> None:
+    """The squares of smoothgrad_sq and vargrad are too small by the square of the factor."""
+    noisy = ca.NoiseTunnel(n_samples=3, stdev=0.1, combination=combination)
+    asked = ca.IntegratedGradients(n_steps=9, quadrature=Quadrature.RIEMANN_TRAPEZOID, noise=noisy)
+    result = ask(MLP(), {"x": noise(3, 8)}, asked, seed=0).attributions[0]
+    assert (verdict(result), result.checks[0].cause) == (Verdict.DISAGREES, Cause.QUADRATURE_WEIGHTS)
+
+
+def test_another_fault_is_not_put_down_to_the_weights_of_trapezoids() -> None:
+    asked = ca.IntegratedGradients(n_steps=9, quadrature=Quadrature.RIEMANN_TRAPEZOID)
+    with spoiled(attr.IntegratedGradients, lambda values: values * 0.9):
+        result = ask(MLP(), {"x": noise(3, 8)}, asked).attributions[0]
+    assert (verdict(result), result.checks[0].cause) == (Verdict.DISAGREES, Cause.UNKNOWN)
 
 
 @pytest.mark.parametrize("mode", CHECKED)

@@ -226,11 +226,13 @@ def test_plain_status_gets_a_reason() -> None:
         assert reason.code == code.value[0]
 
 
-def test_nobody_there_is_worth_a_retry() -> None:
-    """A client that reaches no server says so, with a reason that the table calls worth a retry."""
-    with ca.Client("127.0.0.1:1") as client, pytest.raises(ca.Unavailable) as caught:
+@pytest.mark.parametrize("transport", ["grpc", "connect"])
+def test_nobody_there_is_worth_a_retry(transport: Any) -> None:
+    """A client that reaches no server says so, and where, with a reason that the table calls worth a retry."""
+    with ca.Client("127.0.0.1:1", transport=transport) as client, pytest.raises(ca.Unavailable) as caught:
         client.list_models()
     assert caught.value.reason == Reason.SERVER_UNREACHABLE
+    assert caught.value.message.endswith(" at 127.0.0.1:1")
     assert Reason.SERVER_UNREACHABLE.retryable
 
 

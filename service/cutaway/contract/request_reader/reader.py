@@ -24,6 +24,7 @@ from cutaway.contract.requests import (
     Argument,
     Attack,
     Attribution,
+    AxisSizes,
     Baselines,
     Capture,
     Compression,
@@ -188,25 +189,18 @@ def _baseline(value: Any) -> float | ArrayLike | TokenId:
     return _number_or_array(value, "a number, a .npy file, lists of numbers or {token_id: 0}")
 
 
-def _baselines(value: Any) -> Baselines:
-    """Reads baselines by input name; one without a name is that of every input."""
-    return map_values(_baseline, value) if isinstance(value, Mapping) else {"": _baseline(value)}
+def _by_input(read_one: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+    """Returns a reader of values by input name. One without a name is that of the only input; a baseline or superpixels
+    are of every input."""
+    return lambda value: map_values(read_one, value) if isinstance(value, Mapping) else {"": read_one(value)}
 
 
 def _mask(value: Any) -> ArrayLike | Superpixels:
     return _read_part(Superpixels, value) if isinstance(value, (Superpixels, Mapping)) else _array(value)
 
 
-def _masks(value: Any) -> Masks:
-    """Reads features by input name; superpixels without a name are those of every picture."""
-    given = {"": value} if isinstance(value, Superpixels) else value
-    return map_values(_mask, given) if isinstance(given, Mapping) else _arrays(given)
-
-
-def _arrays(value: Any) -> Distributions:
-    if not isinstance(value, Mapping):
-        raise wrong_type("arrays by input name, such as {image: [[0.5]]}", value)
-    return map_values(_array, value)
+def _sizes(value: Any) -> tuple[int, ...]:
+    return tuple(convert_each(_integer, sequence(value)))
 
 
 def _point(value: Any) -> Point:
@@ -274,10 +268,11 @@ READERS: Mapping[Any, Callable[[Any], Any]] = {
     Row | ArrayLike | None: _or_none(_row_or_array),
     Position | None: _or_none(_position),
     Position | tuple[Position, ...] | None: _or_none(_positions),
-    Baselines: _baselines,
+    Baselines: _by_input(_baseline),
     ConceptExamples: _examples,
-    Distributions: _arrays,
-    Masks: _masks,
+    Distributions: _by_input(_array),
+    Masks: _by_input(_mask),
+    AxisSizes: _by_input(_sizes),
     PointName | Point: _point,
     PointName | Point | tuple[PointName | Point, ...]: _points,
 }

@@ -127,7 +127,10 @@ _ADVICE = {
         ("baselines", "no baseline is used here; methods such as IntegratedGradients and FeatureAblation use one"),
         ("draw_baseline_from_distrib", "GradientShap draws baselines from samples of a distribution"),
         ("enable_cross_tensor_attribution", "equal numbers in the masks of several inputs are one feature"),
-        ("feature_mask", "features cannot be grouped here"),
+        (
+            "feature_mask masks",
+            "features are grouped by FeatureAblation, ShapleyValues, KernelShap and Lime, which have masks",
+        ),
         ("layer_mask", "each unit of the layer is a feature"),
         (
             "layer",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from cutaway.contract.requests.attributions import Attribution, Baselines, LayerAttribution, NeuronAttribution
 from cutaway.contract.requests.quality import Masks
 
 __all__ = [
+    "AxisSizes",
     "FeatureAblation",
     "FeaturePermutation",
     "KernelShap",
@@ -20,6 +22,10 @@ __all__ = [
     "ShapleyValueSampling",
     "ShapleyValues",
 ]
+
+
+AxisSizes: TypeAlias = Mapping[str, tuple[int, ...]]
+"""Sizes along the axes after the batch by input name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +72,13 @@ class Occlusion(BaselinePerturbation):
     An element gets the mean over the windows that contain it. Zeiler and Fergus 2013, arXiv:1311.2901.
 
     Args:
-        windows: by input name, the window's size along each axis after the batch; one for each input explained.
+        windows: by input name, the window's size along each axis after the batch; one for each input explained. Without
+            a name, that of the only one.
         strides: by input name, how far the window moves along each of these axes; default 1.
     """
 
-    windows: Mapping[str, tuple[int, ...]]
-    strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    windows: AxisSizes
+    strides: AxisSizes = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

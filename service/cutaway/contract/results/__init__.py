@@ -174,6 +174,8 @@ class WarningCode(StrEnum):
     STEP_NOT_REACHED = "STEP_NOT_REACHED"
     NO_TOKENS = "NO_TOKENS"
     INPUT_RANGE = "INPUT_RANGE"
+    NOT_FINITE = "NOT_FINITE"
+    EQUALS_BASELINE = "EQUALS_BASELINE"
 
 
 @dataclass(frozen=True)

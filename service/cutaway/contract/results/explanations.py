@@ -83,6 +83,8 @@ class Cause(StrEnum):
     """A search reports a value as the least, and the one below it does as well."""
     DISCONTINUOUS = "DISCONTINUOUS"
     """The target jumps on the path, or rises steeply: more steps leave the attributions as far from its change."""
+    QUADRATURE_WEIGHTS = "QUADRATURE_WEIGHTS"
+    """Captum's weights of the points on a path do not sum to 1."""
 
 
 @dataclass(frozen=True)

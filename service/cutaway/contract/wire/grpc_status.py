@@ -64,6 +64,13 @@ def decode(code: int, details: str, trailers: Iterable[tuple[str, str | bytes]])
     return from_wire(code, _PLAIN_REASONS.get(code, Reason.INTERNAL), details)
 
 
+def with_address(failure: CutawayError, address: str) -> CutawayError:
+    """Returns ``failure``; one of a server that does not answer with its ``address``."""
+    if failure.reason != Reason.SERVER_UNREACHABLE:
+        return failure
+    return error(Reason.SERVER_UNREACHABLE, f"{failure.message} at {address}")
+
+
 def from_failure(failure: worker_pb2.Failure) -> CutawayError:
     """Returns the exception for an error inside a worker's reply."""
     return from_wire(failure.code, failure.reason, failure.message, failure.field)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ from cutaway.contract.values import cached_property
 from cutaway.engine.checks import completeness, model_properties
 from cutaway.engine.checks.fault_location import no_gradient
 from cutaway.engine.checks.pass_summary import GradientEffects, Mismatch, PassSummary, summarized
+from cutaway.engine.checks.unmoved import baseline_is_input, unchanged, unmoved
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes import reference_inputs
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, RowRange, Values
 from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation, Reference
-from cutaway.engine.planning.attribution_setup import moves_integers
 from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
 
 
@@ -85,7 +85,7 @@ def _with_cause_of(identity: Check, summed: Check) -> Check:
     return replace(summed, cause=cause, rows=tuple(rows))
 
 
-_SPOILS_SUMS = (Cause.RANDOM_FORWARD, Cause.ROWS_COUPLED, Cause.MODULE_REUSED)
+_SPOILS_SUMS = (Cause.RANDOM_FORWARD, Cause.ROWS_COUPLED, Cause.MODULE_REUSED, Cause.QUADRATURE_WEIGHTS)
 """Causes for which no number of steps helps, and no jump of the target is to blame."""
 
 _Measured: TypeAlias = reference_inputs.Distance | reference_inputs.RowDistance
@@ -223,6 +223,14 @@ class _Comparison:
         later = self.summary.output_at_input
         return first.cpu(), (self._one_more() if later is None else later.detach()).cpu()
 
+    @cached_property
+    def undefined_rows(self) -> Tensor:
+        """Whether the target of each row is NaN or infinite, [batch] of booleans."""
+        if self.runs_at_input is None or not self.method.differentiates:
+            return torch.zeros(self.problem.rows, dtype=torch.bool)
+        output = self.runs_at_input[0].to(self.problem.model.device)
+        return ~self.problem.target.scalars(output).isfinite().cpu()
+
     def _one_more(self) -> Tensor:
         """Runs another forward pass at the input, which the reply's number of passes leaves out. Returns the output of
         the target."""
@@ -344,6 +352,8 @@ class _PartComparison:
         """Returns why attribution and reference differ."""
         if self.whole.limitation and self.whole.limitation.concerns(row):
             return self.whole.limitation
+        if self._has_weights_of_trapezoids:
+            return _TRAPEZOIDS
         if (calls := self.whole.summary.calls) > 1:
             return Finding(
                 Cause.MODULE_REUSED,
@@ -353,6 +363,21 @@ class _PartComparison:
         return _UNKNOWN if math.isfinite(measured.relative) else _NOT_FINITE
 
     @cached_property
+    def _has_weights_of_trapezoids(self) -> bool:
+        """Whether the attribution matches its reference once Captum's weights, which sum to (n - 1) / n, sum to 1."""
+        request, rows, dtype = self.whole.problem.request, self.part.rows, self.whole.dtype
+        if getattr(request, "quadrature", None) is not requests.Quadrature.RIEMANN_TRAPEZOID:
+            return False
+        n_steps = cast(requests.PathAttribution, request).n_steps
+        power = 1 if request.noise is None or request.noise.combination is requests.Combination.SMOOTHGRAD else 2
+        scale = (n_steps / (n_steps - 1)) ** power
+        scaled = {name: rows.of(value) * scale for name, value in self.whole.values.items()}
+        reference = self.whole.summary.references[0].of_rows(rows)
+        return (
+            reference_inputs.distance(scaled, reference, self.blank.tolerance, dtype).relative <= self.blank.tolerance
+        )
+
+    @cached_property
     def _doubts(self) -> list[Finding]:
         """Why a match of attribution and reference proves nothing: of some rows first, then of every row, if at all."""
         whole, of_method = self.whole, self.whole.of_method
@@ -360,9 +385,17 @@ class _PartComparison:
         random = model_properties.random_forward(whole.problem)
         if doubt := random or (None if of_rows else of_method) or self._model_doubt:
             return [doubt]
-        at_baseline = _baseline_is_input(self.part.problem)
-        further = self._doubt_of_effects()
-        return [doubt for doubt in (of_rows, at_baseline, further) if doubt]
+        found = (of_rows, self._not_finite(), baseline_is_input(self.part.problem), self._doubt_of_effects())
+        return [doubt for doubt in found if doubt]
+
+    def _not_finite(self) -> Finding | None:
+        """Finds rows whose target is no number: a finite gradient beside it, such as that of a ReLU, proves nothing."""
+        rows = self.part.rows.of(self.whole.undefined_rows)
+        if not bool(rows.any()):
+            return None
+        return Finding.of_rows(
+            Cause.NOT_FINITE, rows, lambda which: f"the target of {which} is NaN or infinite: nothing explains that"
+        )
 
     def _doubt_of_effects(self) -> Finding | None:
         """Returns why a match proves nothing in these rows: the target or the layer never changed, or no gradient had
@@ -372,9 +405,9 @@ class _PartComparison:
         moves = of(summary.moves) if method.forward_only else torch.ones(1, dtype=torch.bool)
         stays = isinstance(whole.problem.request, _EXCHANGES_ROWS) and bool(moves.any())  # a row in its own place
         if not (stays or bool(moves.all())):
-            return _unchanged(~moves)
+            return unchanged(~moves)
         if not bool((moves := of(summary.layer_moves)).all()):
-            return _unmoved(self.part.problem, ~moves)
+            return unmoved(self.part.problem, ~moves)
         if method.runs_backward and not summary.has_gradient[whole.parts.index(self.part)]:
             return no_gradient(self.part.problem)
         if not method.runs_backward or method.reference_passes is not None:
@@ -423,6 +456,11 @@ _NOT_FINITE = Finding(
 )
 _UNKNOWN = Finding(Cause.UNKNOWN, "the attribution differs from its reference from raw hooks; do not rely on it")
 
+_TRAPEZOIDS = Finding(
+    Cause.QUADRATURE_WEIGHTS,
+    "Captum's weights of the trapezoidal rule sum to (n_steps - 1) / n_steps and not to 1, and its attributions are "
+    "too small by that factor; use another quadrature",
+)
 
 _CONSTANT = Finding(
     Cause.CANCELLATION,
@@ -436,56 +474,4 @@ def _cancelled(relative: float) -> Finding:
     return Finding(
         Cause.CANCELLATION,
         f"the terms of the attribution cancel: rounding errors are {share} of what is left of them at this precision",
-    )
-
-
-def _unchanged(rows: Tensor) -> Finding:
-    return Finding.of_rows(
-        Cause.NOTHING_CHANGED,
-        rows,
-        lambda which: (
-            f"the target of {which} is exactly the same in every pass: it does not depend on the replaced features, or "
-            "their replacement equals them"
-        ),
-    )
-
-
-def _unmoved(problem: AttributionProblem, rows: Tensor) -> Finding:
-    why = _why_unmoved(problem, rows)
-    what = f"the layer {problem.layer!r} returns the same for the input and for the baseline"
-    return Finding.of_rows(Cause.NOTHING_CHANGED, rows, lambda which: f"{what}, in {which}: {why}")
-
-
-def _why_unmoved(problem: AttributionProblem, rows: Tensor) -> str:
-    if not isinstance(problem.request, requests.Expectation):
-        same = [name for name in problem.baselines if bool(_equals_baseline(problem, name)[rows].all())]
-        if same:
-            beside = ", and no other explained input reaches it" if len(same) < len(problem.explained) else ""
-            return f"there, the baseline of {', '.join(map(repr, same))} equals the input{beside}; choose another one"
-    others = [name for name in problem.inputs if name not in problem.explained]
-    also = f", such as {', '.join(map(repr, others[:3]))}" if others else ""
-    integers = not all(problem.inputs[name].is_floating_point() for name in others)
-    if integers and not moves_integers(problem.request):
-        also += "; of these, only LayerIntegratedGradients and LayerDeepLift move integers"
-    return f"the explained inputs ({', '.join(problem.explained)}) do not reach it; name in inputs those that do{also}"
-
-
-def _equals_baseline(problem: AttributionProblem, name: str) -> Tensor:
-    """Returns, [batch], whether an input equals its baseline."""
-    equal = problem.inputs[name] == problem.baselines[name]
-    return equal.reshape(problem.rows, -1).all(dim=1).cpu()
-
-
-def _baseline_is_input(problem: AttributionProblem) -> Finding | None:
-    if not problem.baselines or isinstance(problem.request, requests.Expectation):
-        return None
-    same = torch.stack([_equals_baseline(problem, name) for name in problem.baselines]).all(dim=0)
-    if not bool(same.any()):
-        return None
-    return Finding.of_rows(
-        Cause.BASELINE_IS_INPUT,
-        same,
-        lambda which: (
-            f"the baseline equals the input in {which}: there is no difference to explain; choose another baseline"
-        ),
     )

@@ -308,11 +308,11 @@ def _changed_rows(
     if row is None:
         return None
     where = first_difference(problem.model, problem.inputs, inputs, row)
-    return Finding(
-        Cause.ROWS_COUPLED,
-        f"a row's output depends on the other rows of its batch{where and f', from {where!r} on'} (a batch norm in "
-        "training mode?), so gradients mix rows; send one row per request, or make rows of the model independent",
-    )
+    what = f"a row's output depends on the other rows of its batch{where and f', from {where!r} on'}"
+    sequence = where and problem.model.tree.rows_on_axis_1(where.partition(":")[0])
+    remedy = "send one row per request, or make rows of the model independent"
+    why = sequence or f"(a batch norm in training mode?), so gradients mix rows; {remedy}"
+    return Finding(Cause.ROWS_COUPLED, f"{what}{': ' if sequence else ' '}{why}")
 
 
 def _elements_read(problem: AttributionProblem, before: Outputs, after: Outputs) -> tuple[Outputs, Outputs]:

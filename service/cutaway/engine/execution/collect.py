@@ -24,6 +24,7 @@ from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import dependence_warnings
 from cutaway.engine.execution import missing
 from cutaway.engine.execution.main_pass import MainPass, predicted_classes
+from cutaway.engine.execution.value_warnings import value_warnings
 from cutaway.engine.hooks.capture_spec import CaptureSpec, watching
 from cutaway.engine.hooks.hook_site import Batch
 from cutaway.engine.hooks.observe import observing
@@ -83,21 +84,6 @@ def _left_out_inputs(main: MainPass) -> Iterator[results.Warning]:
             text += "; to explain others, name all of them in inputs"
             yield results.Warning(results.WarningCode.INPUT_NOT_EXPLAINED, f"attributions[{number}].inputs", text)
 
-
-def far_inputs(main: MainPass) -> Iterator[results.Warning]:
-    """Yields a warning for each input that has numbers far outside of those that the adapter makes of pictures."""
-    for name, (low, high) in main.plan.model.ranges.items():
-        tensor = main.plan.inputs.get(name)
-        if tensor is None or main.plan.request.raw or not bool(tensor.max() > high + _FAR * (high - low)):
-            continue
-        largest = f"the largest number is {float(tensor.max()):g}"
-        text = f"{largest}, and this model takes pixels from {low:.3g} to {high:.3g}, as its adapter makes them"
-        remedy = "send the file or a Pillow image without a name, or scale the array as the adapter does"
-        yield results.Warning(results.WarningCode.INPUT_RANGE, name, f"{text}: {remedy}")
-
-
-_FAR = 4
-"""How many times the range of pixels a number lies above it that has a warning: pixels from 0 to 255 are further."""
 
 _NOT_CHECKED = results.RowCheck(0.0, results.Verdict.NOT_APPLICABLE)
 """The check of a row that does not qualify."""
@@ -165,7 +151,7 @@ def collect_main_pass(main: MainPass, unedited: Outputs) -> results.InspectResul
             *missing.comparison_warnings(plan, unedited, main.outputs),
             *unexplained_rows(main),
             *_left_out_inputs(main),
-            *far_inputs(main),
+            *(value_warnings(main) if len(plan.parts) < 2 else ()),  # joined requests have their own
             *missing.unread_warnings(plan),
         ),
         example_axes=_example_axes(main, unedited),

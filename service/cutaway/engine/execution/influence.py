@@ -22,7 +22,8 @@ from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.hooks.capture_spec import watching
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.methods.influence import LEAST_EIGENVALUE, MOST_ROWS, NO_FUSED_ATTENTION, Rows, method_of
-from cutaway.engine.model.inspected_model import Inputs, failures_of, gradients, graph_nodes
+from cutaway.engine.model.failures import failures_of
+from cutaway.engine.model.inspected_model import Inputs, gradients, graph_nodes
 from cutaway.engine.model.session import timed
 from cutaway.engine.planning.plan import RequestPlan
 from cutaway.engine.runtime.numerics import krylov, symmetric, to_numpy

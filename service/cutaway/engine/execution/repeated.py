@@ -21,8 +21,9 @@ from cutaway.contract.requests import Point
 from cutaway.contract.results import CapturedCall, InspectResult, ModuleCapture, Timings
 from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import dependence_warnings
-from cutaway.engine.execution.collect import arrays, far_inputs, provenance
+from cutaway.engine.execution.collect import arrays, provenance
 from cutaway.engine.execution.main_pass import MainPass, may_share
+from cutaway.engine.execution.value_warnings import value_warnings
 from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.observe import keeping_outputs
 from cutaway.engine.hooks.operators import is_address
@@ -193,7 +194,7 @@ class Repeated:
                 if (tensor := seen[name]) is not None
             },
             input_gradients=arrays(main.input_gradients),
-            warnings=(*far_inputs(main), *dependence_warnings(plan.model, plan.inputs)),
+            warnings=(*value_warnings(main), *dependence_warnings(plan.model, plan.inputs)),
             provenance=changed(provenance(plan.model), seed=plan.seed or 0),
             timings=main.timings,
         )

@@ -242,6 +242,10 @@ def _translated_errors(problem: AttributionProblem, latest: list[Tensor]) -> Ite
                 f"{method}: {_explained(problem)} does not depend on {several or where} through differentiable "
                 f"operations{remedy}",
             ) from failure
+        if text.startswith("Tensor target dimension"):  # Captum's words for an output with another number of rows
+            rows = f"in a pass of {len(latest[0])} rows, axis 0 of the output is not these rows"
+            remedy = problem.model.tree.rows_on_axis_1()
+            text = f"{rows}; {remedy or 'let Adapter.forward return a tensor with rows on axis 0'}"
         raise _inapplicable(problem, f"Captum's {method} cannot be applied to {where}: {text}") from failure
     finally:
         latest.clear()

@@ -22,7 +22,7 @@ from cutaway.engine.hooks.tokens import MASK
 from cutaway.engine.methods import spec
 from cutaway.engine.methods.captum_call import explain
 from cutaway.engine.model.inspected_model import Inputs
-from cutaway.engine.passes.features import baselines, feature_numbers, refuse_unexplained
+from cutaway.engine.passes.features import baselines, feature_numbers, of_only_input, refuse_unexplained
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     Values,
@@ -402,8 +402,9 @@ def _region(metric: requests.Localisation, judged: Judged) -> tuple[Features, Te
     features = features_of(metric, judged)
     inside = torch.zeros_like(features.own)
     with at(requests.field_name(type(metric))), at("regions.by_input"):
-        refuse_unexplained(metric.regions, "region", tuple(features.numbers))
-        for name, given in metric.regions.items():
+        regions = of_only_input(metric.regions, tuple(features.numbers))
+        refuse_unexplained(regions, "region", tuple(features.numbers))
+        for name, given in regions.items():
             shape, marked = judged.problem.inputs[name].shape, torch.from_numpy(as_array(given) != 0)
             try:
                 marked = marked.expand(shape).reshape(len(inside), -1)

@@ -327,7 +327,11 @@ def unreadable(problem: AttributionProblem, output: str) -> CutawayError:
     tensors, remedy = "one tensor of floats, [batch, ...], alone or in a tuple by itself", ""
     if problem.layer:
         tensors = "tensors of floats, [batch, ...], one alone or a tuple of them"
-        remedy = ", or one of its tensors by layer_path"
+        outputs = (call.at(Point.OUTPUT).items() for call in module_calls(problem))
+        paths = dict.fromkeys(
+            path for items in outputs for path, tensor in items if path and tensor.is_floating_point()
+        )
+        remedy = f", or one of its tensors by layer_path, of {', '.join(paths)}" if paths else ""
     return inapplicable(
         f"the module {problem.module!r} returns {output}; the method needs one that returns {tensors}: name such a "
         f"module, before or behind it{remedy}"

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from cutaway.contract.errors import CutawayError, Reason, error
+from cutaway.contract.errors import Reason, error
 from cutaway.contract.requests import Argument, Generate
 from cutaway.contract.results import FinishReason, GeneratedStep, InputSpec
+from cutaway.engine.model.failures import failures_of, unknown_id
 from cutaway.engine.model.module_tree import ModuleTree, require_inspectable
 from cutaway.engine.model.proofs import Proofs
 from cutaway.engine.model.session import (
@@ -26,7 +27,6 @@ from cutaway.engine.model.session import (
     ProcessSetting,
     StateGuard,
     Turns,
-    is_out_of_memory,
     released,
 )
 from cutaway.engine.runtime import rng
@@ -211,7 +211,11 @@ class InspectedModel:
 
         numbers, start = self._draws(), time.perf_counter()
         with (
-            failures_of("the model's forward", what),
+            failures_of(
+                "the model's forward",
+                what,
+                why=lambda failure: unknown_id(failure, self.tree.modules, inputs, self.inputs),
+            ),
             self._pass_context(),
             self._kernels(),
             NO_FASTPATH.applied(),
@@ -482,18 +486,3 @@ def graph_nodes(root: Node | None, known: set[Node] | None = None) -> Iterator[N
             known.add(node)
             yield node
             waiting += [following for following, _ in node.next_functions]
-
-
-@contextmanager
-def failures_of(code: str, what: Callable[[], str] = str, reason: Reason = Reason.MODEL_FAILED) -> Iterator[None]:
-    """Turns an exception of the owner's ``code`` into an error; ``what`` returns what it ran on."""
-    try:
-        yield
-    except CutawayError:
-        raise
-    except (Exception, SystemExit) as failure:  # sys.exit in a model does not end the server
-        if is_out_of_memory(failure):
-            raise
-        text = (str(failure).strip().splitlines() or [""])[0][:400]
-        raised = f"{code} raised {type(failure).__name__}{what()}{': ' if text else ''}{text}"
-        raise error(reason, raised) from failure

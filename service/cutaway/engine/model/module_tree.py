@@ -110,6 +110,18 @@ class ModuleTree:
         """Returns the model's parameters by each of their names."""
         return dict(self.modules[""].named_parameters(remove_duplicate=False))
 
+    def rows_on_axis_1(self, place: str | None = None) -> str:
+        """Returns, in words, a module that has rows on axis 1 of sequences, and what to do; ``""`` if there is none.
+
+        ``place``: a module, which it is or is around; None for any.
+        """
+        for name, module in self.modules.items():
+            is_there = place is None or f"{place}.".startswith(f"{name}.")
+            if is_there and isinstance(module, _SEQUENCES) and not module.batch_first:
+                kind = f"{name!r} is an nn.{type(module).__name__} without batch_first, which has rows on axis 1"
+                return f"{kind}: send rows on axis 0, and let Adapter.forward transpose them for it"
+        return ""
+
     @cached_property
     def aliases(self) -> dict[str, tuple[str, ...]]:
         """The further names of each module that has any, by own name."""
@@ -148,6 +160,10 @@ def _let_collectors_run_last(root: nn.Module) -> None:
         if hasattr(owner, "_can_record_outputs"):  # a PreTrainedModel of transformers
             for module in owner.modules():
                 module._forward_hooks = _CollectorsLast(module._forward_hooks)
+
+
+_SEQUENCES = (nn.RNNBase, nn.MultiheadAttention, nn.Transformer)
+"""Modules of PyTorch that have time on axis 0 and rows on axis 1, unless they are told otherwise."""
 
 
 # Globs over names: ``*`` and ``?`` within one part of a name, ``**`` across parts.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from math import factorial, prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +18,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from cutaway.contract import requests
 from cutaway.contract.errors import Reason, at, error
 from cutaway.contract.tensors import Array, as_array
+from cutaway.contract.values import changed
 from cutaway.engine.model.inspected_model import Inputs, dtype_text
 from cutaway.engine.runtime.numerics import tensor_like
+
+T = TypeVar("T")
+R = TypeVar("R", bound=requests.Attribution)
 
 # Baselines and distributions of a request, as tensors that fit the inputs.
 
@@ -68,6 +72,32 @@ def _samples(name: str, values: Mapping[str, Any], like: Tensor) -> Tensor:
     if array.ndim != like.ndim or array.shape[1:] != like.shape[1:] or not len(array):
         raise error(Reason.INPUT_SHAPE, f"{list(array.shape)}; send one sample or more, {shape}", name)
     return _converted(name, array, like)
+
+
+def of_only_input(values: Mapping[str, T], explained: Sequence[str]) -> Mapping[str, T]:
+    """Returns ``values`` by input name, in which one without a name is that of the only input that is explained.
+
+    Raises:
+        InvalidArgument: ``INVALID_VALUE``, if several are.
+    """
+    if "" not in values:
+        return values
+    if len(explained) != 1:
+        example = f", such as {{{explained[0]}: ...}}" if explained else ""
+        what = f"it is of one of several inputs, {', '.join(explained)}: send it by name{example}"
+        raise error(Reason.INVALID_VALUE, what)
+    return {name or explained[0]: value for name, value in values.items()}
+
+
+def with_names(request: R, explained: Sequence[str]) -> R:
+    """Returns ``request`` with what has no name under that of the only input; see `of_only_input`."""
+    fields, named = ["windows", "strides", "masks"], dict[str, Any]()
+    for part in [*fields, "baselines"] if isinstance(request, requests.Expectation) else fields:
+        values = getattr(request, part, {})
+        if "" in values and not isinstance(values[""], requests.Superpixels):
+            with at(part):
+                named[part] = of_only_input(values, explained)
+    return changed(request, **named) if named else request
 
 
 def refuse_unexplained(values: Mapping[str, Any], what: str, explained: Sequence[str]) -> None:
@@ -205,7 +235,10 @@ def _masks(masks: requests.Masks, inputs: Inputs, explained: Sequence[str], *, i
 
     ``is_shared``: whether each mask must be the same for all rows.
     """
-    if "" in masks:
+    if not isinstance(masks.get("", None), requests.Superpixels):
+        with at("by_input"):
+            masks = of_only_input(masks, explained)
+    else:
         pictures = [name for name in explained if inputs[name].ndim == _PICTURE]
         with at("superpixels"):
             if not pictures:
@@ -298,7 +331,7 @@ def _ids(mask: Tensor) -> tuple[Tensor, Tensor]:
 def _windows(request: requests.Occlusion, inputs: Inputs, explained: Sequence[str]) -> dict[str, list[Position]]:
     with at("windows"):
         refuse_unexplained(request.windows, "window", explained)
-        windows = {name: _window(name, request.windows.get(name, ()), inputs[name]) for name in explained}
+        windows = {name: _window(name, request.windows, inputs[name]) for name in explained}
     positions: dict[str, list[Position]] = {}
     with at("strides"):
         refuse_unexplained(request.strides, "stride", explained)
@@ -310,10 +343,15 @@ def _windows(request: requests.Occlusion, inputs: Inputs, explained: Sequence[st
     return positions
 
 
-def _window(name: str, sizes: Sequence[int], like: Tensor) -> tuple[int, ...]:
+def _window(name: str, windows: Mapping[str, Sequence[int]], like: Tensor) -> tuple[int, ...]:
     axes = list(like.shape[1:])
     if not axes:
         raise error(Reason.INPUT_SHAPE, "the input has no axis behind the batch for a window to move along", name)
+    if name not in windows:
+        others = ", ".join(f"{other!r}" for other in windows)
+        what = f"the input is explained and has no window: explain only inputs=({others},)"
+        raise error(Reason.INPUT_SHAPE, f"{what}, or give it a size for each axis of {axes}", name)
+    sizes = windows[name]
     if len(sizes) != len(axes):
         raise error(Reason.INPUT_SHAPE, f"{len(sizes)} sizes; give one for each axis of {axes}", name)
     if any(not 1 <= window <= size for window, size in zip(sizes, axes)):

@@ -147,7 +147,7 @@ def resolve_target(
         raise error(Reason.TARGET_SHAPE, f"{name!r} has shape {list(source.shape)}: {text}")
     if target.position is not None:
         return _at_position(target, name, source, batch), source
-    return resolve_for_output(target, name, source, batch.rows), source
+    return resolve_for_output(target, name, source, batch.rows, model), source
 
 
 def _at_position(target: requests.Target, name: str, output: Tensor, batch: Batch) -> tuple[ResolvedTarget, ...]:
@@ -174,8 +174,10 @@ def _of_token(one: ResolvedTarget, places: Tensor, index: tuple[Any, ...], is_un
     return replace(one, function=lambda output: one.function(output[index]), is_row_specific=is_row_specific)
 
 
-def resolve_for_output(target: requests.Target, name: str, output: Tensor, rows: int) -> tuple[ResolvedTarget, ...]:
-    """Resolves ``target`` for ``output`` ``[batch, ...]``, which the model, or a neuron's module, ``name`` returned.
+def resolve_for_output(
+    target: requests.Target, name: str, output: Tensor, rows: int, model: InspectedModel | None = None
+) -> tuple[ResolvedTarget, ...]:
+    """Resolves ``target`` for ``output`` ``[batch, ...]``, which ``model``, or a neuron's module, ``name`` returned.
 
     Returns:
         One target, or for a top-k target k of them, the largest class first.
@@ -187,10 +189,9 @@ def resolve_for_output(target: requests.Target, name: str, output: Tensor, rows:
         raise error(Reason.TARGET_SHAPE, f"{name!r} is {dtype_text(output)}: only floats have gradients")
     by_row = output.reshape(1) if output.ndim == 0 and rows == 1 else output
     if by_row.ndim == 0 or by_row.shape[0] != rows:
-        text = (
-            f"axis 0 is not the batch of {rows}, so no scalar belongs to an example; an adapter's forward can move it"
-        )
-        raise error(Reason.TARGET_SHAPE, f"{name!r} has shape {list(output.shape)}: {text}")
+        text = f"axis 0 is not the batch of {rows}, so no scalar belongs to an example"
+        remedy = (model and model.tree.rows_on_axis_1()) or "let Adapter.forward return a tensor with rows on axis 0"
+        raise error(Reason.TARGET_SHAPE, f"{name!r} has shape {list(output.shape)}: {text}; {remedy}")
     with at(requests.field_name(type(target)).removeprefix("output_")):
         resolved = _RESOLVERS[type(target)](target, name, by_row)
     several = resolved if isinstance(resolved, tuple) else (resolved,)

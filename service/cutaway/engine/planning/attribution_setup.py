@@ -27,8 +27,10 @@ from cutaway.engine.passes.features import (
     baselines,
     distributions,
     features,
+    of_only_input,
     refuse_shape,
     refuse_unexplained,
+    with_names,
 )
 from cutaway.engine.passes.pass_recorder import Changes, ResolvedAttribution
 from cutaway.engine.passes.targets import Continuation
@@ -71,6 +73,7 @@ def resolve_attribution(
         raise error(Reason.INVALID_VALUE, text, "layer_path")
     explained = _explained_inputs(model, inputs, request, embedded)
     with at(field):
+        request = with_names(request, explained)
         starts = _baselines(request, inputs, explained, model.special_tokens)
         perturbed = features(request, inputs, explained) if isinstance(request, requests.Perturbation) else Features()
         if getattr(request, "max_delta", None) is not None and not method.satisfies_completeness(request):
@@ -154,7 +157,7 @@ def _explained_inputs(
         InvalidArgument: ``INPUT_UNKNOWN``; or an input is not floating, and the method needs gradients or a path.
     """
     _refuse_unknown(inputs, request.inputs)
-    windows = request.windows if isinstance(request, requests.Occlusion) else inputs
+    windows = request.windows if isinstance(request, requests.Occlusion) and "" not in request.windows else inputs
     movable = [name for name in embedded if moves_integers(request) and name in windows]
     default = tuple(name for name, tensor in inputs.items() if tensor.is_floating_point() or name in movable)
     if isinstance(request, requests.Perturbation):
@@ -166,10 +169,9 @@ def _explained_inputs(
         return request.inputs or default or tuple(inputs)
     if moves_integers(request) and (request.inputs or movable):
         return request.inputs or default
-    remedy = "; LayerIntegratedGradients goes between what the layer returns for ids"
-    return differentiable(
-        model, inputs, request.inputs, remedy if isinstance(request, requests.LayerAttribution) else ""
-    )
+    between = "; LayerIntegratedGradients goes between what the layer returns for ids"
+    is_of_layer = isinstance(request, requests.LayerAttribution)
+    return differentiable(model, inputs, request.inputs, between if is_of_layer else _explained_ids(model.tree))
 
 
 def left_out(attribution: ResolvedAttribution) -> tuple[str, ...]:
@@ -202,9 +204,20 @@ def differentiable(model: InspectedModel, inputs: Inputs, names: tuple[str, ...]
 
 
 def embedding_hint(tree: ModuleTree) -> str:
-    """Returns where gradients begin in a model of token ids, as the end of an error message."""
-    embeddings = [name for name, module in tree.modules.items() if isinstance(module, nn.Embedding)]
-    return f"; take the gradient where numbers begin: GRAD_OUTPUT of {embeddings[0]!r}" if embeddings else ""
+    """Returns where gradients begin in a model of ids, as the end of an error message."""
+    names = _embeddings(tree)
+    return f"; take the gradient where numbers begin: GRAD_OUTPUT of {names}" if names else ""
+
+
+def _explained_ids(tree: ModuleTree) -> str:
+    names = _embeddings(tree)
+    begin = f"LayerIntegratedGradients at {names}, where numbers begin, or " if names else ""
+    return f"; ask {begin}FeatureAblation, which replaces whole values"
+
+
+def _embeddings(tree: ModuleTree) -> str:
+    names = [name for name, module in tree.modules.items() if isinstance(module, nn.Embedding)]
+    return " or ".join(map(repr, names[:_FEW])) + (", ..." if len(names) > _FEW else "")
 
 
 # Sweeps and attacks.
@@ -246,7 +259,9 @@ def resolve_attacks(
         with at(f"attacks[{number}]"):
             remedy = "; an attack moves floats: send embeddings such as inputs_embeds, if the model takes them"
             explained = differentiable(model, inputs, attack.inputs, remedy)
-            masks = {name: _mask(name, mask, inputs, explained) for name, mask in attack.masks.items()}
+            with at("masks.by_input"):
+                given = of_only_input(attack.masks, explained)
+            masks = {name: _mask(name, mask, inputs, explained) for name, mask in given.items()}
             refuse_attack(attack, inputs, explained)
             if attack.targeted and isinstance(request.target, requests.PredictedClass):
                 what = "it lowers the loss of a class to reach, and the target is the predicted one: name it"

@@ -8,7 +8,7 @@ of the input is replaced, and exactly one id of an embedding changes, by as much
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -47,9 +47,17 @@ def embedded_inputs(
     if not (embeddings and integers):
         return frozenset()
     with model.session(cancellation, arguments):
-        return model.remembered(
-            ("embedded inputs", model.kind_of(inputs)), lambda: _find(model, inputs, embeddings, integers)
-        )
+        return model.remembered(_key(model, inputs), lambda: _find(model, inputs, embeddings, integers))
+
+
+def known_embedded(model: InspectedModel, inputs: Inputs) -> frozenset[str]:
+    """Returns what `embedded_inputs` found for inputs of this kind; nothing if it was not asked."""
+    found: frozenset[str] = model.properties.get(_key(model, inputs), frozenset())
+    return found
+
+
+def _key(model: InspectedModel, inputs: Inputs) -> Hashable:
+    return embedded_inputs, model.kind_of(inputs)
 
 
 def _is_integer(tensor: Tensor) -> bool:

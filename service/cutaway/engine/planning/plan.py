@@ -389,7 +389,7 @@ def plan_request(
     seed = new_seed() if draws and request.seed is None else request.seed
     allowed, failed = _allowed(request, failed, check)
     attributions = {}
-    chosen = any(moves_integers(attribution) and not attribution.inputs for attribution in allowed.values())
+    chosen = any(map(moves_integers, allowed.values()))
     embedded = embedded_inputs(model, inputs, cancellation, request.arguments) if chosen else frozenset()
     for number, attribution in allowed.items():
         try:

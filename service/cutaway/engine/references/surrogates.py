@@ -349,12 +349,13 @@ def underdetermined_or_zero(problem: AttributionProblem) -> Finding | None:
     rows = [row for row, span in spans.items() if span]
     if not rows or (few and len(few.rows) == problem.rows):
         return few
+    fewer = "" if problem.request.masks else ", or group elements into larger features by masks"  # type: ignore[attr-defined]
 
     def tell(which: str, span: float) -> str:
         return (
-            f"LIME's penalty makes all coefficients of {which} 0, because the target changes only by {span:.2g} "
-            "between its draws: explain a logit instead of a probability, or group elements into larger features by "
-            "masks"
+            f"LIME's penalty of {PENALTY} makes all coefficients of {which} 0, because the features change the target "
+            f"too little, by {span:.2g} between all draws, and more draws do not help: ask KernelShap or "
+            f"ShapleyValueSampling, which have no penalty{fewer}; of a probability, explain the logit"
         )
 
     reason, own = tell(row_list(rows, problem.rows), max(spans.values())), (tell(THIS_ROW, spans[row]) for row in rows)

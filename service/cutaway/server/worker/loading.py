@@ -25,7 +25,8 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Raw
 from cutaway.contract.results import DataSet
 from cutaway.engine.execution.fitting import rows_that_fit
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, failures_of
+from cutaway.engine.model.failures import failures_of
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import Cancellation, Checkpoint, Examples, Kept
 from cutaway.engine.runtime.layouts import arrays_of
 from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded

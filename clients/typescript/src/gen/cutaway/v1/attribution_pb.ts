@@ -527,7 +527,8 @@ export const PathIntegralSchema: GenMessage<PathIntegral> = /*@__PURE__*/
  */
 export type FeatureMasks = Message<"cutaway.v1.FeatureMasks"> & {
   /**
-   * Input name to a mask of feature ids, of one row or a row an example.
+   * Input name to a mask of feature ids, of one row or a row an example. The empty name is that of the only input that
+   * is explained.
    *
    * @generated from field: map<string, cutaway.v1.Tensor> by_input = 1;
    */
@@ -964,14 +965,14 @@ export type Occlusion = Message<"cutaway.v1.Occlusion"> & {
   baselines?: Baselines | undefined;
 
   /**
-   * Window by input name, the batch axis left out.
+   * Window by input name, the batch axis left out. The empty name is that of the only input that is explained.
    *
    * @generated from field: map<string, cutaway.v1.AxisSizes> windows = 2;
    */
   windows: { [key: string]: AxisSizes };
 
   /**
-   * Stride by input name. Default: 1 along every axis.
+   * Stride by input name, or the empty name as in `windows`. Default: 1 along every axis.
    *
    * @generated from field: map<string, cutaway.v1.AxisSizes> strides = 3;
    */
