@@ -258,9 +258,6 @@ WRONG: dict[str, tuple[str, Any, dict[str, Any], str, str, str]] = {
     "the name of a file": ("text", __file__, {}, "INVALID_VALUE", "inputs", "is the name of a file, and would be sent"),
     "names of files": ("text", ["a", __file__], {}, "INVALID_VALUE", "inputs", "is the name of a file"),
     "a module": ("table", X, {"captures": [nn.ReLU()]}, "INVALID_VALUE", "captures[0].module", "name of a module, as"),
-    "windows without a name": (
-        "table", X, {"attributions": ca.Occlusion(windows=(2,))}, "INVALID_VALUE", "attributions[0].windows",  # type: ignore[arg-type]
-        r"must be by name, such as \{x: \(2,\)\}"),
     "nothing": ("table", None, {}, "INVALID_VALUE", "inputs", "got NoneType; send arrays by name"),
     "a column too many": (
         "table", pandas.DataFrame(np.ones((1, 4), np.float32), columns=[*FEATURES, "id"]), {}, "INPUT_FEATURES",
@@ -304,8 +301,8 @@ WRONG: dict[str, tuple[str, Any, dict[str, Any], str, str, str]] = {
     "no method": (
         "table", X, {"attributions": [3]}, "INVALID_VALUE", "attributions[0]", "must be the method's name, or a"),
     "several baselines": (
-        "table", X, {"attributions": ca.GradientShap(baselines=0.0)}, "INVALID_VALUE", "attributions[0].baselines",  # type: ignore[arg-type]
-        "arrays by input name"),
+        "table", X, {"attributions": ca.GradientShap(baselines=0.0)}, "INPUT_SHAPE",  # type: ignore[arg-type]
+        "attributions[0].gradient_shap.baselines.by_input.input", r"send one sample or more, \[samples, 3\]"),
 }  # fmt: skip
 
 
