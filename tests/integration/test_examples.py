@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -219,7 +220,7 @@ def test_the_demo_steers_a_language_model_and_proves_it(tmp_path: Path) -> None:
         _, verdict, _ = demo.caught_again(client)
     assert plain.plain.split(": ", 1)[1] != steered.plain.split(": ", 1)[1]
     assert proof.plain.startswith("AGREES")
-    assert "in 60 steps" in proof.plain
+    assert re.search(r"in [1-9]\d* steps$", proof.plain)  # a text may end before its 60 letters
     assert "use_cached_outputs" in verdict.plain
 
 

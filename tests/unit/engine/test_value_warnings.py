@@ -236,7 +236,7 @@ def test_callers_of_a_table_hear_of_their_own_categories() -> None:
     inputs = [some(ROWS, 0, 3), some(ROWS, 3, 2), some(ROWS, 1)]
     replies = answered_as_alone(credit(), credit(), inputs, (ca.FeatureAblation(),))
     found = [[warning.message[:17] for warning in reply.warnings] for reply in replies]
-    assert found == [[], ["'job' is 0 in row"], ["'city' is 0 in ev"]]
+    assert found == [[], ["'job' is 0 in row"], ["'city' is 0 in th"]]
     assert [reply.provenance.companions for reply in replies] == [2] * 3
 
 

@@ -293,8 +293,7 @@ class InspectResult:
         counterfactual: with ``counterfactual``, small changes that change the class; else None.
         labels: by class index, the labels of the classes that the result names; of few classes all.
         agreements: with ``agreement``, how far each pair of attributions of the same places and the same target agrees.
-        example_axes: by the name of an array in `arrays.entries`, the axis of the examples where that is not axis 0, as
-            in ``[time, batch, ...]``; None where no axis has an element for each example.
+        example_axes: by array name in `arrays.entries`, the axis of the examples where not 0; None where there is none.
     """
 
     predictions: Mapping[str, Array] = field(metadata=named("output", "output"))
