@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from cutaway.server.batching import FairSlots, caller_id
-from cutaway.server.rpc.translation import Translator
+from cutaway.server.rpc.status import Translator
 from tests.support.waiting import PATIENCE_S
 
 SOON_S = 0.05

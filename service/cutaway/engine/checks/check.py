@@ -16,9 +16,8 @@ from cutaway.contract.requests import CheckMode, CheckRequest
 from cutaway.contract.results import Cause, Check, RowCheck, Verdict
 from cutaway.contract.values import cached_property
 from cutaway.engine.checks import completeness, model_properties
-from cutaway.engine.checks.fault_location import no_gradient
+from cutaway.engine.checks.fault_location import baseline_is_input, no_gradient, unchanged, unmoved
 from cutaway.engine.checks.pass_summary import GradientEffects, Mismatch, PassSummary, summarized
-from cutaway.engine.checks.unmoved import baseline_is_input, unchanged, unmoved
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes import reference_inputs

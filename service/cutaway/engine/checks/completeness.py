@@ -19,7 +19,6 @@ from cutaway.engine.checks.pass_summary import GradientEffects
 from cutaway.engine.methods.gradients import steps_to_try
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.folding import Folding
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.passes.reference_inputs import (
     CompletenessSums,
@@ -27,6 +26,7 @@ from cutaway.engine.passes.reference_inputs import (
     operator_dtypes,
     sums_between,
 )
+from cutaway.engine.references.observation import Folding
 from cutaway.engine.references.paths import target_at_layer_baseline
 from cutaway.engine.runtime import numerics
 

@@ -17,10 +17,9 @@ from cutaway.contract.values import cached_property
 from cutaway.engine.hooks.recording import copy_to_host
 from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.session import is_out_of_memory
-from cutaway.engine.passes.folding import Folding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, Pass, RowRange, Values
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference
-from cutaway.engine.references.observation import target_values
+from cutaway.engine.references.observation import Folding, target_values
 from cutaway.engine.runtime import numerics
 from cutaway.engine.runtime.numerics import Path
 

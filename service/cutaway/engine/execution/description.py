@@ -27,8 +27,7 @@ from cutaway.engine.hooks.operators import Operators, inplace_target, operator_n
 from cutaway.engine.hooks.recording import RecordedCall, Recording, inside_hook
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, dtype_text
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.runtime.layouts import arrays_of, has_array, is_array
-from cutaway.engine.runtime.numerics import Path, leaves, map_leaves
+from cutaway.engine.runtime.numerics import Path, arrays_of, has_array, is_array, leaves, map_leaves
 
 EVERY_OPERATOR = "**:*#*"
 

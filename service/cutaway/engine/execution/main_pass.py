@@ -33,8 +33,7 @@ from cutaway.engine.passes.pass_recorder import RowRange, Values, concatenated, 
 from cutaway.engine.passes.targets import ResolvedTarget, explained_outputs, resolve_target
 from cutaway.engine.planning.attribution_setup import row_texts
 from cutaway.engine.planning.plan import CaptureSites, RequestPlan
-from cutaway.engine.runtime.layouts import dense
-from cutaway.engine.runtime.numerics import WITHOUT_COPIES, close
+from cutaway.engine.runtime.numerics import WITHOUT_COPIES, close, dense
 
 # A main pass for several requests: the conditions, their joint plan, and the parts of its record.
 

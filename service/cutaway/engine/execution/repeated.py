@@ -33,8 +33,7 @@ from cutaway.engine.model.session import Cancellation, ran_out_of_memory, timed
 from cutaway.engine.passes.pass_recorder import Values, neuron_output
 from cutaway.engine.passes.targets import resolve_target
 from cutaway.engine.planning.plan import MOST_PLACES, MOST_RECENT, RequestPlan
-from cutaway.engine.runtime.layouts import dense
-from cutaway.engine.runtime.numerics import to_numpy
+from cutaway.engine.runtime.numerics import dense, to_numpy
 
 _parts: Callable[[requests.InspectRequest], tuple[object, ...]] = attrgetter(
     *(field.name for field in fields(requests.InspectRequest) if field.name not in (*requests.INPUT_FIELDS, "target"))

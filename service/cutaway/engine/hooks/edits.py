@@ -32,8 +32,7 @@ from cutaway.contract.values import changed
 from cutaway.engine.hooks.capture_spec import crossed, slice_index
 from cutaway.engine.hooks.tokens import RowTexts, position_field, token_index
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.runtime.layouts import dense, in_layout_of
-from cutaway.engine.runtime.numerics import tensor_like
+from cutaway.engine.runtime.numerics import dense, in_layout_of, tensor_like
 
 NumberedEdit = tuple[int, Edit]
 """An edit and its number in the request."""

@@ -20,8 +20,7 @@ from cutaway.engine.hooks.edits import NumberedEdit, apply_edit
 from cutaway.engine.hooks.recording import RecordedCall, Recording, in_backward
 from cutaway.engine.hooks.tokens import ONE_TOKEN, RowTexts, has_tokens
 from cutaway.engine.model.module_tree import is_glob
-from cutaway.engine.runtime.layouts import arrays_of, dense, has_array
-from cutaway.engine.runtime.numerics import Path, equal
+from cutaway.engine.runtime.numerics import Path, arrays_of, dense, equal, has_array
 
 # The batch: how many rows a request has, and where they are in the tensors of the model.
 

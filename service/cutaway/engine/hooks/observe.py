@@ -49,8 +49,7 @@ from cutaway.engine.hooks.operators import Operators, is_address
 from cutaway.engine.hooks.recording import HookScope, RecordedCall, Recording, copy_to_host
 from cutaway.engine.model.inspected_model import InspectedModel, Outputs, graph_nodes
 from cutaway.engine.model.module_tree import ModuleTree
-from cutaway.engine.runtime.layouts import has_array
-from cutaway.engine.runtime.numerics import Path, argument_tensors, leaves, map_leaves, replace_arguments
+from cutaway.engine.runtime.numerics import Path, argument_tensors, has_array, leaves, map_leaves, replace_arguments
 
 
 @contextmanager

@@ -20,8 +20,7 @@ from cutaway.contract.results import EditReceipt
 from cutaway.contract.results.arrays import Place
 from cutaway.engine.hooks.capture_spec import CapturedValues
 from cutaway.engine.model.session import is_out_of_memory
-from cutaway.engine.runtime.layouts import dense
-from cutaway.engine.runtime.numerics import Path
+from cutaway.engine.runtime.numerics import Path, dense
 
 # Copies from a GPU go to pinned memory while the pass continues; readers wait until they are complete.
 # https://docs.pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers

@@ -32,7 +32,7 @@ from cutaway.engine.passes.pass_recorder import (
 from cutaway.engine.passes.reference_inputs import layer_value_name
 from cutaway.engine.passes.targets import neuron_selector
 from cutaway.engine.references.observation import module_calls
-from cutaway.engine.runtime.layouts import dense, has_array
+from cutaway.engine.runtime.numerics import dense, has_array
 from cutaway.engine.runtime.rng import LARGEST_SEED, seeded
 
 # Captum tells whoever calls it about its hooks; nobody here does, and a server in a notebook would show it in red.

@@ -19,13 +19,12 @@ from cutaway.engine.methods import spec
 from cutaway.engine.methods.captum_patches import rescaled_softmax
 from cutaway.engine.methods.neurons import neuron_selectable
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.passes.folding import whole
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, concatenated
 from cutaway.engine.references import deeplift as references
 from cutaway.engine.references import expected_gradients
 from cutaway.engine.references.deeplift import limitation
 from cutaway.engine.references.deeplift_multipliers import MODULE_RULES
-from cutaway.engine.references.observation import observe_forward, reused_neuron_module
+from cutaway.engine.references.observation import observe_forward, reused_neuron_module, whole
 from cutaway.engine.runtime.numerics import EXACT
 
 # Translation of errors of Captum's DeepLIFT: the module that caused them, and a remedy.

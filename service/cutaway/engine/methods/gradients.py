@@ -12,11 +12,11 @@ from cutaway.contract import requests
 from cutaway.contract.errors import Reason, error
 from cutaway.engine.methods.spec import Method, refuse_row_numbers
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.passes.folding import whole
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.passes.reference_inputs import CompletenessSums, input_point
 from cutaway.engine.references import modified_backprop as references
 from cutaway.engine.references import paths
+from cutaway.engine.references.observation import whole
 from cutaway.engine.runtime.numerics import PATH
 
 ROWS: dict[type[requests.Attribution], Method] = {

@@ -18,11 +18,11 @@ from cutaway.contract import requests
 from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.engine.methods.spec import Method, attributes_restored, inapplicable
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.passes.folding import whole
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.passes.reference_inputs import host, input_point
 from cutaway.engine.references import lrp as references
 from cutaway.engine.references import lrp_limits
+from cutaway.engine.references.observation import whole
 from cutaway.engine.runtime.numerics import EXACT
 
 _WITHOUT_RULE = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase)

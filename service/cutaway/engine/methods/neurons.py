@@ -14,12 +14,11 @@ from cutaway.contract.errors import CutawayError
 from cutaway.engine.methods import gradients, perturbations
 from cutaway.engine.methods.spec import Method, inapplicable, passes_at, readable_output
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
-from cutaway.engine.passes.folding import whole
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes
 from cutaway.engine.passes.reference_inputs import input_point
 from cutaway.engine.passes.targets import neuron_selector
 from cutaway.engine.references.modified_backprop import input_gradient
-from cutaway.engine.references.observation import reused_neuron_module
+from cutaway.engine.references.observation import reused_neuron_module, whole
 from cutaway.engine.references.paths import neuron_conductance_passes, path_points, steps_per_pass
 
 _PATH = gradients.ROWS[requests.IntegratedGradients]

@@ -15,7 +15,6 @@ from cutaway.contract.errors import CutawayError, Reason, at, error
 from cutaway.contract.requests import Attribution, CheckMode, CheckRequest, Point, field_name
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, dtype_text
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.folding import ReferenceFold
 from cutaway.engine.passes.pass_recorder import (
     AttributionProblem,
     Changes,
@@ -25,7 +24,7 @@ from cutaway.engine.passes.pass_recorder import (
     run_passes,
 )
 from cutaway.engine.passes.reference_inputs import Points, input_point
-from cutaway.engine.references.observation import module_calls
+from cutaway.engine.references.observation import ReferenceFold, module_calls
 from cutaway.engine.runtime.numerics import APPROXIMATE, ONE_PASS, Path, Tolerances
 
 

@@ -42,10 +42,10 @@ from cutaway.engine.methods import spec
 from cutaway.engine.methods.captum_patches import with_rows_apart
 from cutaway.engine.model.inspected_model import CONTINUATION, Generation, Inputs, InspectedModel
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.folding import Fold, Folding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Changes, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import MissingObservation, Reference
 from cutaway.engine.references.expected_gradients import token_expected_gradients, token_passes
+from cutaway.engine.references.observation import Fold, Folding
 from cutaway.engine.runtime.numerics import EXACT, SUM
 
 

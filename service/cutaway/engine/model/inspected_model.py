@@ -30,8 +30,7 @@ from cutaway.engine.model.session import (
     released,
 )
 from cutaway.engine.runtime import rng
-from cutaway.engine.runtime.layouts import dense, digest, has_array
-from cutaway.engine.runtime.numerics import leaves
+from cutaway.engine.runtime.numerics import dense, digest, has_array, leaves
 
 # The fast path of PyTorch's transformer layers hides modules from hooks and turns padded batches into nested tensors.
 # PyTorch takes it where no gradient is computed and no hook is registered.

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.overrides import TorchFunctionMode
 
-from cutaway.engine.runtime.layouts import has_array, is_array
+from cutaway.engine.runtime.numerics import has_array, is_array
 
 _INTERNAL = frozenset(vars(nn.Module()))
 """The attributes of every module, which are no plain ones."""

@@ -17,7 +17,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from cutaway.contract.errors import Reason, error, release_frames
 from cutaway.contract.results import InspectResult, Progress, Timings
 from cutaway.engine.model.plain_state import Bindings, ParameterWrites, PlainState, is_of_a_pass
-from cutaway.engine.runtime.layouts import is_array
+from cutaway.engine.runtime.numerics import is_array
 
 # Deadline and cancellation of a call: no further pass begins for a caller that no longer waits. Running passes are
 # ended by `cutaway.engine.hooks.observe.CancelledPasses`.

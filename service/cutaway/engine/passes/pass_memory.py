@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from cutaway.engine.runtime.layouts import arrays_of
+from cutaway.engine.runtime.numerics import arrays_of
 
 
 def run_in_parts(forward: Callable[..., Tensor], size: int, tensors: Sequence[Tensor]) -> Tensor:

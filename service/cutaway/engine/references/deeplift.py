@@ -20,7 +20,7 @@ from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host, input_point
 from cutaway.engine.passes.targets import ResolvedTarget
 from cutaway.engine.references.deeplift_multipliers import NonlinearityCall, RescaledPasses, nonlinearities, run_both
-from cutaway.engine.references.hidden_rectifiers import hidden_rectifiers
+from cutaway.engine.references.modified_backprop import hidden_rectifiers
 from cutaway.engine.references.observation import operator_of, reused_neuron_module
 from cutaway.engine.runtime.numerics import HALF_OF_BATCH, close
 

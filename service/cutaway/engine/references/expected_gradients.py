@@ -12,10 +12,9 @@ import torch
 
 from cutaway.contract.requests import ExpectedGradient, LayerGradientShap, Point
 from cutaway.engine.model.inspected_model import CONTINUATION
-from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host
-from cutaway.engine.references.observation import expand_rows
+from cutaway.engine.references.observation import Fold, expand_rows
 from cutaway.engine.references.paths import DrawnPath, layer_integrated_gradients, layer_path_passes
 from cutaway.engine.runtime.rng import numpy_seed
 

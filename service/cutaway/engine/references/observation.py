@@ -1,8 +1,9 @@
-"""Readers of recorded passes for references: modules that run, their outputs, and values by row or feature."""
+"""Readers of recorded passes for references: modules that run, values by row, and folds, which take pass after pass."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -15,8 +16,14 @@ from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.pass_recorder import AttributionProblem, ResolvedAttribution, Values, cached_per_problem
-from cutaway.engine.passes.reference_inputs import Evidence, host
+from cutaway.engine.passes.pass_recorder import (
+    AttributionProblem,
+    Pass,
+    ResolvedAttribution,
+    Values,
+    cached_per_problem,
+)
+from cutaway.engine.passes.reference_inputs import Evidence, MissingObservation, Reference, host
 
 
 def operator_of(address: str) -> str:
@@ -83,3 +90,58 @@ def expand_features(problem: AttributionProblem, feature_values: Float64[Tensor,
         feature_of_element = numbers.cpu().expand(shape).reshape(problem.rows, -1)
         expanded[name] = feature_values.gather(1, feature_of_element).reshape(shape)
     return expanded
+
+
+T = TypeVar("T")
+
+Fold: TypeAlias = Generator[None, "Pass | None", T]
+"""A computation that gets one pass after the other where it yields, and None behind the last; it returns its result,
+which may need no more than the first passes. It raises `MissingObservation` where they do not show it."""
+
+ReferenceFold: TypeAlias = Callable[[AttributionProblem, int], Fold[Reference]]
+"""Begins to compute the reference of a problem, for the call of the layer with this number in each pass."""
+
+
+class Folding(Generic[T]):
+    """A fold that has begun."""
+
+    def __init__(self, fold: Fold[T]) -> None:
+        self._fold = fold
+        self._results: list[T] = []
+        self._missing: MissingObservation | None = None
+        self._send(None)  # as far as the first yield
+
+    def add(self, recorded: Pass) -> None:
+        """Takes the next pass."""
+        self._send(recorded)
+
+    def result(self) -> T:
+        """Returns the result of the passes so far, which are all; raises `MissingObservation`."""
+        self._send(None)
+        if self._missing is not None:
+            raise self._missing
+        return self._results[0]
+
+    def _send(self, recorded: Pass | None) -> None:
+        """Sends a pass to the fold; None begins or ends the fold. Keeps what the fold returns, or its
+        `MissingObservation`."""
+        if self._results or self._missing is not None:
+            return
+        try:
+            self._fold.send(recorded)
+        except StopIteration as stop:
+            self._results.append(stop.value)
+        except MissingObservation as missing:
+            self._missing = missing
+
+
+def whole(reference: Callable[[Evidence], Reference]) -> ReferenceFold:
+    """Returns ``reference`` as a fold that keeps all passes, for methods that have few."""
+
+    def fold(problem: AttributionProblem, call: int) -> Fold[Reference]:
+        passes: list[Pass] = []
+        while (recorded := (yield)) is not None:
+            passes.append(recorded)
+        return reference(Evidence(problem, passes, call))
+
+    return fold

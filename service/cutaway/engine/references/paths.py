@@ -19,7 +19,6 @@ from torch import Tensor
 from cutaway.contract.requests import LayerIntegratedGradients, NeuronAttribution, PathAttribution, Point, Replace
 from cutaway.engine.hooks.edits import NumberedEdit
 from cutaway.engine.hooks.recording import RecordedCall
-from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import (
     ComputedPoints,
@@ -33,7 +32,7 @@ from cutaway.engine.passes.reference_inputs import (
     rule,
 )
 from cutaway.engine.passes.targets import ResolvedTarget
-from cutaway.engine.references.observation import expand_rows, target_values
+from cutaway.engine.references.observation import Fold, expand_rows, target_values
 from cutaway.engine.runtime.numerics import VISITED_POINTS, close, to_numpy
 
 ELEMENTS_PER_PASS = 1 << 19

@@ -21,7 +21,6 @@ from cutaway.engine.hooks.edits import Override
 from cutaway.engine.hooks.recording import RecordedCall
 from cutaway.engine.passes.features import Region, feature_region, regions
 from cutaway.engine.passes.findings import Finding
-from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, run_passes
 from cutaway.engine.passes.reference_inputs import (
     ComputedPoints,
@@ -32,7 +31,7 @@ from cutaway.engine.passes.reference_inputs import (
     host,
     input_point,
 )
-from cutaway.engine.references.observation import expand_features, expand_rows, module_calls, target_values
+from cutaway.engine.references.observation import Fold, expand_features, expand_rows, module_calls, target_values
 from cutaway.engine.runtime.numerics import Path, equal
 
 # Points.

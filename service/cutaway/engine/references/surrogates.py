@@ -21,10 +21,9 @@ from cutaway.contract.requests import Attribution, KernelShap, Lime, Surrogate
 from cutaway.contract.results import Cause
 from cutaway.engine.model.inspected_model import InspectedModel
 from cutaway.engine.passes.findings import THIS_ROW, Finding, row_list
-from cutaway.engine.passes.folding import Fold
 from cutaway.engine.passes.pass_recorder import AttributionProblem, Pass, Values, cached_per_problem, run_passes
 from cutaway.engine.passes.reference_inputs import ComputedPoints, Evidence, Points, Reference, host, input_point
-from cutaway.engine.references.observation import expand_features, target_values
+from cutaway.engine.references.observation import Fold, expand_features, target_values
 from cutaway.engine.runtime.numerics import SUM
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]  # jaxtyping does not read NDArray of NumPy 2.5

@@ -39,8 +39,7 @@ from cutaway.server.memory import share_of_requests
 from cutaway.server.observability.call_watch import CallWatch, current_call
 from cutaway.server.observability.call_watch import Method as ObservedMethod
 from cutaway.server.rpc.guard import AuthenticatingHandler, Handler, receiving
-from cutaway.server.rpc.status import Context, Metadata, TranslatedCall, abort, abort_with
-from cutaway.server.rpc.translation import Translator
+from cutaway.server.rpc.status import Context, Metadata, TranslatedCall, Translator, abort, abort_with
 from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2, inspection_service_pb2, model_pb2, worker_pb2
 

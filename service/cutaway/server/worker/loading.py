@@ -28,7 +28,7 @@ from cutaway.engine.execution.fitting import rows_that_fit
 from cutaway.engine.model.failures import failures_of
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
 from cutaway.engine.model.session import Cancellation, Checkpoint, Examples, Kept
-from cutaway.engine.runtime.layouts import arrays_of
+from cutaway.engine.runtime.numerics import arrays_of
 from cutaway.engine.runtime.rng import fingerprint, new_seed, seeded
 from cutaway.server.archive.reader import ALIGNMENT, LABELS, ArchiveManifest
 from cutaway.server.memory import MemoryPool, RequestMemory, size_text

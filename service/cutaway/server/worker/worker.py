@@ -62,9 +62,8 @@ from cutaway.server.worker.call import (
 )
 from cutaway.server.worker.loading import is_lost, load, load_archived, outlines, what_fits
 from cutaway.server.worker.model_threads import Job, ModelThreads
-from cutaway.server.worker.names import with_names
 from cutaway.server.worker.proofs import IdleProofs, proof_file
-from cutaway.server.worker.streamed_reply import StreamedReply
+from cutaway.server.worker.replies import StreamedReply, with_names
 from cutaway.server.worker.writers import Writer, Writers
 from cutaway.v1 import inspection_service_pb2, worker_pb2
 
