@@ -1,4 +1,4 @@
-"""Deadlines of many things that rarely pass: one timer of the event loop for all, which is rarely set."""
+"""Keeps the deadlines of many things, which rarely pass, by one timer of the event loop, which is rarely set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Deadlines(Generic[T]):
-    """What shall be done in time, and when that ends; belongs to one event loop.
+    """Holds what shall be done in time, and until when; belongs to one event loop.
 
     Args:
         late: called with what was not discarded in time, which is no longer in this container then.

@@ -71,7 +71,7 @@ class Look:
 
 
 USUAL = Look()
-"""What is drawn without wishes."""
+"""Draws all values in the usual colours, as where a caller says nothing."""
 
 
 @contextmanager
