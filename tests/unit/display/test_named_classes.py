@@ -62,6 +62,12 @@ def test_every_view_names_classes_by_their_labels() -> None:
         assert "class class" not in shown
 
 
+@pytest.mark.parametrize(("classes", "all_of_them"), [(32, True), (33, False)])
+def test_up_to_thirty_two_classes_have_all_labels(classes: int, all_of_them: bool) -> None:
+    """As docs/results.md says; of more, the two rows name at most twenty and those that changes lead to."""
+    assert (len(answered(classes).labels) == classes) == all_of_them
+
+
 def test_many_classes_have_the_labels_that_are_named() -> None:
     """The predicted ones, those that changes lead to, and the ten likeliest of each row; no others travel."""
     result = answered(1000)
