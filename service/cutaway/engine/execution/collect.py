@@ -151,7 +151,7 @@ def collect_main_pass(main: MainPass, unedited: Outputs) -> results.InspectResul
             *missing.comparison_warnings(plan, unedited, main.outputs),
             *unexplained_rows(main),
             *_left_out_inputs(main),
-            *(value_warnings(main) if len(plan.parts) < 2 else ()),  # joined requests have their own
+            *(value_warnings(main, target_values) if len(plan.parts) < 2 else ()),  # joined requests have their own
             *missing.unread_warnings(plan),
         ),
         example_axes=_example_axes(main, unedited),

@@ -193,7 +193,7 @@ class Repeated:
                 if (tensor := seen[name]) is not None
             },
             input_gradients=arrays(main.input_gradients),
-            warnings=(*value_warnings(main), *dependence_warnings(plan.model, plan.inputs)),
+            warnings=(*value_warnings(main, values), *dependence_warnings(plan.model, plan.inputs)),
             provenance=changed(provenance(plan.model), seed=plan.seed or 0),
             timings=main.timings,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -19,13 +20,13 @@ from cutaway.engine.planning.embedded_inputs import known_embedded
 from cutaway.engine.planning.plan import RequestPlan
 
 
-def value_warnings(main: MainPass) -> list[Warning]:
-    """Returns the warnings about inputs, and about what the ``main`` pass returned.
+def value_warnings(main: MainPass, target_values: Tensor | None) -> list[Warning]:
+    """Returns the warnings about inputs, and about what the ``main`` pass returned; ``target_values`` are its own.
 
     Raises:
         CannotShare: several requests were joined, and some have a warning: see `with_own_warnings`.
     """
-    found = [*_warnings(main.plan, main.outputs, main.target_values)]
+    found = [*_warnings(main.plan, main.outputs, target_values)]
     if found and len(main.plan.parts) > 1:
         raise CannotShare
     return found
@@ -58,12 +59,14 @@ def _far_inputs(plan: RequestPlan) -> Iterator[Warning]:
     """Yields a warning for each input that has numbers far outside of those that the adapter makes of pictures."""
     for name, (low, high) in plan.model.ranges.items():
         tensor = plan.inputs.get(name)
-        if tensor is None or plan.request.raw or not bool(tensor.max() > high + _FAR * (high - low)):
+        if tensor is None or plan.request.raw:
             continue
-        largest = f"the largest number is {float(tensor.max()):g}"
-        text = f"{largest}, and this model takes pixels from {low:.3g} to {high:.3g}, as its adapter makes them"
+        largest = tensor.max().item()
+        if not largest > high + _FAR * (high - low):
+            continue
+        takes = f"this model takes pixels from {low:.3g} to {high:.3g}, as its adapter makes them"
         remedy = "send the file or a Pillow image without a name, or scale the array as the adapter does"
-        yield Warning(WarningCode.INPUT_RANGE, name, f"{text}: {remedy}")
+        yield Warning(WarningCode.INPUT_RANGE, name, f"the largest number is {largest:g}, and {takes}: {remedy}")
 
 
 _FAR = 4
@@ -76,8 +79,11 @@ def _not_finite(plan: RequestPlan, outputs: Outputs, target_values: Tensor | Non
     An infinity in an output may be meant, such as the logit of a class that is not allowed. So may NaN at the tokens or
     the pixels of a mask: of an output with several axes behind its rows, a row counts that has nothing else.
     """
+    suspects = {name: output for name, output in outputs.items() if not _is_finite(output)}
+    if not suspects and (target_values is None or _is_finite(target_values)):
+        return
     told = torch.zeros(plan.rows, dtype=torch.bool)
-    for name, output in outputs.items():
+    for name, output in suspects.items():
         if output.shape[:1] != told.shape or not bool(output.isnan().any()):
             continue
         by_row = output.isnan().reshape(len(told), -1).cpu()
@@ -90,6 +96,12 @@ def _not_finite(plan: RequestPlan, outputs: Outputs, target_values: Tensor | Non
         if bool(rows.any()):
             text = f"the target is NaN or infinite in {_in_words(rows)}{_source(plan)}"
             yield Warning(WarningCode.NOT_FINITE, "target", text)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Returns whether the sum of ``tensor`` tells that all its numbers are finite; one that overflows does not."""
+    has_sum = not tensor.is_floating_point() or tensor.itemsize > 1  # which float8 has not
+    return has_sum and bool(abs(tensor.sum().item()) < math.inf)
 
 
 def _in_words(rows: Tensor) -> str:
