@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.methods import METHODS
 from cutaway.contract.wire.oneofs import EDIT_KINDS, REDUCTIONS, TARGETS
-from cutaway.v1 import inspection_pb2, model_pb2, tensor_pb2, worker_pb2
+from cutaway.v1 import capture_pb2, inspection_pb2, model_pb2, tensor_pb2, worker_pb2
 from tests.support.contract_fields import asked, refusal
 from tests.support.wire_strategies import (
     answers,
@@ -521,6 +522,60 @@ def test_damage_never_breaks_the_decoder(data: bytes, draw: st.DataObject) -> No
     end = draw.draw(st.integers(start, min(len(data), start + 8)))
     failure = refusal(data[:start] + draw.draw(st.binary(max_size=8)) + data[end:])
     assert failure is None or failure.message
+
+
+@few
+@given(questions.filter(lambda question: question.tensors).map(sent), st.data())
+def test_a_request_read_before_hides_no_damage(data: bytes, draw: st.DataObject) -> None:
+    """After a request, one of as many bytes of which some differ is what it is to a server that read none before."""
+    start = draw.draw(st.integers(0, len(data)))
+    damaged = data[:start] + (other := draw.draw(st.binary(max_size=8))) + data[start + len(other) :]
+    found = []
+    for before in ((), (data, data)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wire_requests, "_known", {})
+            for each in before:
+                refusal(each)
+            failure = refusal(damaged)
+            found.append(failure.message if failure else canonical(wire_requests.decode(damaged)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("compression", ["", "zstd"])
+def test_a_request_about_other_numbers_is_read_by_its_data_alone(
+    monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    """The second request is not parsed: everything but the numbers is the same object. Compressed ones are parsed."""
+    monkeypatch.setattr(wire_requests, "_known", {})
+    first, second = (
+        inspection_pb2.InspectRequest(model="net", captures=[capture_pb2.CaptureRequest(module="fc")]) for _ in range(2)
+    )
+    arrays = [np.full((2, 40), number, np.float32) for number in (1, 2)]
+    for message, array in zip((first, second), arrays):
+        for name, numbers in {"image": array, "text": array.astype(np.int64)}.items():
+            scalars.write(numbers, message.tensors.by_name[name], compression)
+    one, other = (wire_requests.decode(message.SerializeToString(deterministic=True)) for message in (first, second))
+    assert len(wire_requests._known) == (not compression)
+    assert other.captures is one.captures
+    assert [*other.tensors] == [*one.tensors]
+    assert all((read == 2).all() for read in other.tensors.values())
+    assert {name: read.dtype for name, read in other.tensors.items()} == {"image": np.float32, "text": np.int64}
+
+
+def test_a_compressed_request_of_as_many_bytes_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressed, these 160 bytes are 160 bytes: the next request must not take them for the numbers themselves."""
+    monkeypatch.setattr(wire_requests, "_known", {})
+    numbers = np.arange(160, dtype=np.uint8) * np.uint8(97)
+    packer = zstandard.ZstdCompressor(level=3)
+    packed = {end: packer.compress(np.where(np.arange(160) < end, numbers, 0).tobytes()) for end in range(100, 160)}
+    end, data = next((end, data) for end, data in packed.items() if len(data) == 160)
+    message = inspection_pb2.InspectRequest(model="net")
+    tensor = message.tensors.by_name["x"]
+    tensor.data_type, tensor.compression, tensor.data = scalars.DATA_TYPES["uint8"], tensor_pb2.COMPRESSION_ZSTD, data
+    tensor.shape.extend([1, 160])
+    for _ in range(2):
+        (read,) = wire_requests.decode(message.SerializeToString()).tensors.values()
+        assert read[0, :end].tolist() == numbers[:end].tolist()
 
 
 def test_bytes_of_something_else_are_told_from_a_request() -> None:

@@ -34,6 +34,15 @@ def read_fields(view: Any) -> Iterator[tuple[int, Any]]:
         yield number, value
 
 
+def places(view: Any, first: int, *path: int, begin: int = 0) -> Iterator[tuple[Any, int]]:
+    """Yields the bytes of each field number ``first`` of a serialised message, or of those on the ``path`` within it,
+    and where they begin if the message begins at ``begin``; raises as `read_fields`."""
+    for number, value, end in _fields(view):
+        if number == first and isinstance(value, memoryview):
+            at_value = begin + end - len(value)
+            yield from places(value, *path, begin=at_value) if path else ((value, at_value),)
+
+
 def without_fields(data: Buffer, numbers: Collection[int]) -> bytes:
     """Returns a serialised message without the fields of these ``numbers``, which are stepped over; raises as
     `read_fields`."""

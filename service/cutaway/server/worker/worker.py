@@ -406,10 +406,12 @@ class Worker:
 
     def _plan(self, request: InspectRequest, cancellation: Cancellation, failed: Failed) -> tuple[RequestPlan, int]:
         """Returns the plan, and how many passes of each row it may take besides the first."""
-        check_counts(request, len(failed), self._settings)
+        if request.raw:
+            check_counts(request, len(failed), self._settings)  # before they are decoded
         inputs, check = self._inputs.of(request, cancellation), partial(check_steps, self._settings)
         if not failed and (again := planned_before(self._model, request, inputs, cancellation)):
             return again, 0
+        check_counts(request, len(failed), self._settings)
         plan = plan_request(self._model, self._inputs.read(request, cancellation), inputs, cancellation, failed, check)
         if self.memory is not None:
             check_memory(request, least_bytes(plan, self.memory.most), self.memory.most)
