@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import cutaway as ca
-from cutaway.contract.results import InspectResult
+from cutaway.contract.results import ClassPrediction, InspectResult
 from cutaway.contract.tensors import COMPRESSIONS
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire import worker_reply
 from cutaway.contract.wire.worker_reply import Parts, Reply
 from cutaway.v1 import inspection_pb2, worker_pb2
-from tests.support.wire_strategies import answers, canonical
+from tests.support.wire_strategies import answers, canonical, with_arrays
 from tests.support.wire_walk import ambiguities
 from tests.support.worker_calls import read, row, worker
 
@@ -40,6 +41,55 @@ def test_a_reply_says_what_protobuf_would(result: InspectResult, small_bytes: in
     assert list(ambiguities(KIND.DESCRIPTOR, completed)) == []
     assert KIND.FromString(completed).SerializeToString() == written.SerializeToString()
     assert canonical(wire_results.decode(KIND.FromString(completed))) == canonical(wire_results.decode(written))
+
+
+def _plain(result: InspectResult) -> InspectResult:
+    """What ``result`` has of a main pass: predictions, captures, gradients of inputs."""
+    main = ("predictions", "classes", "targets", "target_values", "captures", "input_gradients", "labels", "timings")
+    also = ("warnings", "provenance", "feature_names", "example_axes")
+    return InspectResult(**{name: getattr(result, name) for name in (*main, *also)})
+
+
+@settings(deadline=None, max_examples=60)
+@given(results=st.lists(answers, min_size=2, max_size=3), small_bytes=st.sampled_from([0, 1 << 20]))
+def test_a_reply_of_a_known_form_says_what_protobuf_would(results: list[InspectResult], small_bytes: int) -> None:
+    """Answers come again with other numbers, classes and labels, and with each other's warnings and provenance."""
+    first = [_plain(result) for result in results]
+    others = [
+        dataclasses.replace(
+            with_arrays(lambda array: array[..., ::-1] if array.ndim else array, one),
+            classes=other.classes,
+            labels=other.labels,
+            timings=other.timings,
+            provenance=other.provenance if number % 2 else one.provenance,
+            warnings=other.warnings if number % 2 else one.warnings,
+        )
+        for number, (one, other) in enumerate(zip(first, first[1:] + first[:1]))
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_reply, "_SMALL_BYTES", small_bytes)
+        patch.setattr(worker_reply, "_forms", {})
+        for result in (*first, *first, *others, *first, *others):
+            completed = Reply.read(b"".join(Reply.of(result).serialized())).complete()
+            assert list(ambiguities(KIND.DESCRIPTOR, completed)) == []
+            assert KIND.FromString(completed).SerializeToString() == wire_results.encode(result).SerializeToString()
+
+
+def test_the_third_answer_to_a_question_has_the_form_of_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protobuf writes its classes alone; two answers about other tensors have forms of their own."""
+    monkeypatch.setattr(worker_reply, "_forms", {})
+    results = [
+        InspectResult({"output": np.full((1, 10), number, np.float32)}, (ClassPrediction(number, "", 0.5),))
+        for number in range(3)
+    ]
+    for result in results[:2]:
+        Reply.of(result)
+    monkeypatch.setattr(wire_results, "encode", None)
+    reply = wire_results.decode(KIND.FromString(Reply.of(results[2]).complete()))
+    assert reply.predictions["output"].tolist() == [[2] * 10]
+    assert reply.classes == results[2].classes
+    with pytest.raises(TypeError):
+        Reply.of(InspectResult({"output": np.zeros((1, 9), np.float32)}))
 
 
 @pytest.mark.parametrize("damaged", [b"\x0a\x05abc", b"\x0a", b"\x0b", b"\x19abc"])

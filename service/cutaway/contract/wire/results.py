@@ -17,6 +17,7 @@ from cutaway.contract.results import Verdict
 from cutaway.contract.results.arrays import ArrayField, array_fields
 from cutaway.contract.results.changes import AttackedAttribution
 from cutaway.contract.tensors import DTYPES, Array, dtype_name
+from cutaway.contract.values import changed
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.codec import Codec, FieldRule, Rules, Spread, record, several, spread
 from cutaway.contract.wire.scalars import DATA_TYPES, POINTS, VERDICTS
@@ -78,6 +79,14 @@ def encode(result: plain.InspectResult, form: str = "") -> inspection_pb2.Inspec
     """
     message = inspection_pb2.InspectResponse()
     _codec(form).write(result, message)
+    return message
+
+
+def encode_own(result: plain.InspectResult) -> inspection_pb2.InspectResponse:
+    """Returns what differs between answers to one question, but for tensors and timings: classes, targets, labels."""
+    message = inspection_pb2.InspectResponse()
+    _PREDICTIONS.write(changed(result, predictions={}), message.predictions)
+    _write_labels(result.labels, message.labels)
     return message
 
 
@@ -177,6 +186,8 @@ NAMED_TENSORS = _named(Codec(scalars.write, scalars.read))
 
 PROVENANCE = record(plain.Provenance, model_pb2.Provenance)
 
+TIMINGS = record(plain.Timings, inspection_pb2.Timings)
+
 PROGRESS = record(plain.Progress, inspection_service_pb2.StreamProgress)
 
 _CLASSES = several(record(plain.ClassPrediction, inspection_pb2.ClassPrediction))
@@ -251,7 +262,7 @@ def _codec(form: str) -> Codec:
             "unedited_predictions": FieldRule(codec=_unedited(of_result)),
             "warnings": FieldRule(codec=_WARNINGS),
             "provenance": FieldRule(codec=PROVENANCE),
-            "timings": FieldRule(codec=record(plain.Timings, inspection_pb2.Timings)),
+            "timings": FieldRule(codec=TIMINGS),
             "estimate": FieldRule(codec=_ESTIMATE),
             "concepts": FieldRule(codec=several(concept)),
             "influence": FieldRule(codec=influence),
@@ -303,6 +314,9 @@ def _predictions(rules: Rules) -> Spread:
         return arguments
 
     return Spread(write, read)
+
+
+_PREDICTIONS = _predictions(_arrays(plain.InspectResult, NAMED_TENSORS))
 
 
 def _grid(numbers: Array, k: int) -> Array:
