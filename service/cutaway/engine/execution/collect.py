@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import replace
 from typing import TypeAlias
@@ -399,20 +399,23 @@ Tell: TypeAlias = Callable[[results.InspectResult], object]
 """Takes a result so far."""
 
 
-@contextmanager
 def telling(
     plans: Sequence[RequestPlan], split: Callable[[results.InspectResult], Sequence[results.InspectResult]]
-) -> Iterator[Tell | None]:
-    """Yields a function that sends a result so far to the listeners of ``plans``, which run together; None without
-    listeners.
+) -> AbstractContextManager[Tell | None]:
+    """Returns a context with a function that sends a result so far to the listeners of ``plans``, which run together;
+    with None if there are no listeners.
 
     Args:
         plans: the requests.
         split: returns the result of each of them.
     """
-    if all(plan.listener is None for plan in plans):
-        yield None
-        return
+    return nullcontext() if all(plan.listener is None for plan in plans) else _telling(plans, split)
+
+
+@contextmanager
+def _telling(
+    plans: Sequence[RequestPlan], split: Callable[[results.InspectResult], Sequence[results.InspectResult]]
+) -> Iterator[Tell]:
     meter = _Meter(plans)
 
     def tell(result: results.InspectResult) -> None:

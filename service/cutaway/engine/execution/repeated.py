@@ -13,7 +13,6 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from cutaway.contract import requests
 from cutaway.contract.errors import at
@@ -204,10 +203,9 @@ def _gradients(main: MainPass, leaves: Values) -> Values | None:
     if main.source is None or not main.source.requires_grad:
         return None
     (target,) = main.targets
-    edges = [get_gradient_edge(leaf) for leaf in leaves.values()]
     arrived = {
         name: dense(gradient)
-        for name, gradient in zip(leaves, gradients(target.scalars(main.source), edges))
+        for name, gradient in zip(leaves, gradients(target.scalars(main.source), [*leaves.values()]))
         if gradient is not None
     }
     return arrived if len(arrived) == len(leaves) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -335,22 +335,25 @@ class StateGuard:
             self._bindings.accept()
             self._flags = flags
         self._depth += 1
-        with ExitStack() as ends:
-            ends.callback(restore)
-            ends.callback(self.reset)
+        try:
+            yield
+        finally:
+            self._depth -= 1
             try:
-                yield
+                self.reset()
             finally:
-                self._depth -= 1
+                restore()
 
-    @contextmanager
-    def finding_writes(self, kind: Hashable) -> Iterator[None]:
+    def finding_writes(self, kind: Hashable) -> AbstractContextManager[None]:
         """Finds the parameters that the forward in the block changes, if it is the first of its ``kind``: `reset`
         restores these too."""
         if kind in self._kinds or len(self._kinds) >= _MOST_KINDS:
-            yield
-            return
+            return nullcontext()
         self._kinds.add(kind)
+        return self._finding_writes()
+
+    @contextmanager
+    def _finding_writes(self) -> Iterator[None]:
         bound = [(one, one.data) for one in self._parameters if id(one) not in self._pristine and is_array(one)]
         with ParameterWrites((parameter for parameter, _ in bound), self._keep):
             yield

@@ -196,7 +196,7 @@ def cosine(one: Tensor, other: Tensor) -> float:
 
 def from_numpy(array: Array) -> torch.Tensor:
     """Returns a tensor with a copy of ``array``: arrays of messages are read-only, and models may write to inputs."""
-    if array.dtype.name == "bfloat16":
+    if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())
 
