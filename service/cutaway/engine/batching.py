@@ -258,8 +258,10 @@ def alike(plans: Mapping[int, RequestPlan]) -> Iterator[Group]:
 
 def may_write_beside(plan: RequestPlan) -> bool:
     """Returns whether a request writes tokens behind texts alone, and may do so beside others."""
-    asked, has_operators = plan.request, any(map(is_address, (*plan.sites, *plan.edits)))
-    is_plain = asked.generate is not None and not (asked.compare or has_operators or plan.inputs.keys() - TEXT)
+    asked = plan.request
+    if asked.generate is None:
+        return False
+    is_plain = not (asked.compare or any(map(is_address, (*plan.sites, *plan.edits))) or plan.inputs.keys() - TEXT)
     return is_plain and not plan.cancellation.is_cancelled and not untested_names(plan)
 
 

@@ -159,7 +159,7 @@ class MainPass(NamedTuple):
     @property
     def target_classes(self) -> Tensor | None:
         """The class indices, ``[batch]`` or ``[batch, k]``; None for targets without classes."""
-        classes = [target.classes for target in self.targets if target.classes is not None]
+        classes = [classes for target in self.targets if (classes := target.classes) is not None]
         return self._columns(classes) if classes else None
 
     @property
@@ -191,7 +191,7 @@ def predicted_classes(plan: RequestPlan, outputs: Outputs) -> tuple[ClassPredict
         return ()
     scores = logits.double()
     indices = scores.argmax(dim=1)  # as the target; the largest of probabilities that are no numbers is the first
-    probabilities = scores.softmax(dim=1).gather(1, indices.unsqueeze(1)).squeeze(1)
+    probabilities = scores.softmax(dim=1).amax(dim=1)
     return tuple(
         ClassPrediction(index, model.labels[index] if index < len(model.labels) else "", probability)
         for index, probability in zip(indices.tolist(), probabilities.tolist())

@@ -20,7 +20,7 @@ from cutaway.contract.requests import Point
 from cutaway.contract.results import CapturedCall, InspectResult, ModuleCapture, Timings
 from cutaway.contract.values import changed
 from cutaway.engine.checks.row_independence import dependence_warnings
-from cutaway.engine.execution.collect import arrays, provenance
+from cutaway.engine.execution.collect import arrays
 from cutaway.engine.execution.main_pass import MainPass, may_share
 from cutaway.engine.execution.value_warnings import value_warnings
 from cutaway.engine.hooks.capture_spec import CaptureSpec
@@ -178,7 +178,9 @@ class Repeated:
     def _result(self, main: MainPass, seen: Mapping[str, Tensor | None]) -> InspectResult:
         plan = main.plan
         outputs = {name: output.detach().clone() for name, output in main.outputs.items()}
-        main = main._replace(outputs=outputs, source=None if main.source is None else main.source.detach().clone())
+        source = next((copy for name, copy in outputs.items() if main.outputs[name] is main.source), None)
+        main = main._replace(outputs=outputs, source=source)
+        done = plan.model.passes
         classes, values, shows = main.target_classes, main.target_values, not plan.request.omit_predictions
         return changed(
             self._said,
@@ -193,7 +195,9 @@ class Repeated:
             },
             input_gradients=arrays(main.input_gradients),
             warnings=(*value_warnings(main, values), *dependence_warnings(plan.model, plan.inputs)),
-            provenance=changed(provenance(plan.model), seed=plan.seed or 0),
+            provenance=changed(
+                self._said.provenance, seed=plan.seed or 0, forwards=done.forwards, backwards=done.backwards
+            ),
             timings=main.timings,
         )
 

@@ -476,17 +476,17 @@ class StateGuard:
             if module.training:
                 module.training = False
         self._bindings.restore()
-        with torch.no_grad():
+        if not self._written:
+            return
+        # The version counters stay: the graph of an earlier pass may still need tensors that did not change.
+        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(self._written)):
             for tensor in self._written:
                 if tensor.grad_fn is not None:  # written to in place by a differentiable operation
                     tensor.detach_()
-            if self._written:
-                # The version counters stay: the graph of an earlier pass may still need tensors that did not change.
-                with _unsafe_preserve_version_counter(tuple(self._written)):
-                    if self._arrays[0]:
-                        torch._foreach_copy_(*self._arrays)
-                    for tensor, values in self._others:
-                        tensor.copy_(values)
+            if self._arrays[0]:
+                torch._foreach_copy_(*self._arrays)
+            for tensor, values in self._others:
+                tensor.copy_(values)
 
     def enable_gradients(self) -> None:
         """Lets gradients flow to frozen parameters until `restoring` ends: if a model takes no floating input, Captum's
