@@ -102,11 +102,12 @@ class CallWatch:
     """A watch that reports the calls of wrapped methods to observers.
 
     Args:
-        observers: called in this order at the start of a call, and in reverse order at its end.
+        observers: called in this order at the start of a call, and in reverse order at its end, behind its reply.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
+        self._ended: list[CallRecord] = []
 
     def wrap(self, name: str, method: Method) -> Method:
         """Returns ``method``, observed. An interceptor would make gRPC rebuild the method for every call."""
@@ -138,8 +139,8 @@ class CallWatch:
                 call.code, call.reason = _status(context)
                 raise
             finally:
-                self._ended(call)
                 _current.reset(token)
+                self._end(call)
 
         return observed
 
@@ -148,11 +149,21 @@ class CallWatch:
             with suppress(Exception):
                 observer.call_started(call)
 
-    def _ended(self, call: CallRecord) -> None:
+    def _end(self, call: CallRecord) -> None:
+        """Has ``call`` reported once its reply is on its way: a line of a log takes as long as a small reply."""
         call.seconds = time.perf_counter() - call.started
-        for observer in reversed(self._observers):
-            with suppress(Exception):
-                observer.call_ended(call)
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._report)
+        self._ended.append(call)
+
+    def _report(self) -> None:
+        ended, self._ended = self._ended, []
+        for call in ended:
+            token = _current.set(call)
+            for observer in reversed(self._observers):
+                with suppress(Exception):
+                    observer.call_ended(call)
+            _current.reset(token)
 
 
 def _status(context: Any) -> tuple[str, str]:
