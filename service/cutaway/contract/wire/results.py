@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +17,6 @@ from cutaway.contract.results import Verdict
 from cutaway.contract.results.arrays import ArrayField, array_fields
 from cutaway.contract.results.changes import AttackedAttribution
 from cutaway.contract.tensors import DTYPES, Array, dtype_name
-from cutaway.contract.values import changed
 from cutaway.contract.wire import scalars
 from cutaway.contract.wire.codec import Codec, FieldRule, Rules, Spread, record, several, spread
 from cutaway.contract.wire.scalars import DATA_TYPES, POINTS, VERDICTS
@@ -85,7 +84,7 @@ def encode(result: plain.InspectResult, form: str = "") -> inspection_pb2.Inspec
 def encode_own(result: plain.InspectResult) -> inspection_pb2.InspectResponse:
     """Returns what differs between answers to one question, but for tensors and timings: classes, targets, labels."""
     message = inspection_pb2.InspectResponse()
-    _PREDICTIONS.write(changed(result, predictions={}), message.predictions)
+    _OWN.write(result, message.predictions)
     _write_labels(result.labels, message.labels)
     return message
 
@@ -286,12 +285,13 @@ def _array_rule(kind: type, name: str, field: ArrayField, tensor: Codec) -> Fiel
     return FieldRule(codec=_named(tensor) if field.named else tensor)
 
 
-def _predictions(rules: Rules) -> Spread:
-    """Returns the converter of predictions and targets. Targets [batch, k] travel as a flat list, with k beside it."""
+def _predictions(rules: Rules, without: Sequence[str] = ()) -> Spread:
+    """Returns the converter of predictions and targets, ``without`` some fields. Targets [batch, k] travel as a flat
+    list, with k beside it."""
     fields = inspection_pb2.Predictions.DESCRIPTOR.fields
     write_all, read_all = spread(
         plain.InspectResult,
-        [field for field in fields if field.name != "targets_per_example"],
+        [field for field in fields if field.name not in ("targets_per_example", *without)],
         {
             **rules,
             "outputs": rules["predictions"]._replace(attribute="predictions"),
@@ -316,7 +316,7 @@ def _predictions(rules: Rules) -> Spread:
     return Spread(write, read)
 
 
-_PREDICTIONS = _predictions(_arrays(plain.InspectResult, NAMED_TENSORS))
+_OWN = _predictions(_arrays(plain.InspectResult, NAMED_TENSORS), without=("outputs",))
 
 
 def _grid(numbers: Array, k: int) -> Array:

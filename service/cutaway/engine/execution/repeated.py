@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields
-from functools import partial
 from operator import attrgetter
 
 import torch
@@ -29,8 +28,8 @@ from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, gradients
 from cutaway.engine.model.session import Cancellation, ran_out_of_memory, timed
-from cutaway.engine.passes.pass_recorder import Values, neuron_output
-from cutaway.engine.passes.targets import resolve_target
+from cutaway.engine.passes.pass_recorder import Values
+from cutaway.engine.passes.targets import resolve_for_output
 from cutaway.engine.planning.plan import MOST_PLACES, MOST_RECENT, RequestPlan
 from cutaway.engine.runtime.numerics import dense, to_numpy
 
@@ -133,6 +132,7 @@ class Repeated:
         plan, self.is_unlike = main.plan, False
         self.plan = changed(plan, request=plan.request.with_input(), inputs={}, parts=())
         self._needs_target, self._differentiates = plan.needs_target, plan.differentiates
+        self._source = main.targets[0].source if main.targets else ""
         self._batch, self._outputs = main.batch, _kinds(main.outputs)
         self._modules = {name: plan.model.tree.modules[name] for name in plan.sites}
         self._captured = _kinds({name: main.recording.calls[name][0].at(Point.OUTPUT)[""] for name in plan.sites})
@@ -169,10 +169,9 @@ class Repeated:
             return seen, plan.model.run(inputs)
 
     def _with_target(self, main: MainPass) -> MainPass:
-        plan = main.plan
+        plan, source = main.plan, main.outputs[self._source]
         with at("target"):
-            read = partial(neuron_output, None)  # a neuron is no plain target
-            targets, source = resolve_target(plan.model, plan.request.target, main.outputs, self._batch, read)
+            targets = resolve_for_output(plan.request.target, self._source, source, self._batch.rows, plan.model)
         return main._replace(targets=targets, source=source)
 
     def _result(self, main: MainPass, seen: Mapping[str, Tensor | None]) -> InspectResult:

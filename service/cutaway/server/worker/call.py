@@ -17,6 +17,7 @@ from torch import Tensor
 from cutaway.adapters import Adapter
 from cutaway.contract.errors import CutawayError, Reason, at, error, release_frames
 from cutaway.contract.requests import Attribution, ConceptExamples, InspectRequest, field_name
+from cutaway.contract.tensors import Array
 from cutaway.contract.values import changed
 from cutaway.contract.wire import chunks
 from cutaway.engine.methods.influence import method_of
@@ -380,6 +381,7 @@ class RequestInputs:
     def __init__(self, model: InspectedModel, adapter: Adapter) -> None:
         self._model, self._adapter = model, adapter
         self._valid: dict[Hashable, tuple[str, ...]] = {}
+        self._as_sent: dict[Hashable, tuple[str, ...]] = {}
 
     def of(self, request: InspectRequest, cancellation: Cancellation) -> Inputs:
         """Returns the inputs of ``request`` in the model's order.
@@ -387,6 +389,10 @@ class RequestInputs:
         Raises:
             InvalidArgument: they are not what the model takes; with the field at fault.
         """
+        sent_kind = _kind(request.tensors), arguments_kind(request.arguments)
+        names = None if request.raw or request.feature_names else self._as_sent.get(sent_kind)
+        if names is not None:
+            return {name: from_numpy(request.tensors[name]) for name in names}
         specs = self._model.inputs
         with at("raw" if request.raw else "tensors.by_name"):
             if request.raw:
@@ -397,15 +403,20 @@ class RequestInputs:
         if request.feature_names:
             with at("tensors.feature_names"):
                 check_features(specs, tensors, named(specs, request.feature_names))
-        shapes = (*((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),)
-        kind = shapes, arguments_kind(request.arguments)
+        kind = _kind(tensors), arguments_kind(request.arguments)
         order = self._valid.get(kind)
         if order is None:
             if len(self._valid) >= _MOST_KINDS:
                 self._valid.clear()
+                self._as_sent.clear()
             order = self._valid[kind] = self._validated_names(request, tensors)
         inputs = {name: tensors[name].to(self._model.device) for name in order}
-        return inputs if request.raw else in_own_type(self._model, inputs, cancellation, request.arguments)
+        if request.raw:
+            return inputs
+        own = in_own_type(self._model, inputs, cancellation, request.arguments)
+        if all(name in request.tensors and own[name] is sent[name] for name in order):
+            self._as_sent[sent_kind] = order
+        return own
 
     def read(self, request: InspectRequest, cancellation: Cancellation) -> InspectRequest:
         """Returns ``request`` with the examples of its concepts, and its training rows, read and decoded.
@@ -457,3 +468,7 @@ class RequestInputs:
             specs = validate_arguments(self._model.inputs, tensors, request.arguments, any_name=any_name)
         with at("raw" if request.raw else "tensors.by_name"):
             return tuple(validate_inputs(specs, tensors, any_name=any_name))
+
+
+def _kind(tensors: Mapping[str, Tensor] | Mapping[str, Array]) -> Hashable:
+    return (*((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),)
