@@ -40,7 +40,7 @@ from cutaway.engine.execution.generation import generate
 from cutaway.engine.execution.influence import with_influence
 from cutaway.engine.execution.main_pass import MainPass
 from cutaway.engine.execution.missing import with_unread_inputs
-from cutaway.engine.execution.repeated import answered_again, planned_before, remembered
+from cutaway.engine.execution.repeated import answered_again, kept_plan, planned_before, remembered
 from cutaway.engine.execution.row_parts import main_pass_that_fits, of_rows, rows_divide
 from cutaway.engine.execution.sweep import with_direct, with_sweep
 from cutaway.engine.hooks.observe import axes_first, observing
@@ -426,7 +426,7 @@ def inspect(
         CutawayError: the request cannot be answered.
     """
     again = planned_before(model, request, inputs, cancellation)
-    return run_plan(again or plan_request(model, request, inputs, cancellation))
+    return run_plan(again or kept_plan(plan_request(model, request, inputs, cancellation), request))
 
 
 def run_plan(plan: RequestPlan, tell: Tell | None = None) -> results.InspectResult:

@@ -27,7 +27,7 @@ from cutaway.engine.hooks.observe import keeping_outputs
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, gradients
-from cutaway.engine.model.session import Cancellation, ran_out_of_memory, timed
+from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, ran_out_of_memory, timed
 from cutaway.engine.passes.pass_recorder import Values
 from cutaway.engine.passes.targets import resolve_for_output
 from cutaway.engine.planning.plan import MOST_PLACES, MOST_RECENT, RequestPlan
@@ -51,21 +51,38 @@ def planned_before(
     model: InspectedModel, request: requests.InspectRequest, inputs: Inputs, cancellation: Cancellation
 ) -> RequestPlan | None:
     """Returns the plan of a question that was asked before, about other ``inputs``; None for one that was not."""
-    _, known = _answered_before(model, request, inputs)
-    return None if known is None else changed(known.plan, request=request, inputs=inputs, cancellation=cancellation)
+    known: RequestPlan | None = model.recent.get((_PLAN, _question(request, inputs)))
+    return None if known is None else changed(known, request=request, inputs=inputs, cancellation=cancellation)
 
 
-def _answered_before(
-    model: InspectedModel, request: requests.InspectRequest, inputs: Inputs
-) -> tuple[Hashable, Repeated | None]:
-    """Returns the key of a question about inputs of these types and shapes, and what its first answer has left."""
-    key = identity(request), *((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
-    return key, model.recent.get(key)
+def kept_plan(plan: RequestPlan, request: requests.InspectRequest) -> RequestPlan:
+    """Returns ``plan``; keeps it for `planned_before` if it asks no more and no less than ``request``."""
+    if _is_plain(plan) and identity(plan.request) == identity(request):
+        _keep(plan.model, (_PLAN, _question(request, plan.inputs)), _without_input(plan))
+    return plan
+
+
+_PLAN = "plan"
+
+
+def _question(request: requests.InspectRequest, inputs: Inputs) -> Hashable:
+    """Returns what questions have in common that ask the same about inputs of the same types and shapes."""
+    return identity(request), *((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
+
+
+def _without_input(plan: RequestPlan) -> RequestPlan:
+    return changed(plan, request=plan.request.with_input(), inputs={}, parts=(), cancellation=NEVER_CANCELLED)
+
+
+def _keep(model: InspectedModel, key: Hashable, value: object) -> None:
+    if len(model.recent) >= MOST_RECENT:
+        model.recent.clear()
+    model.recent[key] = value
 
 
 def answered_again(plan: RequestPlan) -> InspectResult | None:
     """Returns the result of a question that was asked before; None where the general way has to answer."""
-    _, known = _answered_before(plan.model, plan.request, plan.inputs)
+    known: Repeated | None = plan.model.recent.get(_question(plan.request, plan.inputs))
     if known is None or known.is_unlike or plan.listener is not None:
         return None
     result = known.answer(plan)
@@ -77,12 +94,10 @@ def answered_again(plan: RequestPlan) -> InspectResult | None:
 
 def remembered(main: MainPass, result: InspectResult) -> InspectResult:
     """Returns ``result``; keeps what the next answers to its question need, if they may be given so."""
-    plan, recent = main.plan, main.plan.model.recent
-    key, known = _answered_before(plan.model, plan.request, plan.inputs)
-    if known is None and _is_plain(plan) and not result.warnings and _is_whole(main):
-        if len(recent) >= MOST_RECENT:
-            recent.clear()
-        recent[key] = Repeated(main, result)
+    plan, model = main.plan, main.plan.model
+    key = _question(plan.request, plan.inputs)
+    if key not in model.recent and _is_plain(plan) and not result.warnings and _is_whole(main):
+        _keep(model, key, Repeated(main, result))
     return result
 
 
@@ -124,13 +139,13 @@ class Repeated:
         result: the answer.
 
     Attributes:
-        plan: the plan of the question, without inputs.
+        plan: the plan of the question, without inputs, whose parts are its key.
         is_unlike: whether the model did otherwise later.
     """
 
     def __init__(self, main: MainPass, result: InspectResult) -> None:
         plan, self.is_unlike = main.plan, False
-        self.plan = changed(plan, request=plan.request.with_input(), inputs={}, parts=())
+        self.plan = _without_input(plan)
         self._needs_target, self._differentiates = plan.needs_target, plan.differentiates
         self._source = main.targets[0].source if main.targets else ""
         self._batch, self._outputs = main.batch, _kinds(main.outputs)

@@ -35,7 +35,7 @@ from cutaway.engine.cost.estimate import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs, expected_passes
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.description import describe, trace_data_flow
-from cutaway.engine.execution.repeated import planned_before
+from cutaway.engine.execution.repeated import kept_plan, planned_before
 from cutaway.engine.hooks.observe import CancelledPasses
 from cutaway.engine.model.input_validation import naming_undeclared_type
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
@@ -412,11 +412,12 @@ class Worker:
         if not failed and (again := planned_before(self._model, request, inputs, cancellation)):
             return again, 0
         check_counts(request, len(failed), self._settings)
-        plan = plan_request(self._model, self._inputs.read(request, cancellation), inputs, cancellation, failed, check)
+        read = self._inputs.read(request, cancellation)
+        plan = plan_request(self._model, read, inputs, cancellation, failed, check)
         if self.memory is not None:
             check_memory(request, least_bytes(plan, self.memory.most), self.memory.most)
         plan, passes = within_passes(plan, costs(plan), self._settings.max_passes)
-        return plan, plan.scalars + passes // max(1, plan.rows)
+        return kept_plan(plan, request), plan.scalars + passes // max(1, plan.rows)
 
     def _encode(self, decoded: _Decoded, result: InspectResult | BaseException) -> Reply:
         """Returns the reply; for a streamed one, the number under which its pieces wait."""
