@@ -323,7 +323,8 @@ def _capture(module: str, capture: ModuleCapture, function: ArrayFunction) -> Mo
     calls: list[tuple[int, CapturedCall, _Leaves, _Leaves]] = [
         (number, call, {}, {}) for number, call in enumerate(capture.calls)
     ]
-    for point in POINTS:
+    has_one = len(calls) == 1 and len(capture.calls[0].leaves) == 1
+    for point in capture.calls[0].leaves if has_one else POINTS:
         for number, call, leaves, positions in calls:
             if point in call.leaves:
                 leaves[point], indices_by_path = {}, call.positions.get(point)

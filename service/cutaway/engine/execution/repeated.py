@@ -6,7 +6,9 @@ serves for inputs of the same types and shapes. Where the model does otherwise t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from operator import attrgetter
 
@@ -151,6 +153,7 @@ class Repeated:
         self._batch, self._outputs = main.batch, _kinds(main.outputs)
         self._modules = {name: plan.model.tree.modules[name] for name in plan.sites}
         self._captured = _kinds({name: main.recording.calls[name][0].at(Point.OUTPUT)[""] for name in plan.sites})
+        self._threads = _Threads()
         self._said = changed(
             result, predictions={}, classes=(), targets=None, target_values=None, captures={}, input_gradients={}
         )
@@ -159,7 +162,9 @@ class Repeated:
         """Returns the result of ``plan``; None if the model did otherwise than at first, or ran out of memory."""
         timings, leaves = Timings(), {name: plan.inputs[name].detach().requires_grad_() for name in plan.gradients_of}
         try:
-            with timed(timings, "forward_ms"):
+            has_one = plan.model.is_alone and self._threads.is_one_enough
+            threads = one_thread if has_one else nullcontext
+            with timed(timings, "forward_ms"), plan.model.passes_inside(threads):
                 seen, outputs = self._run(plan, {**plan.inputs, **leaves})
             if _kinds(seen) != self._captured or _kinds(outputs) != self._outputs:
                 return None
@@ -167,7 +172,7 @@ class Repeated:
             if self._needs_target:
                 main = self._with_target(main)
             if leaves:
-                with timed(timings, "backward_ms"):
+                with timed(timings, "backward_ms"), threads():
                     arrived = _gradients(main, leaves)
                 if arrived is None:
                     return None
@@ -176,6 +181,7 @@ class Repeated:
             if ran_out_of_memory(failure):
                 return None
             raise
+        self._threads.took(timings.forward_ms + timings.backward_ms, has_one=has_one)
         return self._result(main, seen)
 
     def _run(self, plan: RequestPlan, inputs: Inputs) -> tuple[dict[str, Tensor | None], Outputs]:
@@ -214,6 +220,42 @@ class Repeated:
             ),
             timings=main.timings,
         )
+
+
+class _Threads:
+    """Tells whether one thread is enough for the passes of a question, by the fastest ones so far.
+
+    Several threads save little of a short pass, and those that wait for work take a core from the gateway.
+    """
+
+    def __init__(self) -> None:
+        self._fastest_ms = {False: math.inf, True: math.inf}
+        self._tries = 0
+
+    @property
+    def is_one_enough(self) -> bool:
+        """Whether the passes are short, and take one thread little longer, as far as that was tried."""
+        several, one = self._fastest_ms.values()
+        return several < _SHORT_MS and (self._tries < _TRIES or one < _LITTLE * several)
+
+    def took(self, milliseconds: float, *, has_one: bool) -> None:
+        """Notes the time of passes, which ran in one thread or in several."""
+        self._fastest_ms[has_one] = min(self._fastest_ms[has_one], milliseconds)
+        self._tries += has_one
+
+
+_SHORT_MS, _TRIES, _LITTLE = 2.0, 3, 1.25
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Runs the operators of the block, in this thread, without PyTorch's other threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _gradients(main: MainPass, leaves: Values) -> Values | None:

@@ -175,6 +175,8 @@ async def in_process_backend(store: ModelStore, settings: Settings) -> AsyncIter
             except CutawayError as failure:
                 log.warning(store.mark_broken(name, str(failure)))
         store.require_models()
+        if len(workers) == 1:
+            workers[0].set_alone()
         _limit(workers, settings.request_memory_bytes or share_of_worker(1, settings.memory_bytes))
         local = LocalWorkers(workers)
         try:

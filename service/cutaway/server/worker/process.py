@@ -84,6 +84,7 @@ def load(directory: Path, *, workers: int, gpu: int | None) -> Worker:
     _share_cores(workers)
     use_plain_names(directory)  # the process has no other model
     worker = Worker.load(directory, device=device_of(gpu))
+    worker.set_alone()
     if worker.memory is not None:
         worker.memory = RequestMemory(worker.memory.own, _pool())
     elif worker.device.type == "cuda":

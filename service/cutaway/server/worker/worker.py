@@ -200,6 +200,10 @@ class Worker:
             return False
         return not is_lost(self.device)
 
+    def set_alone(self) -> None:
+        """Notes that this process runs no other model: see `cutaway.engine.model.inspected_model.InspectedModel`."""
+        self._model.is_alone = True
+
     def begin_idle_tests(self) -> None:
         """Runs tests of the model from now on, whenever nobody calls it."""
         if self.idle is not None:
