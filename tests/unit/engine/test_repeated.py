@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import cutaway as ca
 from cutaway.contract.values import changed
+from cutaway.engine.execution import repeated
 from cutaway.engine.execution.inspect import inspect
 from cutaway.engine.execution.repeated import Repeated
 from cutaway.server.worker.call import Call
@@ -386,3 +387,59 @@ def test_the_same_request_with_another_target_is_another_question() -> None:
             answers = [inspect(subject, changed(request, target=target), x) for _ in range(2)]
             expected = inspect(worker(deepcopy(subject.module))._model, changed(request, target=target), x)
             assert all(not [*differences(answer, expected, 0.0)] for answer in answers)
+
+
+RAN_IN: list[int] = []
+"""The threads of each pass of `Threads`."""
+
+
+class Threads(nn.Module):
+    """Notes its threads, and adds their number times ``shows``."""
+
+    def __init__(self, shows: float) -> None:
+        super().__init__()
+        self.head, self.shows = nn.Linear(3, 2), shows
+
+    def forward(self, x: Tensor) -> Tensor:
+        RAN_IN.append(torch.get_num_threads())
+        logits: Tensor = self.head(x) + self.shows * torch.get_num_threads()
+        return logits
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """PyTorch has two threads, and passes of any length are short."""
+    monkeypatch.setattr(repeated, "_SHORT_MS", float("inf"))
+    monkeypatch.setattr(repeated, "_LITTLE", float("inf"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("shows", "is_alone", "last"), [(0.0, True, 1), (1.0, True, 2), (0.0, False, 2)])
+def test_short_passes_run_in_one_thread_if_that_changes_no_bit(
+    two_threads: None, shows: float, is_alone: bool, last: int
+) -> None:
+    """In a process of their own; the setting, and what a reply says of passes, are as before."""
+    torch.manual_seed(0)
+    subject, call = worker(Threads(shows)), row(rows(1, 3)(0), captures=["head"], input_gradients=True)
+    if is_alone:
+        subject.set_alone()
+    RAN_IN.clear()
+    answers = {said(subject, call) for _ in range(8)}
+    assert RAN_IN[-1] == last
+    assert torch.get_num_threads() == 2
+    assert len(answers) == 1
+    (reply,) = map(InspectResponse.FromString, answers)
+    assert (reply.provenance.forwards, reply.provenance.backwards) == (1, 1)
+
+
+def test_one_thread_that_takes_longer_is_not_kept(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pass takes less than no time."""
+    monkeypatch.setattr(repeated, "_LITTLE", 0.0)
+    subject, call = worker(Threads(0.0)), row(rows(1, 3)(0))
+    subject.set_alone()
+    for _ in range(8):
+        said(subject, call)
+    assert RAN_IN[-1] == 2

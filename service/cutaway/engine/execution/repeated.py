@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, ran_out_
 from cutaway.engine.passes.pass_recorder import Values
 from cutaway.engine.passes.targets import resolve_for_output
 from cutaway.engine.planning.plan import MOST_PLACES, MOST_RECENT, RequestPlan
-from cutaway.engine.runtime.numerics import dense, to_numpy
+from cutaway.engine.runtime.numerics import dense, equal, to_numpy
 
 _parts: Callable[[requests.InspectRequest], tuple[object, ...]] = attrgetter(
     *(field.name for field in fields(requests.InspectRequest) if field.name not in (*requests.INPUT_FIELDS, "target"))
@@ -160,29 +161,35 @@ class Repeated:
 
     def answer(self, plan: RequestPlan) -> InspectResult | None:
         """Returns the result of ``plan``; None if the model did otherwise than at first, or ran out of memory."""
-        timings, leaves = Timings(), {name: plan.inputs[name].detach().requires_grad_() for name in plan.gradients_of}
         try:
-            has_one = plan.model.is_alone and self._threads.is_one_enough
-            threads = one_thread if has_one else nullcontext
-            with timed(timings, "forward_ms"), plan.model.passes_inside(threads):
-                seen, outputs = self._run(plan, {**plan.inputs, **leaves})
-            if _kinds(seen) != self._captured or _kinds(outputs) != self._outputs:
-                return None
-            main = MainPass(plan, Recording(), timings, outputs, {}, self._batch)
-            if self._needs_target:
-                main = self._with_target(main)
-            if leaves:
-                with timed(timings, "backward_ms"), threads():
-                    arrived = _gradients(main, leaves)
-                if arrived is None:
-                    return None
-                main = main._replace(input_gradients=arrived)
+            passed = self._passed(plan, has_one_thread=self._threads.is_one_enough)
+            if passed is not None and plan.model.is_alone and self._threads.shall_try(passed):
+                with suppress(Exception), plan.model.passes.uncounted():
+                    self._threads.tried(passed, self._passed(plan, has_one_thread=True))
         except Exception as failure:
             if ran_out_of_memory(failure):
                 return None
             raise
-        self._threads.took(timings.forward_ms + timings.backward_ms, has_one=has_one)
-        return self._result(main, seen)
+        return None if passed is None else self._result(*passed)
+
+    def _passed(self, plan: RequestPlan, *, has_one_thread: bool) -> _Passed | None:
+        """Runs the passes of ``plan``; returns None if the model did otherwise than at first."""
+        timings, leaves = Timings(), {name: plan.inputs[name].detach().requires_grad_() for name in plan.gradients_of}
+        threads = one_thread if has_one_thread else nullcontext
+        with timed(timings, "forward_ms"), plan.model.passes_inside(threads):
+            seen, outputs = self._run(plan, {**plan.inputs, **leaves})
+        if _kinds(seen) != self._captured or _kinds(outputs) != self._outputs:
+            return None
+        main = MainPass(plan, Recording(), timings, outputs, {}, self._batch)
+        if self._needs_target:
+            main = self._with_target(main)
+        if leaves:
+            with timed(timings, "backward_ms"), threads():
+                arrived = _gradients(main, leaves)
+            if arrived is None:
+                return None
+            main = main._replace(input_gradients=arrived)
+        return _Passed(main, seen)
 
     def _run(self, plan: RequestPlan, inputs: Inputs) -> tuple[dict[str, Tensor | None], Outputs]:
         """Returns copies of what the modules returned, None for what no prepared answer has, and the outputs."""
@@ -222,26 +229,54 @@ class Repeated:
         )
 
 
-class _Threads:
-    """Tells whether one thread is enough for the passes of a question, by the fastest ones so far.
+class _Passed(NamedTuple):
+    """What passes have left: the record, without captures, and copies of what modules returned."""
 
-    Several threads save little of a short pass, and those that wait for work take a core from the gateway.
+    main: MainPass
+    seen: Mapping[str, Tensor | None]
+
+    @property
+    def milliseconds(self) -> float:
+        """The time of the passes."""
+        return self.main.timings.forward_ms + self.main.timings.backward_ms
+
+    def is_same_as(self, other: _Passed) -> bool:
+        """Returns whether all tensors are the same to the bit."""
+        own, others = (
+            [*each.main.outputs.values(), *each.seen.values(), *each.main.input_gradients.values()]
+            for each in (self, other)
+        )
+        return all(a is b is None or (a is not None and b is not None and equal(a, b)) for a, b in zip(own, others))
+
+
+class _Threads:
+    """Tells whether one thread is enough for the passes of a question.
+
+    Several threads save little of a short pass, and those that wait for work take a core from the gateway. Numbers may
+    depend on the threads: so one is enough only if it was tried, and gave the same bits in little more time.
+
+    Attributes:
+        is_one_enough: whether it is.
     """
 
     def __init__(self) -> None:
-        self._fastest_ms = {False: math.inf, True: math.inf}
-        self._tries = 0
+        self.is_one_enough = False
+        self._tries, self._several_ms, self._one_ms = 0, math.inf, math.inf
 
-    @property
-    def is_one_enough(self) -> bool:
-        """Whether the passes are short, and take one thread little longer, as far as that was tried."""
-        several, one = self._fastest_ms.values()
-        return several < _SHORT_MS and (self._tries < _TRIES or one < _LITTLE * several)
+    def shall_try(self, several: _Passed) -> bool:
+        """Returns whether the passes, which ran in several threads, shall run once more in one."""
+        self._several_ms = min(self._several_ms, several.milliseconds)
+        may_try = not self.is_one_enough and self._tries < _TRIES and self._several_ms < _SHORT_MS
+        self._tries += may_try
+        return may_try
 
-    def took(self, milliseconds: float, *, has_one: bool) -> None:
-        """Notes the time of passes, which ran in one thread or in several."""
-        self._fastest_ms[has_one] = min(self._fastest_ms[has_one], milliseconds)
-        self._tries += has_one
+    def tried(self, several: _Passed, one: _Passed | None) -> None:
+        """Compares passes in several threads with the same ones in one thread."""
+        if one is None or not several.is_same_as(one):
+            self._tries = _TRIES
+            return
+        self._one_ms = min(self._one_ms, one.milliseconds)
+        self.is_one_enough = self._tries == _TRIES and self._one_ms < _LITTLE * self._several_ms
 
 
 _SHORT_MS, _TRIES, _LITTLE = 2.0, 3, 1.25
