@@ -183,9 +183,10 @@ def litserve(directory: Path, batch: int) -> Iterator[str]:
 
 
 @contextmanager
-def by_hand(directory: Path) -> Iterator[str]:
-    """Runs the service by hand with the digits network of ``directory``; yields its address."""
-    with Pipe("bench.peers.by_hand_service", str(directory), variables=WAITING) as peer:
+def by_hand(directory: Path, **variables: str) -> Iterator[str]:
+    """Runs the service by hand with the digits network of ``directory``, and with the environment ``variables``;
+    yields its address."""
+    with Pipe("bench.peers.by_hand_service", str(directory), variables={**WAITING, **variables}) as peer:
         yield peer.hear()
 
 

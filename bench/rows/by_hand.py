@@ -31,11 +31,13 @@ class Question(NamedTuple):
         request: returns our request.
         path: the gRPC method of the service by hand.
         tensors: the tensors of our reply, in the order of the service by hand.
+        variables: of the service by hand: one thread where it answers more calls so.
     """
 
     request: Callable[[], Request]
     path: str
     tensors: Callable[[ca.InspectResult], list[Array]]
+    variables: dict[str, str]
 
 
 INSIDE = Question(
@@ -46,11 +48,13 @@ INSIDE = Question(
         result.predictions["output"],
         result.input_gradients["image"],
     ],
+    {"OMP_NUM_THREADS": "1"},
 )
 EXPLAINED = Question(
     requests.explained,
     EXPLAIN,
     lambda result: [result.predictions["output"], result.attributions[0].values["image"]],
+    {},
 )
 
 
@@ -80,7 +84,7 @@ def _both(bench: Bench, question: Question, engine: str) -> Iterator[tuple[Load,
     files = bench.store.digits_files(bench.scratch("by_hand"))
     with (
         servers.cutaway(bench.store.of("digits"), engine, **WAITING) as ours,
-        servers.by_hand(files) as theirs,
+        servers.by_hand(files, **question.variables) as theirs,
         Pipe("bench.parts.load") as pipe,
     ):
         compare(question, ours.address, theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -71,4 +72,5 @@ async def test_an_error_of_another_protocol_is_reported_once(reason: Reason) -> 
     with pytest.raises(ca.CutawayError) as caught:
         await ask()
     assert caught.value.reason == reason
+    await asyncio.sleep(0)  # it is reported behind the reply
     assert reports == [reason]
