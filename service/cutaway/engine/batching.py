@@ -258,11 +258,9 @@ def alike(plans: Mapping[int, RequestPlan]) -> Iterator[Group]:
 
 def may_write_beside(plan: RequestPlan) -> bool:
     """Returns whether a request writes tokens behind texts alone, and may do so beside others."""
-    asked = plan.request
-    if asked.generate is None:
-        return False
-    is_plain = not (asked.compare or any(map(is_address, (*plan.sites, *plan.edits))) or plan.inputs.keys() - TEXT)
-    return is_plain and not plan.cancellation.is_cancelled and not untested_names(plan)
+    is_text = plan.request.generate is not None and not (plan.request.compare or plan.inputs.keys() - TEXT)
+    has_operators = is_text and any(map(is_address, (*plan.sites, *plan.edits)))
+    return is_text and not (has_operators or plan.cancellation.is_cancelled or untested_names(plan))
 
 
 def joins(plan: RequestPlan) -> bool:

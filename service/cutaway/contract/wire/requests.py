@@ -342,7 +342,7 @@ class _Known(NamedTuple):
     tensors: Sequence[tuple[str, str, tuple[int, ...], int, int]]
 
 
-_MOST_ALIKE, _MOST_LENGTHS = 16, 64
+_MOST_ALIKE, _MOST_LENGTHS = 16, 16
 _known: dict[tuple[int, bool], list[_Known]] = {}
 """Requests that were read before, by their length: one with the same bytes around its data differs in numbers alone."""
 

@@ -323,13 +323,6 @@ class StateGuard:
         """Restores the model after a request, however it ends."""
         training = [module.training for module in self._modules]
         flags = self._flags_of_parameters()
-
-        def restore() -> None:
-            self._set_flags(flags)
-            for module, was_training in zip(self._modules, training):
-                if module.training is not was_training:
-                    module.training = was_training
-
         if not self._depth:
             self._plain.accept()
             self._bindings.accept()
@@ -342,7 +335,10 @@ class StateGuard:
             try:
                 self.reset()
             finally:
-                restore()
+                self._set_flags(flags)
+                for module, was_training in zip(self._modules, training):
+                    if module.training is not was_training:
+                        module.training = was_training
 
     def finding_writes(self, kind: Hashable) -> AbstractContextManager[None]:
         """Finds the parameters that the forward in the block changes, if it is the first of its ``kind``: `reset`
