@@ -166,7 +166,7 @@ def _joined(parts: Parts) -> Parts:
     return [b"".join(parts)] if sum(map(len, parts)) < _SMALL_BYTES else parts
 
 
-_constant = attrgetter("provenance", "warnings", "feature_names", "example_axes")
+_constant = attrgetter("warnings", "feature_names", "example_axes")
 
 _OF_A_FORM = ("predictions", "classes", "targets", "target_values", "captures", "input_gradients", "labels", "timings")
 _absent = attrgetter(
@@ -178,7 +178,7 @@ _absent = attrgetter(
 )
 _ABSENT_TYPES = [*map(type, _absent(InspectResult({})))]
 
-_MOST_FORMS = 256
+_MOST_FORMS = 1024
 _forms: dict[Hashable, _Form | None] = {}
 
 
@@ -196,7 +196,7 @@ def _again(result: InspectResult) -> Reply | None:
             arrays += leaves.values()
     arrays += result.input_gradients.values()
     kinds = (*((array.shape, array.dtype) for array in arrays),)
-    key = (*result.predictions,), (*places,), (*result.input_gradients,), kinds
+    key = result.provenance, (*result.predictions,), (*places,), (*result.input_gradients,), kinds
     form = _forms.get(key)
     if form is not None and form.constant == _constant(result):
         return form.filled(result, arrays)
