@@ -7,8 +7,9 @@ serves for inputs of the same types and shapes. Where the model does otherwise t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+import time
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields
 from operator import attrgetter
 from typing import NamedTuple
@@ -267,6 +268,7 @@ class _Threads:
         """Returns whether the passes, which ran in several threads, shall run once more in one."""
         self._several_ms = min(self._several_ms, several.milliseconds)
         may_try = not self.is_one_enough and self._tries < _TRIES and self._several_ms < _SHORT_MS
+        may_try &= torch.get_num_threads() > 1
         self._tries += may_try
         return may_try
 
@@ -279,7 +281,53 @@ class _Threads:
         self.is_one_enough = self._tries == _TRIES and self._one_ms < _LITTLE * self._several_ms
 
 
-_SHORT_MS, _TRIES, _LITTLE = 2.0, 3, 1.25
+_SHORT_MS, _TRIES, _LITTLE, _MEASURED = 2.0, 3, 1.25, 10
+
+
+def find_short_passes(model: InspectedModel, example: Callable[[], Inputs | None]) -> None:
+    """Finds by an ``example`` up to how many rows passes of the model run in one thread, from its first request on.
+
+    The model is alone in its process. Numbers may depend on the threads: so nothing else decides later.
+    """
+    model.is_alone = True
+    with suppress(Exception):  # of the example: a request for it gets the same error
+        inputs = example() if model.device.type == "cpu" and torch.get_num_threads() > 1 else None
+        if inputs is not None:
+            with model.session(), model.unrecorded(), torch.no_grad():
+                model.short_rows = int(len(next(iter(inputs.values()))) * _short_share(model, inputs))
+
+
+def _short_share(model: InspectedModel, inputs: Inputs) -> float:
+    """Returns how many passes of ``inputs`` take one thread a short time; 0 if several threads are better for one."""
+    if (several_ms := _fastest_ms(model, inputs)) > _SHORT_MS:
+        return 0.0
+    with one_thread():
+        one_ms = _fastest_ms(model, inputs)
+    return _SHORT_MS / 2 / one_ms if one_ms < _LITTLE * several_ms else 0.0
+
+
+def _fastest_ms(model: InspectedModel, inputs: Inputs) -> float:
+    durations = []
+    for _ in range(_MEASURED):
+        start = time.perf_counter()
+        model.run(inputs)
+        durations.append(time.perf_counter() - start)
+    return min(durations) * 1000
+
+
+def in_few_threads(plans: Collection[RequestPlan]) -> AbstractContextManager[None]:
+    """Returns the context of ``plans``: one thread if they have main passes alone, of few rows; see
+    `find_short_passes`."""
+    model = next((plan.model for plan in plans), None)
+    if model is None or not model.short_rows or not all(map(_is_plain, plans)):
+        return nullcontext()
+    return _in_one_thread(model) if sum(plan.rows for plan in plans) <= model.short_rows else nullcontext()
+
+
+@contextmanager
+def _in_one_thread(model: InspectedModel) -> Iterator[None]:
+    with model.undivided(), one_thread():  # others between its passes would have one thread too
+        yield
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from cutaway.engine.cost.estimate import kind_of_request, least_bytes
 from cutaway.engine.cost.pass_count import costs, expected_passes
 from cutaway.engine.execution.collect import provenance
 from cutaway.engine.execution.description import describe, trace_data_flow
-from cutaway.engine.execution.repeated import kept_plan, planned_before
+from cutaway.engine.execution.repeated import find_short_passes, in_few_threads, kept_plan, planned_before
 from cutaway.engine.hooks.observe import CancelledPasses
 from cutaway.engine.model.input_validation import naming_undeclared_type
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel
@@ -202,7 +202,7 @@ class Worker:
 
     def set_alone(self) -> None:
         """Notes that this process runs no other model: see `cutaway.engine.model.inspected_model.InspectedModel`."""
-        self._model.is_alone = True
+        find_short_passes(self._model, self._example)
 
     def begin_idle_tests(self) -> None:
         """Runs tests of the model from now on, whenever nobody calls it."""
@@ -226,9 +226,9 @@ class Worker:
         Raises:
             CutawayError: the request cannot be run.
         """
+        outcomes: list[Outcome] = []
         with raising_errors():
             plan, _ = self._plan(wire_requests.validated(request), NEVER_CANCELLED, NONE_FAILED)
-            outcomes: list[Outcome] = []
             self._answer_plans({0: plan}, lambda _, outcome: outcomes.append(outcome))
             return self._complete(outcomes[0], plan.request)
 
@@ -329,13 +329,13 @@ class Worker:
             else:
                 tell(numbers[index], outcome)
 
-        answer_batch([*plans.values()], told, others)
+        with in_few_threads(plans.values()):
+            answer_batch([*plans.values()], told, others)
         return again
 
     def _needs(self, plan: RequestPlan, memory: RequestMemory) -> int:
         """Returns the bytes that ``plan`` needs as far as it is known: from its rows, or from one like it before."""
-        known: int = self._model.properties.get(_need(plan), 0)
-        return max(known, _OVERHEAD * least_bytes(plan, memory.most))
+        return max(int(self._model.properties.get(_need(plan), 0)), _OVERHEAD * least_bytes(plan, memory.most))
 
     def _run_with_more(self, plan: RequestPlan, needed: int, memory: RequestMemory) -> Outcome:
         """Runs a request by itself, with ``needed`` bytes of the pool that workers share, and with all of it if it runs
