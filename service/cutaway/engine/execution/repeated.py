@@ -319,9 +319,9 @@ def in_few_threads(plans: Collection[RequestPlan]) -> AbstractContextManager[Non
     """Returns the context of ``plans``: one thread if they have main passes alone, of few rows; see
     `find_short_passes`."""
     model = next((plan.model for plan in plans), None)
-    if model is None or not model.short_rows or not all(map(_is_plain, plans)):
+    if model is None or sum(plan.rows for plan in plans) > model.short_rows or not all(map(_is_plain, plans)):
         return nullcontext()
-    return _in_one_thread(model) if sum(plan.rows for plan in plans) <= model.short_rows else nullcontext()
+    return _in_one_thread(model)
 
 
 @contextmanager
