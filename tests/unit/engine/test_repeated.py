@@ -473,3 +473,12 @@ def test_a_slow_model_keeps_its_threads(two_threads: None, monkeypatch: pytest.M
         subject = worker(Threads(0.0))
         repeated.find_short_passes(subject._model, lambda: rows(1, 3)(0))
         assert subject._model.short_rows == 0
+
+
+def test_a_long_pass_is_measured_once(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of seconds must not take many times as long to load."""
+    monkeypatch.setattr(repeated, "_LONG_S", 1e-9)
+    monkeypatch.setattr(repeated, "_SHORT_MS", 0.0)
+    RAN_IN.clear()
+    repeated.find_short_passes(worker(Threads(0.0))._model, lambda: rows(1, 3)(0))
+    assert len(RAN_IN) == 1
