@@ -342,7 +342,7 @@ class _Known(NamedTuple):
     tensors: Sequence[tuple[str, str, tuple[int, ...], int, int]]
 
 
-_MOST_ALIKE, _MOST_LENGTHS = 16, 16
+_MOST_ALIKE, _MOST_LENGTHS, _MOST_AROUND = 16, 64, 1 << 12
 _known: dict[tuple[int, bool], list[_Known]] = {}
 """Requests that were read before, by their length: one with the same bytes around its data differs in numbers alone."""
 
@@ -361,7 +361,9 @@ def _read_again(data: bytes, max_unpacked_bytes: int | None, in_place: bool) -> 
 def _remember(data: bytes, in_place: bool, decoded: Decoded) -> None:
     """Remembers the request in ``data`` for `_read_again`, if the data of each tensor are there once; they are not
     compressed. Booleans are not remembered: their bytes may be invalid."""
-    tensors = decoded.request.tensors
+    alike, tensors = _known.get((len(data), in_place), []), decoded.request.tensors
+    if len(alike) >= _MOST_ALIKE:
+        return
     view, number = memoryview(data), inspection_pb2.InspectRequest.TENSORS_FIELD_NUMBER
     found: dict[str, tuple[str, str, tuple[int, ...], int, int]] = {}
     entries = [*places(view, number, _BY_NAME)]
@@ -374,12 +376,11 @@ def _remember(data: bytes, in_place: bool, decoded: Decoded) -> None:
             if len(value) == array.nbytes and array.dtype != bool:
                 found[name] = name, dtype_name(array), array.shape, start, start + len(value)
     rest = len(data) - sum(end - start for *_, start, end in found.values())
-    if rest > _MAX_REMEMBERED_BYTES or not len(found) == len(entries) == len(tensors):
+    if rest > _MOST_AROUND or not len(found) == len(entries) == len(tensors):
         return
-    if len(_known) >= _MOST_LENGTHS:
+    edges = [0, *(edge for *_, start, end in found.values() for edge in (start, end)), len(data)]
+    around = [(data[start:end], start) for start, end in zip(edges[::2], edges[1::2])]
+    asked = decoded._replace(request=changed(decoded.request, tensors={}))
+    if not alike and len(_known) >= _MOST_LENGTHS:
         _known.clear()
-    if len(alike := _known.setdefault((len(data), in_place), [])) < _MOST_ALIKE:
-        edges = [0, *(edge for *_, start, end in found.values() for edge in (start, end)), len(data)]
-        around = [(data[start:end], start) for start, end in zip(edges[::2], edges[1::2])]
-        asked = decoded._replace(request=changed(decoded.request, tensors={}))
-        alike.append(_Known(asked, around, [found[name] for name in tensors]))
+    _known[len(data), in_place] = [*alike, _Known(asked, around, [found[name] for name in tensors])]

@@ -166,15 +166,11 @@ def _joined(parts: Parts) -> Parts:
     return [b"".join(parts)] if sum(map(len, parts)) < _SMALL_BYTES else parts
 
 
-_constant = attrgetter("warnings", "feature_names", "example_axes")
-
-_OF_A_FORM = ("predictions", "classes", "targets", "target_values", "captures", "input_gradients", "labels", "timings")
+_CONSTANT = ("warnings", "feature_names", "example_axes")
+_VARIED = ("predictions", "classes", "targets", "target_values", "captures", "input_gradients", "labels", "timings")
+_constant = attrgetter(*_CONSTANT)
 _absent = attrgetter(
-    *(
-        each.name
-        for each in fields(InspectResult)
-        if each.name not in (*_OF_A_FORM, "provenance", "warnings", "feature_names", "example_axes")
-    )
+    *(each.name for each in fields(InspectResult) if each.name not in (*_VARIED, *_CONSTANT, "provenance"))
 )
 _ABSENT_TYPES = [*map(type, _absent(InspectResult({})))]
 
