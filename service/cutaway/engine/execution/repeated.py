@@ -6,13 +6,11 @@ serves for inputs of the same types and shapes. Where the model does otherwise t
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields
 from operator import attrgetter
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,7 +33,7 @@ from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, ran_out_
 from cutaway.engine.passes.pass_recorder import Values
 from cutaway.engine.passes.targets import resolve_for_output
 from cutaway.engine.planning.plan import MOST_PLACES, MOST_RECENT, RequestPlan
-from cutaway.engine.runtime.numerics import dense, equal, to_numpy
+from cutaway.engine.runtime.numerics import dense, to_numpy
 
 _parts: Callable[[requests.InspectRequest], tuple[object, ...]] = attrgetter(
     *(field.name for field in fields(requests.InspectRequest) if field.name not in (*requests.INPUT_FIELDS, "target"))
@@ -155,42 +153,32 @@ class Repeated:
         self._batch, self._outputs = main.batch, _kinds(main.outputs)
         self._modules = {name: plan.model.tree.modules[name] for name in plan.sites}
         self._captured = _kinds({name: main.recording.calls[name][0].at(Point.OUTPUT)[""] for name in plan.sites})
-        self._threads = _Threads()
         self._said = changed(
             result, predictions={}, classes=(), targets=None, target_values=None, captures={}, input_gradients={}
         )
 
     def answer(self, plan: RequestPlan) -> InspectResult | None:
         """Returns the result of ``plan``; None if the model did otherwise than at first, or ran out of memory."""
+        timings, leaves = Timings(), {name: plan.inputs[name].detach().requires_grad_() for name in plan.gradients_of}
         try:
-            passed = self._passed(plan, has_one_thread=self._threads.is_one_enough)
-            if passed is not None and plan.model.is_alone and self._threads.shall_try(passed):
-                with suppress(Exception), plan.model.passes.uncounted():
-                    self._threads.tried(passed, self._passed(plan, has_one_thread=True))
+            with timed(timings, "forward_ms"):
+                seen, outputs = self._run(plan, {**plan.inputs, **leaves})
+            if _kinds(seen) != self._captured or _kinds(outputs) != self._outputs:
+                return None
+            main = MainPass(plan, Recording(), timings, outputs, {}, self._batch)
+            if self._needs_target:
+                main = self._with_target(main)
+            if leaves:
+                with timed(timings, "backward_ms"):
+                    arrived = _gradients(main, leaves)
+                if arrived is None:
+                    return None
+                main = main._replace(input_gradients=arrived)
         except Exception as failure:
             if ran_out_of_memory(failure):
                 return None
             raise
-        return None if passed is None else self._result(*passed)
-
-    def _passed(self, plan: RequestPlan, *, has_one_thread: bool) -> _Passed | None:
-        """Runs the passes of ``plan``; returns None if the model did otherwise than at first."""
-        timings, leaves = Timings(), {name: plan.inputs[name].detach().requires_grad_() for name in plan.gradients_of}
-        threads = one_thread if has_one_thread else nullcontext
-        with timed(timings, "forward_ms"), plan.model.passes_inside(threads):
-            seen, outputs = self._run(plan, {**plan.inputs, **leaves})
-        if _kinds(seen) != self._captured or _kinds(outputs) != self._outputs:
-            return None
-        main = MainPass(plan, Recording(), timings, outputs, {}, self._batch)
-        if self._needs_target:
-            main = self._with_target(main)
-        if leaves:
-            with timed(timings, "backward_ms"), threads():
-                arrived = _gradients(main, leaves)
-            if arrived is None:
-                return None
-            main = main._replace(input_gradients=arrived)
-        return _Passed(main, seen)
+        return self._result(main, seen)
 
     def _run(self, plan: RequestPlan, inputs: Inputs) -> tuple[dict[str, Tensor | None], Outputs]:
         """Returns copies of what the modules returned, None for what no prepared answer has, and the outputs."""
@@ -230,66 +218,15 @@ class Repeated:
         )
 
 
-class _Passed(NamedTuple):
-    """What passes have left: the record, without captures, and copies of what modules returned."""
-
-    main: MainPass
-    seen: Mapping[str, Tensor | None]
-
-    @property
-    def milliseconds(self) -> float:
-        """The time of the passes."""
-        return self.main.timings.forward_ms + self.main.timings.backward_ms
-
-    def is_same_as(self, other: _Passed) -> bool:
-        """Returns whether all tensors are the same to the bit."""
-        own, others = (
-            [*each.main.outputs.values(), *each.seen.values(), *each.main.input_gradients.values()]
-            for each in (self, other)
-        )
-        return all(a is b is None or (a is not None and b is not None and equal(a, b)) for a, b in zip(own, others))
-
-
-class _Threads:
-    """Tells whether one thread is enough for the passes of a question.
-
-    Several threads save little of a short pass, and those that wait for work take a core from the gateway. Numbers may
-    depend on the threads: so one is enough only if it was tried, and gave the same bits in little more time.
-
-    Attributes:
-        is_one_enough: whether it is.
-    """
-
-    def __init__(self) -> None:
-        self.is_one_enough = False
-        self._tries, self._several_ms, self._one_ms = 0, math.inf, math.inf
-
-    def shall_try(self, several: _Passed) -> bool:
-        """Returns whether the passes, which ran in several threads, shall run once more in one."""
-        self._several_ms = min(self._several_ms, several.milliseconds)
-        may_try = not self.is_one_enough and self._tries < _TRIES and self._several_ms < _SHORT_MS
-        may_try &= torch.get_num_threads() > 1
-        self._tries += may_try
-        return may_try
-
-    def tried(self, several: _Passed, one: _Passed | None) -> None:
-        """Compares passes in several threads with the same ones in one thread."""
-        if one is None or not several.is_same_as(one):
-            self._tries = _TRIES
-            return
-        self._one_ms = min(self._one_ms, one.milliseconds)
-        self.is_one_enough = self._tries == _TRIES and self._one_ms < _LITTLE * self._several_ms
-
-
-_SHORT_MS, _TRIES, _LITTLE, _MEASURED, _LONG_S = 2.0, 3, 1.25, 10, 0.05
+_SHORT_MS, _LITTLE, _MEASURED, _LONG_S = 2.0, 1.25, 10, 0.05
 
 
 def find_short_passes(model: InspectedModel, example: Callable[[], Inputs | None]) -> None:
     """Finds by an ``example`` up to how many rows passes of the model run in one thread, from its first request on.
 
-    The model is alone in its process. Numbers may depend on the threads: so nothing else decides later.
+    The model is alone in its process, whose setting this is. Several threads save little of a short pass, and those
+    that wait for work take a core from the gateway. Numbers may depend on the threads, so nothing decides anew later.
     """
-    model.is_alone = True
     with suppress(Exception):  # of the example: a request for it gets the same error
         inputs = example() if model.device.type == "cpu" and torch.get_num_threads() > 1 else None
         if inputs is not None:
@@ -303,7 +240,7 @@ def _short_share(model: InspectedModel, inputs: Inputs) -> float:
         return 0.0
     with one_thread():
         one_ms = _fastest_ms(model, inputs)
-    return _SHORT_MS / 2 / one_ms if one_ms < _LITTLE * several_ms else 0.0
+    return _SHORT_MS / one_ms if one_ms < _LITTLE * several_ms else 0.0
 
 
 def _fastest_ms(model: InspectedModel, inputs: Inputs) -> float:

@@ -154,7 +154,6 @@ class InspectedModel:
         after_slow_forward: called with the outputs of forward passes that took long, and the seconds that they took.
         request_bytes: the memory that a request may take on a CPU; None for no limit.
         turns: tells when other requests run between two passes.
-        is_alone: whether its process runs no other model, so that the number of threads is its own.
         short_rows: the most rows of a main pass that runs in one thread from the first request on.
     """
 
@@ -182,7 +181,7 @@ class InspectedModel:
         self.proofs, self.kept = Proofs(), Kept()
         self.recent: dict[Hashable, Any] = {}
         self.turns, self.request_bytes = Turns(), cast("int | None", None)
-        self._has_more_memory, self._is_divisible, self.is_alone, self.short_rows = False, True, False, 0
+        self._has_more_memory, self._is_divisible, self.short_rows = False, True, 0
         self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in self.tree.modules.values())
         self._pass_context: Callable[[], AbstractContextManager[None]] = nullcontext
         self.cancellation = NEVER_CANCELLED

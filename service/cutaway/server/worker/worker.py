@@ -201,7 +201,7 @@ class Worker:
         return not is_lost(self.device)
 
     def set_alone(self) -> None:
-        """Notes that this process runs no other model: see `cutaway.engine.model.inspected_model.InspectedModel`."""
+        """Notes that this process runs no other model: see `find_short_passes`."""
         find_short_passes(self._model, self._example)
 
     def begin_idle_tests(self) -> None:
