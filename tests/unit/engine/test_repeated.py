@@ -451,3 +451,21 @@ def test_a_long_pass_is_measured_once(two_threads: None, monkeypatch: pytest.Mon
     RAN_IN.clear()
     repeated.find_short_passes(worker(Threads(0.0))._model, lambda: rows(1, 3)(0))
     assert len(RAN_IN) == 1
+
+
+@pytest.mark.parametrize("given", [torch.ones(1, 3), {"input": torch.ones(1, 3, dtype=torch.float64)}])
+def test_inputs_that_were_converted_are_converted_again(given: Any) -> None:
+    """One without a name, and numbers in a type that the model refuses."""
+    subject = worker(nn.Linear(3, 2))
+    answers = [read(next(subject.answer([row(given)]))) for _ in range(3)]
+    assert all((answer.predictions["output"] == answers[0].predictions["output"]).all() for answer in answers)
+
+
+def test_a_class_by_its_label_is_found_again() -> None:
+    """The plan of a question has the index, which the next request does not."""
+    subject, image = worker(Images()), {"image": np.ones((1, 1, 8, 8), np.float32)}
+    by_index, by_label = (
+        {said(subject, row(image, target=target, input_gradients=True)) for _ in range(3)}
+        for target in (1, subject._model.labels[1])
+    )
+    assert by_label == by_index
