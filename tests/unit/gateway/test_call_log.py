@@ -11,6 +11,7 @@ import cutaway as ca
 from cutaway.contract.errors import Reason, error
 from cutaway.server.auth.tokens import authenticator
 from cutaway.server.backends.backend import Backend
+from cutaway.server.lifecycle.gateway_server import Observers
 from cutaway.server.lifecycle.in_process import LocalWorkers
 from cutaway.server.model_store import Catalog
 from cutaway.server.observability import logging
@@ -19,6 +20,7 @@ from cutaway.server.rpc.servicer import Servicer
 from cutaway.server.rpc.status import TranslatedCall
 from cutaway.server.settings import Settings
 from cutaway.v1 import inspection_pb2
+from tests.support.prometheus import read
 
 MOST = 3
 
@@ -74,3 +76,20 @@ async def test_an_error_of_another_protocol_is_reported_once(reason: Reason) -> 
     assert caught.value.reason == reason
     await asyncio.sleep(0)  # it is reported behind the reply
     assert reports == [reason]
+
+
+@pytest.mark.anyio
+async def test_metrics_count_every_call_that_was_answered() -> None:
+    """Also one whose report waits behind its reply: the loop runs nothing while the metrics are read."""
+    settings = Settings(metrics_address="127.0.0.1:0")
+    backend = Backend(LocalWorkers([]), Catalog([]), settings)
+    observers = Observers(backend.batchers, settings)
+    observers.open()
+    servicer = Servicer(backend, settings, authenticator(None), observers.watch)
+    with pytest.raises(ca.CutawayError):
+        async with servicer.reporting("Inspect", TranslatedCall([], "here")):
+            raise error(Reason.MALFORMED_REQUEST, "no request")
+    labels = {"method": "Inspect", "code": "INVALID_ARGUMENT", "reason": "MALFORMED_REQUEST"}
+    counted = read(observers.address, "cutaway_calls_total", **labels)
+    await observers.close()
+    assert counted == 1

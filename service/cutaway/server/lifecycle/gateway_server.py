@@ -80,7 +80,7 @@ class Observers:
             CutawayError: as `metrics_endpoint`.
         """
         if self._metrics_address:
-            endpoint = metrics_endpoint(self.metrics.registry, self._metrics_address)
+            endpoint = metrics_endpoint(self.metrics.registry, self._metrics_address, self.watch.report)
             self.address = self._cleanup.enter_context(endpoint)
 
     async def close(self) -> None:

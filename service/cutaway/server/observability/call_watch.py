@@ -9,11 +9,13 @@ import asyncio
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -107,7 +109,8 @@ class CallWatch:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
-        self._ended: list[CallRecord] = []
+        self._ended: deque[CallRecord] = deque()
+        self._reporting = Lock()
 
     def wrap(self, name: str, method: Method) -> Method:
         """Returns ``method``, observed. An interceptor would make gRPC rebuild the method for every call."""
@@ -153,17 +156,19 @@ class CallWatch:
         """Has ``call`` reported once its reply is on its way: a line of a log takes as long as a small reply."""
         call.seconds = time.perf_counter() - call.started
         if not self._ended:
-            asyncio.get_running_loop().call_soon(self._report)
+            asyncio.get_running_loop().call_soon(self.report)
         self._ended.append(call)
 
-    def _report(self) -> None:
-        ended, self._ended = self._ended, []
-        for call in ended:
-            token = _current.set(call)
-            for observer in reversed(self._observers):
-                with suppress(Exception):
-                    observer.call_ended(call)
-            _current.reset(token)
+    def report(self) -> None:
+        """Reports the calls that have ended, from any thread; whoever has a reply finds its call reported behind it."""
+        with self._reporting:
+            while self._ended:
+                call = self._ended.popleft()
+                token = _current.set(call)
+                for observer in reversed(self._observers):
+                    with suppress(Exception):
+                        observer.call_ended(call)
+                _current.reset(token)
 
 
 def _status(context: Any) -> tuple[str, str]:

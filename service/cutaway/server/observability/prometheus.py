@@ -36,12 +36,15 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 @contextmanager
-def metrics_endpoint(registry: CollectorRegistry, address: str) -> Iterator[str]:
+def metrics_endpoint(
+    registry: CollectorRegistry, address: str, settle: Callable[[], None] = lambda: None
+) -> Iterator[str]:
     """Serves the metrics of ``registry`` over HTTP while the block runs.
 
     Args:
         registry: the metrics.
         address: ``HOST:PORT``, ``:PORT``, which is loopback, or ``unix:/PATH``; port 0 picks a free port.
+        settle: called before the metrics are read, in a thread of its own: counts what has ended until then.
 
     Yields:
         The address, with the port that was picked.
@@ -55,7 +58,13 @@ def metrics_endpoint(registry: CollectorRegistry, address: str) -> Iterator[str]
         server.socket = bound
         server.server_name, server.server_port = "", bound.getsockname()[1]
         server.setup_environ()
-        server.set_app(make_wsgi_app(registry))
+        page = make_wsgi_app(registry)
+
+        def settled(environment: Any, start: Any) -> Any:
+            settle()
+            return page(environment, start)
+
+        server.set_app(settled)
         thread = Thread(target=server.serve_forever, name="cutaway-metrics", daemon=True)
         thread.start()
         try:
