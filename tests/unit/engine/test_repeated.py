@@ -418,7 +418,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_small_models_have_one_thread_from_the_first_request_on(
     two_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that no bit changes later. Where a row takes a tenth of a millisecond, twenty rows do; attributions do not."""
+    """So that no bit changes later. If a row takes a tenth of a millisecond, twenty do; also in an explanation."""
     monkeypatch.setattr(repeated, "_fastest_ms", lambda model, inputs: 0.1)
     subject = worker(Threads(1.0))
     repeated.find_short_passes(subject._model, lambda: rows(1, 3)(0))
@@ -428,10 +428,21 @@ def test_small_models_have_one_thread_from_the_first_request_on(
         answers = {said(subject, row(rows(count, 3)(0), captures=["head"], input_gradients=True)) for _ in range(4)}
         assert len(answers) == 1
         ran_in[count] = {*RAN_IN}
-    RAN_IN.clear()
-    assert read(next(subject.answer([row(rows(1, 3)(0), attributions=[ca.Saliency()], target=0)]))).attributions
-    assert (ran_in, {*RAN_IN}) == ({1: {1}, 20: {1}, 21: {2}}, {2})
+    assert ran_in == {1: {1}, 20: {1}, 21: {2}}
+    for method, passes in ((ca.Saliency(), {1}), (ca.IntegratedGradients(n_steps=21), {1, 2})):
+        RAN_IN.clear()
+        explained = row(rows(1, 3)(0), attributions=[method], target=0, check="off")
+        assert read(next(subject.answer([explained]))).attributions
+        assert {*RAN_IN} == passes
     assert torch.get_num_threads() == 2
+
+
+def test_the_size_of_a_pass_is_that_of_all_its_inputs(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever axis is that of rows: of a series, it is not the first."""
+    monkeypatch.setattr(repeated, "_fastest_ms", lambda model, inputs: 0.1)
+    subject = worker(Threads(1.0))
+    repeated.find_short_passes(subject._model, lambda: rows(4, 3)(0))
+    assert subject._model.short_elements == 20 * 4 * 3
 
 
 def test_a_slow_model_keeps_its_threads(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +452,7 @@ def test_a_slow_model_keeps_its_threads(two_threads: None, monkeypatch: pytest.M
         monkeypatch.setattr(repeated, "_fastest_ms", lambda model, inputs, each=each: next(each))
         subject = worker(Threads(0.0))
         repeated.find_short_passes(subject._model, lambda: rows(1, 3)(0))
-        assert subject._model.short_rows == 0
+        assert subject._model.short_elements == 0
 
 
 def test_a_long_pass_is_measured_once(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,12 +28,12 @@ from cutaway.engine.hooks.capture_spec import CaptureSpec
 from cutaway.engine.hooks.observe import keeping_outputs
 from cutaway.engine.hooks.operators import is_address
 from cutaway.engine.hooks.recording import Recording
-from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, gradients
+from cutaway.engine.model.inspected_model import Inputs, InspectedModel, Outputs, elements, gradients
 from cutaway.engine.model.session import NEVER_CANCELLED, Cancellation, ran_out_of_memory, timed
 from cutaway.engine.passes.pass_recorder import Values
 from cutaway.engine.passes.targets import resolve_for_output
 from cutaway.engine.planning.plan import MOST_PLACES, MOST_RECENT, RequestPlan
-from cutaway.engine.runtime.numerics import dense, to_numpy
+from cutaway.engine.runtime.numerics import dense, one_thread, to_numpy
 
 _parts: Callable[[requests.InspectRequest], tuple[object, ...]] = attrgetter(
     *(field.name for field in fields(requests.InspectRequest) if field.name not in (*requests.INPUT_FIELDS, "target"))
@@ -222,7 +222,7 @@ _SHORT_MS, _LITTLE, _MEASURED, _LONG_S = 2.0, 1.25, 10, 0.05
 
 
 def find_short_passes(model: InspectedModel, example: Callable[[], Inputs | None]) -> None:
-    """Finds by an ``example`` up to how many rows passes of the model run in one thread, from its first request on.
+    """Finds by an ``example`` up to what size of inputs passes run in one thread, from the model's first request on.
 
     The model is alone in its process, whose setting this is. Several threads save little of a short pass, and those
     that wait for work take a core from the gateway. Numbers may depend on the threads, so nothing decides anew later.
@@ -231,7 +231,7 @@ def find_short_passes(model: InspectedModel, example: Callable[[], Inputs | None
         inputs = example() if model.device.type == "cpu" and torch.get_num_threads() > 1 else None
         if inputs is not None:
             with model.session(), model.unrecorded(), torch.no_grad():
-                model.short_rows = int(len(next(iter(inputs.values()))) * _short_share(model, inputs))
+                model.short_elements = int(elements(inputs) * _short_share(model, inputs))
 
 
 def _short_share(model: InspectedModel, inputs: Inputs) -> float:
@@ -254,10 +254,11 @@ def _fastest_ms(model: InspectedModel, inputs: Inputs) -> float:
 
 
 def in_few_threads(plans: Collection[RequestPlan]) -> AbstractContextManager[None]:
-    """Returns the context of ``plans``: one thread if they have main passes alone, of few rows; see
+    """Returns the context of ``plans``: one thread if they have main passes alone, short ones; see
     `find_short_passes`."""
     model = next((plan.model for plan in plans), None)
-    if model is None or sum(plan.rows for plan in plans) > model.short_rows or not all(map(_is_plain, plans)):
+    is_short = model is not None and sum(elements(plan.inputs) for plan in plans) <= model.short_elements
+    if model is None or not is_short or not all(map(_is_plain, plans)):
         return nullcontext()
     return _in_one_thread(model)
 
@@ -266,17 +267,6 @@ def in_few_threads(plans: Collection[RequestPlan]) -> AbstractContextManager[Non
 def _in_one_thread(model: InspectedModel) -> Iterator[None]:
     with model.undivided(), one_thread():  # others between its passes would have one thread too
         yield
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Runs the operators of the block, in this thread, without PyTorch's other threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _gradients(main: MainPass, leaves: Values) -> Values | None:

@@ -30,7 +30,7 @@ from cutaway.engine.model.session import (
     released,
 )
 from cutaway.engine.runtime import rng
-from cutaway.engine.runtime.numerics import dense, digest, has_array, leaves
+from cutaway.engine.runtime.numerics import dense, digest, has_array, leaves, one_thread
 
 # The fast path of PyTorch's transformer layers hides modules from hooks and turns padded batches into nested tensors.
 # PyTorch takes it where no gradient is computed and no hook is registered.
@@ -154,7 +154,7 @@ class InspectedModel:
         after_slow_forward: called with the outputs of forward passes that took long, and the seconds that they took.
         request_bytes: the memory that a request may take on a CPU; None for no limit.
         turns: tells when other requests run between two passes.
-        short_rows: the most rows of a main pass that runs in one thread from the first request on.
+        short_elements: the most elements of inputs whose passes run in one thread, from the first request on.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class InspectedModel:
         self.proofs, self.kept = Proofs(), Kept()
         self.recent: dict[Hashable, Any] = {}
         self.turns, self.request_bytes = Turns(), cast("int | None", None)
-        self._has_more_memory, self._is_divisible, self.short_rows = False, True, 0
+        self._has_more_memory, self._is_divisible, self.short_elements = False, True, 0
         self._is_recurrent = any(isinstance(part, nn.RNNBase) for part in self.tree.modules.values())
         self._pass_context: Callable[[], AbstractContextManager[None]] = nullcontext
         self.cancellation = NEVER_CANCELLED
@@ -217,7 +217,7 @@ class InspectedModel:
                 why=lambda failure: unknown_id(failure, self.tree.modules, inputs, self.inputs),
             ),
             self._pass_context(),
-            self._kernels(),
+            self._kernels(inputs),
             NO_FASTPATH.applied(),
             nullcontext() if call else self.guard.finding_writes(self.kind_of(inputs)),
             nullcontext() if call else rng.passing(),
@@ -403,12 +403,12 @@ class InspectedModel:
         rng.seed_generators(self._seed, self.device, self._generators)
         return nullcontext()
 
-    def _kernels(self) -> AbstractContextManager[None]:
+    def _kernels(self, inputs: Inputs) -> AbstractContextManager[None]:
         # cuDNN's RNNs refuse a backward pass in evaluation mode; PyTorch's own kernels do not. Other models run under
         # the settings of the process, which cudnn.flags() would reset.
         if self._is_recurrent and self.device.type == "cuda" and torch.is_grad_enabled():
             return cast(AbstractContextManager[None], torch.backends.cudnn.flags(enabled=False))
-        return nullcontext()
+        return one_thread() if elements(inputs) <= self.short_elements else nullcontext()
 
 
 _SLOW_S = 0.05
@@ -426,6 +426,11 @@ def power_of_two(length: int) -> int:
 def arguments_kind(arguments: Mapping[str, Argument]) -> Hashable:
     """Returns what makes two requests run the same model: in Python 1 equals True."""
     return frozenset((name, type(value), value) for name, value in arguments.items())
+
+
+def elements(inputs: Inputs) -> int:
+    """Returns the number of elements of all inputs."""
+    return sum(tensor.numel() for tensor in inputs.values())
 
 
 def dtype_text(tensor: Tensor) -> str:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -400,3 +401,14 @@ def digest(state: Mapping[str, Any]) -> str:
                 found.update(f"{name}:{array.dtype}:{list(array.shape)}".encode())
                 found.update(array.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Runs the operators of the block, in this thread, without PyTorch's other threads; some round differently then."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
