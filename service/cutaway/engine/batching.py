@@ -435,11 +435,12 @@ def _run_together(group: Group, tell: Tell, proof_ms: float) -> None:
         with first.model.session(cancellation, first.request.arguments):
             plans = [joined([*part.values()]) for part in parts]
             with _without_draws(group):
-                if len(plans) == 1 and (again := _answered_again(plans[0], group, companions)):
-                    for number, outcome in again.items():
-                        tell(number, outcome)
-                    return
-                mains = run_main_pass(plans)
+                again = _answered_again(plans[0], parts[0], companions) if len(plans) == 1 else {}
+                mains = [] if again else run_main_pass(plans)
+            for number, outcome in again.items():
+                tell(number, outcome)
+            if again:
+                return
             mains[0].timings.proof_ms += proof_ms  # which all have in common
             for part, main in zip(parts, mains):
                 _tell_main_pass(part, main)
@@ -448,11 +449,12 @@ def _run_together(group: Group, tell: Tell, proof_ms: float) -> None:
                     tell(number, outcome)
 
 
-def _answered_again(joint: RequestPlan, group: Group, companions: int) -> dict[int, Outcome]:
-    """Returns the outcome of each request of ``group``, which ``joint`` joins, if they were asked before."""
-    plans = [*group.values()]
+def _answered_again(joint: RequestPlan, part: Group, companions: int) -> dict[int, Outcome]:
+    """Returns the outcome of each request of ``part``, which ``joint`` joins in this order, if they were asked
+    before."""
+    plans = [*part.values()]
     again = None if any(plan.listener for plan in plans) else answered_again(joint)
-    return {} if again is None else dict(zip(group, _shared(again, plans, companions)))
+    return {} if again is None else dict(zip(part, _shared(again, plans, companions)))
 
 
 def _shared(result: InspectResult, plans: Sequence[RequestPlan], companions: int) -> list[InspectResult]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -193,6 +194,38 @@ def test_callers_who_ask_together_get_what_each_gets_alone(again: list[bool]) ->
     assert again == [True] * (4 + 14)  # turns, and the other worker's calls, behind the first of each kind
 
 
+def test_each_caller_of_a_turn_gets_the_answer_to_its_own_class(again: list[bool]) -> None:
+    """Those of one class lie together in the pass, wherever they were in the turn, with their numbers of rows."""
+    subject, alone, inputs = two("a picture")
+    asked = question("a picture", "gradients")
+    for turn in range(3):
+        for classes, counts in (((0, 1, 0), (1, 1, 1)), ((1, 2, 1, 0), (2, 1, 3, 1))):
+            calls = []
+            for seed, (target, count) in enumerate(zip(classes, counts)):
+                x = torch.cat([inputs(100 * turn + 10 * seed + number)["x"] for number in range(count)])
+                calls.append(row({"x": x}, **{**asked, "target": target}))
+            for call, reply in zip(calls, list(map(read, subject.answer(calls)))):
+                assert not [*differences(reply, outcome(next(alone.answer([call]))), ROUNDING)]
+                assert reply.provenance.companions == len(classes) - 1
+    assert any(again)
+
+
+class Draws(nn.Module):
+    """Draws where a number is far below zero; no read of it shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (torch.randn(x.shape) if min(x.flatten().tolist()) < -1e3 else 0)
+
+
+def test_a_seed_is_kept_in_a_turn_that_was_asked_before() -> None:
+    """A row that draws beside others would get other numbers."""
+    subject, one = worker(Draws()), torch.ones(1, 3)
+    for x in (one, one, -1e4 * one):
+        calls = [row({"x": each}, seed=7) for each in (one, x, one)]
+        for call, reply in zip(calls, list(map(read, subject.answer(calls)))):
+            assert not [*differences(reply, outcome(next(worker(Draws()).answer([call]))), 0.0)]
+
+
 def test_callers_are_joined_whatever_the_mode_of_the_thread() -> None:
     """Rows that are joined in inference mode could not be differentiated, and each request would run alone."""
     subject, _, inputs = two("a picture")
@@ -213,6 +246,9 @@ class Moody(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = x
         is_bad = bool(x[0, 0] < 0)
+        if is_bad and self.mood == "tries twice":
+            with suppress(RuntimeError):
+                self.part(hidden[:, :2])
         if not is_bad or self.mood != "left out":
             hidden = self.part(hidden)
         if is_bad and self.mood == "twice":
@@ -225,6 +261,18 @@ class Moody(nn.Module):
         if is_bad and self.mood == "cut":
             logits = logits.detach()
         return logits[:, :1] if is_bad and self.mood == "one class" else logits
+
+
+class Turns(nn.Module):
+    """Returns two outputs, the second one first where the first number is negative."""
+
+    def __init__(self, mood: str) -> None:
+        super().__init__()
+        self.part, self.head = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        outputs = {"hidden": (hidden := self.part(x)), "output": self.head(hidden)}
+        return dict(reversed(outputs.items())) if bool(x[0, 0] < 0) else outputs
 
 
 class Part(nn.Linear):
@@ -255,12 +303,13 @@ class Wraps(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "mood", ["left out", "twice", "fails", "detached", "cut", "one class", "a tuple", "another type"]
+    "mood",
+    ["left out", "twice", "tries twice", "fails", "detached", "cut", "one class", "a tuple", "another type", "turned"],
 )
 def test_a_model_that_does_otherwise_is_answered_as_ever(mood: str, again: list[bool]) -> None:
     """Also afterwards, where it does as at first; its passes are then those of one answer."""
     torch.manual_seed(0)
-    network = (Wraps if mood in ("a tuple", "another type") else Moody)(mood).eval()
+    network = {"a tuple": Wraps, "another type": Wraps, "turned": Turns}.get(mood, Moody)(mood).eval()
     subject = worker(network)
     asked: dict[str, Any] = {"captures": ["part"], "input_gradients": True, "target": 0}
     good, bad = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[-1.0, 2.0, 3.0]])
@@ -269,6 +318,27 @@ def test_a_model_that_does_otherwise_is_answered_as_ever(mood: str, again: list[
         assert said(subject, call) == said(worker(deepcopy(network)), call)
     assert again[:1] == [True]
     assert not any(module._forward_hooks for module in network.modules())
+
+
+class Waves(nn.Module):
+    """Returns complex numbers, which no reply can hold, beside others."""
+
+    def __init__(self, dtype: torch.dtype, size: float) -> None:
+        super().__init__()
+        self.head, self.dtype, self.size = nn.Linear(3, 2), dtype, size
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"output": self.head(x), "wave": (x.double() * self.size).to(self.dtype)}
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.complex32, 1), (torch.complex64, 1), (torch.complex128, 1.5e308)])
+def test_what_a_reply_cannot_hold_is_named_each_time(dtype: torch.dtype, size: float) -> None:
+    """And costs nothing where it is not asked for."""
+    subject = worker(Waves(dtype, size).eval())
+    for asked, says in (({}, b"predictions.outputs"), ({"predictions": False}, b"")):
+        (answer,) = {said(subject, row({"x": torch.ones(1, 3)}, **asked)) for _ in range(3)}
+        assert says in answer
+        assert (b"INPUT_DTYPE" in answer) is bool(says)
 
 
 def test_a_model_that_did_otherwise_once_runs_once_a_request(again: list[bool]) -> None:
@@ -314,6 +384,9 @@ def test_a_warning_about_numbers_comes_at_any_time() -> None:
         reply = read(next(subject.answer([row({"image": pixels * factor})])))
         codes.append([warning.code for warning in reply.warnings])
     assert codes == [[], [], [ca.WarningCode.INPUT_RANGE], []]
+    pixels[0, 0, 0, 0] = np.nan
+    reply = read(next(subject.answer([row({"image": pixels * 255})])))
+    assert {warning.code for warning in reply.warnings} == {ca.WarningCode.INPUT_RANGE, ca.WarningCode.NOT_FINITE}
 
 
 def test_a_caller_who_no_longer_waits_gets_no_prepared_answer(again: list[bool]) -> None:

@@ -562,6 +562,20 @@ def test_a_request_about_other_numbers_is_read_by_its_data_alone(
     assert {name: read.dtype for name, read in other.tensors.items()} == {"image": np.float32, "text": np.int64}
 
 
+def test_an_input_that_another_kind_replaced_is_none() -> None:
+    """The last of ``tensors``, ``raw`` and ``tensors`` is what a request has, each time it is read."""
+    asked = []
+    for name in ("other", "image"):
+        message = inspection_pb2.InspectRequest()
+        scalars.write(np.ones((1, 2), np.float32), message.tensors.by_name[name])
+        asked.append(message.SerializeToString())
+    raw = inspection_pb2.InspectRequest(model="net")
+    raw.raw.examples.add()
+    data = asked[0] + raw.SerializeToString() + asked[1]
+    for _ in range(2):
+        assert [*wire_requests.decode(data).tensors] == ["image"]
+
+
 def test_a_compressed_request_of_as_many_bytes_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressed, these 160 bytes are 160 bytes: the next request must not take them for the numbers themselves."""
     monkeypatch.setattr(wire_requests, "_known", {})

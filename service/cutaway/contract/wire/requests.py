@@ -372,8 +372,8 @@ def _remember(data: bytes, in_place: bool, decoded: Decoded) -> None:
         values = [*places(entry, _VALUE, tensor_pb2.Tensor.DATA_FIELD_NUMBER, begin=begin)]
         if len(keys) == 1 and len(values) == 1:
             name, (value, start) = str(keys[0][0], "utf-8"), values[0]
-            array = tensors[name]
-            if len(value) == array.nbytes and array.dtype != bool:
+            array = tensors.get(name)
+            if array is not None and len(value) == array.nbytes and array.dtype != bool:
                 found[name] = name, dtype_name(array), array.shape, start, start + len(value)
     rest = len(data) - sum(end - start for *_, start, end in found.values())
     if rest > _MOST_AROUND or not len(found) == len(entries) == len(tensors):

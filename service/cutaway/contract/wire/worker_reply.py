@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from cutaway.contract.results import InspectResult, Timings
 from cutaway.contract.results.arrays import ArrayField, with_arrays
-from cutaway.contract.tensors import DTYPES, Array, Buffer, bytes_in, compress, dtype_name
+from cutaway.contract.tensors import DTYPES, Array, Buffer, bytes_in, compress
 from cutaway.contract.values import changed
 from cutaway.contract.wire import results as wire_results
 from cutaway.contract.wire.message_walk import children, field_of, read_fields, without_fields
@@ -198,7 +198,7 @@ def _again(result: InspectResult) -> Reply | None:
         return form.filled(result, arrays)
     if len(_forms) >= _MOST_FORMS:
         _forms.clear()
-    has_come = key in _forms and all(array.dtype == DTYPES[dtype_name(array)] for array in arrays)
+    has_come = key in _forms and all(array.dtype == DTYPES.get(array.dtype.name) for array in arrays)
     _forms[key] = _Form(result, arrays) if has_come else None
     return None
 

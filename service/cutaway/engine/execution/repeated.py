@@ -150,7 +150,7 @@ class Repeated:
         self.plan = _without_input(plan)
         self._needs_target, self._differentiates = plan.needs_target, plan.differentiates
         self._source = main.targets[0].source if main.targets else ""
-        self._batch, self._outputs = main.batch, _kinds(main.outputs)
+        self._batch, self._outputs = main.batch, [*_kinds(main.outputs).items()]  # the first one may be explained
         self._modules = {name: plan.model.tree.modules[name] for name in plan.sites}
         self._captured = _kinds({name: main.recording.calls[name][0].at(Point.OUTPUT)[""] for name in plan.sites})
         self._said = changed(
@@ -163,7 +163,7 @@ class Repeated:
         try:
             with timed(timings, "forward_ms"):
                 seen, outputs = self._run(plan, {**plan.inputs, **leaves})
-            if _kinds(seen) != self._captured or _kinds(outputs) != self._outputs:
+            if _kinds(seen) != self._captured or [*_kinds(outputs).items()] != self._outputs:
                 return None
             main = MainPass(plan, Recording(), timings, outputs, {}, self._batch)
             if self._needs_target:

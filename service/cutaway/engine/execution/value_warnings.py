@@ -61,7 +61,7 @@ def _far_inputs(plan: RequestPlan) -> Iterator[Warning]:
         tensor = plan.inputs.get(name)
         if tensor is None or plan.request.raw:
             continue
-        largest = tensor.max().item()
+        largest = tensor.nan_to_num(nan=-math.inf).max().item()
         if not largest > high + _FAR * (high - low):
             continue
         takes = f"this model takes pixels from {low:.3g} to {high:.3g}, as its adapter makes them"
@@ -100,8 +100,12 @@ def _not_finite(plan: RequestPlan, outputs: Outputs, target_values: Tensor | Non
 
 def _is_finite(tensor: Tensor) -> bool:
     """Returns whether the sum of ``tensor`` tells that all its numbers are finite; one that overflows does not."""
-    has_sum = not tensor.is_floating_point() or tensor.itemsize > 1  # which float8 has not
-    return has_sum and bool(abs(tensor.sum().item()) < math.inf)
+    has_sum = tensor.is_floating_point() and tensor.itemsize > 1  # which float8 and complex halves have not
+    return (
+        bool(abs(tensor.sum().item()) < math.inf)
+        if has_sum
+        else not (tensor.is_floating_point() or tensor.is_complex())
+    )
 
 
 def _in_words(rows: Tensor) -> str:

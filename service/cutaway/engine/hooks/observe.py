@@ -161,7 +161,7 @@ def keeping_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tens
     """Keeps a copy on the host of the tensor that each module returns while the block runs, and nothing else.
 
     Yields:
-        The copies, by name; None for a module that is called twice, or returns anything but an array.
+        The copies, by name; None for a module that is called twice, fails, or returns anything but an array.
     """
     seen: dict[str, Tensor | None] = {}
 
@@ -172,7 +172,7 @@ def keeping_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tens
 
         return keep
 
-    handles = [module.register_forward_hook(keeping(name)) for name, module in modules.items()]
+    handles = [module.register_forward_hook(keeping(name), always_call=True) for name, module in modules.items()]
     try:
         yield seen
     finally:

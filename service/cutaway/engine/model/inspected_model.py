@@ -424,8 +424,8 @@ def power_of_two(length: int) -> int:
 
 
 def arguments_kind(arguments: Mapping[str, Argument]) -> Hashable:
-    """Returns what makes two requests run the same model: in Python 1 equals True."""
-    return frozenset((name, type(value), value) for name, value in arguments.items())
+    """Returns what makes two requests run the same model: in Python 1 equals True, and 0.0 equals -0.0."""
+    return frozenset((name, type(value), repr(value)) for name, value in arguments.items())
 
 
 def elements(inputs: Inputs) -> int:

@@ -219,7 +219,7 @@ def to_numpy(tensor: torch.Tensor) -> Array:
     host = host if host.device.type == "cpu" else host.cpu()
     if host.dtype == torch.bfloat16:
         return host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return host.numpy()
+    return host.numpy() if host.dtype != torch.complex32 else host.to(torch.complex64).numpy()  # which NumPy has not
 
 
 # Tensors inside arguments and results of modules, by a readable path.
