@@ -374,12 +374,10 @@ def _elements(plan: RequestPlan) -> int:
 
 def _independent(group: Group) -> Group:
     """Returns those requests of ``group`` whose rows the model keeps independent."""
-    first, *_ = group.values()
-    known: dict[Hashable, bool] = {}
+    first, *_ = plans = [*group.values()]
+    keys = {independence_key(plan): plan for plan in plans}
     with first.model.session(arguments=first.request.arguments):
-        for plan in group.values():
-            if independence_key(plan) not in known:
-                known[independence_key(plan)] = plan_rows_independent(plan)
+        known = {key: plan_rows_independent(plan, [each.inputs for each in plans]) for key, plan in keys.items()}
     return {number: plan for number, plan in group.items() if known[independence_key(plan)]}
 
 

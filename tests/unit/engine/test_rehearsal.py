@@ -318,7 +318,7 @@ def test_what_cannot_be_asked_is_passed_over(module: str) -> None:
 
 
 def test_rows_that_share_a_pass_are_proven_once() -> None:
-    """That calls may share a batch is not tested again by another process, nor at a layer."""
+    """That calls may share a batch is not tested again by another process, nor at a layer, but for the rows that do."""
 
     def shared(subject: Subject) -> int:
         before = subject.ran
@@ -329,9 +329,9 @@ def test_rows_that_share_a_pass_are_proven_once() -> None:
 
     build = layers(lambda m, x: m.b(torch.tanh(m.a(x))))
     first = Subject(build())
-    proof, axes = 4, 2
-    assert shared(first) == proof + axes + 1
-    assert shared(outliving(first, build())) == 1
+    proof, axes, of_these_rows = 3, 2, 3
+    assert shared(first) == proof + axes + of_these_rows + 1
+    assert [shared(subject) for subject in [outliving(first, build())] * 3] == [of_these_rows + 1] * 2 + [1]
 
 
 def test_the_reply_names_the_time_of_tests() -> None:

@@ -222,7 +222,9 @@ def test_only_what_is_asked_is_done_for_a_batch() -> None:
     values = [Ask(R(captures=(ca.Capture("c1"),)), images(seed)) for seed in range(3)]
     stops = [Ask(QUESTIONS["stops early"], images(seed)) for seed in range(3)]
     subject = subject_of(NET().double())
-    inspect_all(subject, [*values, *stops])  # what a model is like is found out in the first batch
+    for _ in range(3):  # what a model is like is found out in the first batches
+        inspect_all(subject, values)
+        inspect_all(subject, stops)
     ran: list[str] = []
 
     def note(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -281,6 +283,7 @@ COUPLED: dict[str, Callable[[Coupled, Tensor], Tensor]] = {
     "batch second": lambda m, x: m.inner(x.T).T,
     "all in one": lambda m, x: m.inner(x.reshape(-1)).reshape(x.shape),
     "two to a row": lambda m, x: m.inner(x.reshape(-1, 3)).reshape(x.shape),
+    "rows sorted": lambda m, x: m.inner(x[x[:, 0].argsort()])[x[:, 0].argsort().argsort()],
     "rows turned": lambda m, x: m.inner(x.flip(0)).flip(0),
     "mixed on the way back": lambda m, x: Backwards.apply(m.inner(x)),
     "fails in company": lambda m, x: m.inner(x[:1].expand_as(x) if len(x) == 1 else x[: 1 - len(x)].reshape(99)),
@@ -305,6 +308,63 @@ def assert_as_alone_or_random(how: str, subject: InspectedModel, asks: Sequence[
         assert len({each.predictions["output"].tobytes() for each in answers}) == 3  # type: ignore[union-attr]
     else:
         assert_as_alone(subject, asks)
+
+
+DECISIONS: dict[str, Callable[[Tensor], object]] = {
+    "if": lambda x: (x > 1e6).all(),
+    "float": lambda x: float(x.abs().max()) > 1e6,
+    "equal": lambda x: torch.equal(x, x + 1),
+    "allclose": lambda x: torch.allclose(x, x + 1),
+}
+
+
+@pytest.mark.parametrize("how", list(DECISIONS))
+def test_a_model_that_decides_for_its_batch_shares_nothing(how: str) -> None:
+    """What it would do for other numbers no example shows."""
+    subject = subject_of(Coupled(lambda m, x: m.inner(x) if DECISIONS[how](m.mix(x)) else 2 * x).double())
+    answers = inspect_all(subject, [Ask(R(), numbers(seed, 1, 6)) for seed in range(3)])
+    assert companions(answers) == [0] * 3
+
+
+def test_a_model_that_decides_by_its_masks_shares_passes() -> None:
+    """As those of transformers do: masks are not numbers that it computes."""
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return x.cumsum(1) if mask.all() else x.cumsum(1) * mask
+
+    asks = [Ask(R(), {**numbers(seed, 1, 6), "mask": torch.ones(1, 6, dtype=torch.int64)}) for seed in range(3)]
+    assert companions(assert_as_alone(subject_of(Masked().double()), asks)) == [2] * 3
+
+
+def test_lengths_may_be_read() -> None:
+    """A packed sequence tells Python how many rows have each step."""
+    (signals,) = (each for each in ZOO if each.name == "gru")
+    model = signals.build()
+    subject = InspectedModel(model, lambda tensors: model(**tensors))
+    with subject.session():
+        assert rows_independent(subject, dict(signals.inputs), ())
+
+
+def test_rows_sorted_inside_are_captured_alone() -> None:
+    """Also where no key of the examples changes their order."""
+    sorts = Coupled(lambda m, x: m.inner(x[(order := (m.mix(x)[:, 0] > 1e6).int().argsort(stable=True))])[order])
+    inside, outside = R(captures=(ca.Capture("inner"),)), R(captures=(ca.Capture("fc"),))
+    for asked, beside in ((inside, 0), (outside, 0), (R(), 2)):
+        answers = inspect_all(subject_of(sorts.double()), [Ask(asked, numbers(seed, 1, 6)) for seed in range(3)])
+        assert companions(answers) == [beside] * 3
+
+
+@pytest.mark.parametrize("quiet", [0, 1, 3, 15])
+def test_what_rows_do_for_rare_values_shows_when_they_meet(quiet: int) -> None:
+    """Real rows are compared for the first two times that requests meet, and then at the 4th, the 16th and so on."""
+    subject = subject_of(Coupled(lambda m, x: m.inner(x) * (1 + (x > 1e3).any())).double())
+    rows = [numbers(seed, 1, 6) for seed in range(3)]
+    for _ in range(quiet):
+        assert companions(assert_as_alone(subject, [Ask(R(), each) for each in rows])) == [2] * 3
+    loud = [rows[0], {"x": rows[1]["x"] * 1e4}, rows[2]]
+    for _ in range(2):
+        assert companions(assert_as_alone(subject, [Ask(R(), each) for each in loud])) == [0] * 3
 
 
 def test_masks_that_cut_the_batch_keep_requests_apart() -> None:

@@ -1,23 +1,33 @@
 """Proves, before requests share a batch, that rows are independent: once for each layout of inputs and each hook point.
 
 Rows are independent if a row's outputs and gradients do not depend on the other rows. They must also lie at the row's
-number on one axis. The proof runs four small batches of four rows, of which the first is real and the others are
+number on one axis. The proof runs three small batches of four rows, of which the first is real and the others are
 derived from it:
 
-    first    first, second    second, third, fourth    third
+    first    second, third    fourth, third, second, first
 
 The fourth has the largest values; masks, ids and lengths are truncated in the third. This exposes a model that scales
-by the largest element of its batch, or truncates the batch to its longest row.
+by the largest element of its batch, truncates the batch to its longest row, or sorts it.
+
+What a model does for some values alone shows in real rows: those that are about to share a pass run the same batches,
+at first and now and then. No example proves anything of a model that decides for the whole batch by its numbers, such
+as one that ends early when each row is certain: its requests share nothing. Nor do those about the inside of a model
+that sorts rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils import weak
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import POINTS, Point
@@ -28,9 +38,10 @@ from cutaway.engine.hooks.hook_site import VALUE_POINTS, RowAxes
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
+from cutaway.engine.passes.findings import is_repeated_at
 from cutaway.engine.passes.pass_recorder import concatenated
 from cutaway.engine.passes.targets import explained_outputs
-from cutaway.engine.runtime.numerics import PART_OF_BATCH, close
+from cutaway.engine.runtime.numerics import PART_OF_BATCH, Tolerances, close
 
 HookPoint: TypeAlias = tuple[str, Point]
 """A module's name or an operator's address, and a point of it."""
@@ -52,8 +63,18 @@ class _Key(NamedTuple):
             return axes.of_output(name, tensor, rows)
         return 0 if tensor.shape[:1] == (rows,) else None
 
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the tensor is from the backward pass."""
+        if self.hook_point is None:
+            return bool(self.which[0] == "gradient")
+        return VALUE_POINTS[self.hook_point[1]] is not self.hook_point[1]
+
 
 _Tensors: TypeAlias = dict[_Key, Tensor]
+
+_DECISION = _Key(None, ("decision", ""))
+"""Stands for all tensors of a model that decides for the whole batch."""
 
 
 @dataclass
@@ -63,24 +84,42 @@ class _Result:
     Attributes:
         proven: whether rows are proven to be independent, by hook point; None for outputs and input gradients.
         refuted: whether a row was seen to depend on others; False if nothing could be concluded.
+        uses: how often a shared pass relied on a proof.
     """
 
     proven: dict[HookPoint | None, bool] = field(default_factory=dict)
     refuted: bool = False
+    uses: Counter[HookPoint | None] = field(default_factory=Counter)
+
+    def is_due(self, points: Collection[HookPoint | None]) -> bool:
+        """Counts a use of the proofs for ``points``, and returns whether real rows are to be tested."""
+        self.uses.update(points)
+        return any(self.uses[point] <= _FIRST_USES or is_repeated_at(self.uses[point]) for point in points)
+
+
+_FIRST_USES = 2
+
+_BESIDE_A_KINK = Tolerances(*[0.03] * 4)
+"""For gradients of real rows: rounding, which the batch changes, turns one of many units over."""
 
 
 def rows_independent(
-    model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str = ""
+    model: InspectedModel,
+    inputs: Inputs,
+    hook_points: Collection[HookPoint],
+    source: str = "",
+    beside: Sequence[Inputs] = (),
 ) -> bool:
     """Returns whether rows are proven to be independent.
 
-    The first call for a layout of inputs or a hook point runs passes, which no request counts.
+    The first call for a layout of inputs or a hook point runs passes, which no request counts; now and then, others do.
 
     Args:
         model: the model.
         inputs: a batch; other inputs with the same `InspectedModel.layout_of` share the result.
         hook_points: where rows must be independent, besides the outputs and the input gradients.
         source: the output whose gradients are tested; the first one by default.
+        beside: all inputs that would share a pass, ``inputs`` among them.
     """
     kind, proofs = ("rows", source, model.layout_of(inputs)), model.proofs
     result = model.remembered(kind, _Result)
@@ -89,16 +128,25 @@ def rows_independent(
             result.proven[point] = True
     untested = [point for point in hook_points if point not in result.proven]
     if result.proven.get(None, True) and (untested or None not in result.proven):
-        same, _ = proofs.run(lambda: _compare_batches(model, inputs, untested, source))
+        same, _ = proofs.run(lambda: _compare_batches(model, _four_rows(inputs), untested, source))
         for point in (None, *untested):
             result.proven[point] = _all_same(same, point) is True
             proofs.keep((*kind, point), sound=result.proven[point])
         # Near a kink, rounding alone switches a unit: then rows are not proven to be independent, but only a second row
         # can refute it.
-        result.refuted = _all_same(same, None) is False and (
-            _all_same(_compare_batches(model, another_row(inputs), (), source), None) is False
+        result.refuted = _is_refuted(same) and _is_refuted(
+            _compare_batches(model, _four_rows(another_row(inputs)), (), source)
         )
-    return all(result.proven.get(point, False) for point in (None, *hook_points))
+    points = (None, *hook_points)
+    if len(beside) > 1 and all(result.proven.get(point, False) for point in points) and result.is_due(points):
+        rows = _real_rows([each for each in beside if _shapes(each) == _shapes(inputs)])
+        same, _ = proofs.run(lambda: _compare_batches(model, rows, hook_points, source, _BESIDE_A_KINK))
+        for point in points:
+            if _all_same(same, point) is False:
+                result.proven[point] = False
+                proofs.keep((*kind, point), sound=False)
+                result.refuted |= point is None and _is_refuted(same)
+    return all(result.proven.get(point, False) for point in points)
 
 
 def dependence_warnings(model: InspectedModel, inputs: Inputs) -> tuple[Warning, ...]:
@@ -124,26 +172,44 @@ def _all_same(same: dict[_Key, bool], point: HookPoint | None) -> bool | None:
     return all(results) if results else None
 
 
+def _is_refuted(same: dict[_Key, bool]) -> bool:
+    """Returns whether a row was seen to depend on others."""
+    return _all_same(same, None) is False and _DECISION not in same
+
+
 def _compare_batches(
-    model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str
+    model: InspectedModel,
+    rows: Sequence[Inputs],
+    hook_points: Collection[HookPoint],
+    source: str,
+    of_gradients: Tolerances = PART_OF_BATCH,
 ) -> dict[_Key, bool]:
-    """Returns for each tensor whether it is the same for the same row in all batches; empty if nothing is known."""
-    rows = _four_rows(inputs)
-    if rows is None:
+    """Returns for each tensor whether it is the same for each of four ``rows`` in all batches; empty if nothing is
+    known."""
+    if not rows:
         return {}
     first, second, third, fourth = rows
-    batches = ([first], [first, second], [second, third, fourth], [third])
+    batches = ([first], [second, third], [fourth, third, second, first])
+    decisions = _Decisions()
     try:
         with model.unrecorded():
-            one, two, three, other = (_run(model, concatenated(batch), hook_points, source) for batch in batches)
+            one, two, all_four = (_run(model, concatenated(batch), hook_points, source, decisions) for batch in batches)
     except CutawayError:
         return {}  # a model that cannot run on these rows proves nothing
-    axes = row_axes(model, inputs, {name for name, _ in hook_points})
-    pairs = [(one, 0, two, 0), (two, 1, three, 0), (three, 1, other, 0)]
-    return {key: all(_same_row(axes, key, *pair) for pair in pairs) for key in {**one, **two, **three, **other}}
+    if decisions.are_made:
+        return {_DECISION: False}
+    axes = row_axes(model, first, {name for name, _ in hook_points})
+    pairs = [(one, 0, all_four, 3), (two, 0, all_four, 2), (two, 1, all_four, 1)]
+    return {
+        key: not (decisions.sort and key.hook_point)
+        and all(_same_row(axes, key, *pair, of_gradients if key.is_gradient else PART_OF_BATCH) for pair in pairs)
+        for key in {**one, **two, **all_four}
+    }
 
 
-def _same_row(axes: RowAxes, key: _Key, one: _Tensors, row: int, other: _Tensors, other_row: int) -> bool:
+def _same_row(
+    axes: RowAxes, key: _Key, one: _Tensors, row: int, other: _Tensors, other_row: int, tolerances: Tolerances
+) -> bool:
     """Returns whether ``row`` of one batch and ``other_row`` of another have the same values at ``key``."""
 
     def row_of(batch: _Tensors, number: int) -> Tensor | None:
@@ -152,16 +218,63 @@ def _same_row(axes: RowAxes, key: _Key, one: _Tensors, row: int, other: _Tensors
         return None if axis is None else batch[key].select(axis, number)
 
     here, there = row_of(one, row), row_of(other, other_row)
-    return here is not None and there is not None and close(here, there, PART_OF_BATCH)
+    return here is not None and there is not None and close(here, there, tolerances)
 
 
-def _run(model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str) -> _Tensors:
+class _Decisions(TorchDispatchMode):
+    """Finds what a forward pass decides for all rows by numbers that it has computed.
+
+    Attributes:
+        are_made: whether Python reads such a number, as ``if`` does.
+        sort: whether rows are sorted by such numbers: inside, a row may then lie at any place.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.are_made = self.sort = False
+        self._derived: MutableMapping[Tensor, bool] = weak.WeakIdKeyDictionary()
+        """What comes from inputs, and whether by way of floating-point numbers."""
+
+    def of(self, inputs: Inputs) -> _Decisions:
+        """Begins a pass of ``inputs``."""
+        self._derived.update(dict.fromkeys(inputs.values(), False))
+        return self
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        derived = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and each in self._derived]
+        if derived:
+            by_numbers = any(each.is_floating_point() or self._derived[each] for each in derived)
+            which = function.overloadpacket
+            self.are_made |= by_numbers and which in _READS
+            self.sort |= by_numbers and which in _SORTS and _sorts_rows(function, args, kwargs or {})
+            for each in tree_leaves(result):
+                if isinstance(each, Tensor):
+                    self._derived[each] = self._derived.get(each, False) or (by_numbers and which not in _BY_LENGTHS)
+        return result
+
+
+_READS = {getattr(torch.ops.aten, name) for name in ("_local_scalar_dense", "is_nonzero", "equal", "allclose")}
+_BY_LENGTHS = {torch.ops.aten._pack_padded_sequence}  # whose integers come from lengths alone
+_SORTS = {torch.ops.aten.sort, torch.ops.aten.argsort, torch.ops.aten.topk}
+
+
+def _sorts_rows(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Returns whether ``function``, one of `_SORTS`, orders the first axis of several rows."""
+    names = [argument.name for argument in function._schema.arguments]
+    tensor, dim = args[0], {**dict(zip(names, args)), **kwargs}.get("dim", -1)
+    return tensor.ndim > 0 and len(tensor) > 1 and dim in (0, -tensor.ndim)
+
+
+def _run(
+    model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str, decisions: _Decisions
+) -> _Tensors:
     """Runs a forward and a backward pass, and returns inputs, outputs, input gradients and captures."""
     sites = {name: watching(*(point for other, point in hook_points if other == name)) for name, _ in hook_points}
     leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items() if x.is_floating_point()}
     tensors = {_Key(None, ("input", name)): tensor for name, tensor in inputs.items()}
     with observing(model.tree, sites) as seen:
-        with seen.forward():
+        with seen.forward(), decisions.of({**inputs, **leaves}):
             outputs = model.run({**inputs, **leaves})
         tensors |= {_Key(None, ("output", name)): output.detach().clone() for name, output in outputs.items()}
         rows = len(next(iter(inputs.values())))
@@ -181,13 +294,25 @@ def _captures(recording: Recording) -> Iterator[tuple[_Key, Tensor]]:
                     yield _Key((name, point), (number, path)), tensor
 
 
-def _four_rows(inputs: Inputs) -> tuple[Inputs, ...] | None:
-    """Returns the first row and three others; None if nothing in it can be varied, so that nothing can be proven."""
+def _four_rows(inputs: Inputs) -> tuple[Inputs, ...]:
+    """Returns the first row and three others; none if nothing in it can be varied, so that nothing can be proven."""
     first = {name: tensor[:1] for name, tensor in inputs.items()}
     others = {name: variants(tensor) for name, tensor in first.items()}
     if all(torch.equal(first[name], variant) for name, several in others.items() for variant in several):
-        return None
+        return ()
     return first, *({name: several[number] for name, several in others.items()} for number in range(3))
+
+
+def _real_rows(batches: Sequence[Inputs]) -> list[Inputs]:
+    """Returns four rows of ``batches``, one of each before the second of any; some twice if there are fewer."""
+    lengths = [len(next(iter(batch.values()))) for batch in batches]
+    numbers = sorted((row, number) for number, length in enumerate(lengths) for row in range(min(length, 4)))
+    chosen = islice(cycle(numbers[:4]), 4)
+    return [{name: tensor[row : row + 1] for name, tensor in batches[number].items()} for row, number in chosen]
+
+
+def _shapes(inputs: Inputs) -> list[torch.Size]:
+    return [tensor.shape[1:] for tensor in inputs.values()]
 
 
 def another_row(inputs: Inputs) -> Inputs:

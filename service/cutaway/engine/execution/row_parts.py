@@ -79,13 +79,15 @@ def _differentiated_outputs(plan: RequestPlan) -> Iterator[str]:
     yield from (target.output for target in targets if target is not None)
 
 
-def plan_rows_independent(plan: RequestPlan) -> bool:
-    """Returns whether rows are independent wherever ``plan`` captures, explains or differentiates."""
+def plan_rows_independent(plan: RequestPlan, beside: Sequence[Inputs] = ()) -> bool:
+    """Returns whether rows are independent wherever ``plan`` captures, explains or differentiates; ``beside`` has the
+    inputs of all that would share its passes."""
     layers = {(name, requests.Point.OUTPUT) for attribution in plan.attributions for name in attribution.layers}
     places = {(name, point) for name, specs in plan.sites.items() for point in specs} | layers
     try:
         return all(
-            rows_independent(plan.model, plan.inputs, places, output) for output in {*_differentiated_outputs(plan)}
+            rows_independent(plan.model, plan.inputs, places, output, beside)
+            for output in {*_differentiated_outputs(plan)}
         )
     except BaseException:  # the request fails alone, with its own error
         return False
