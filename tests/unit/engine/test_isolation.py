@@ -688,6 +688,29 @@ def test_generators_are_lost_in_forward_passes_only(monkeypatch: pytest.MonkeyPa
     assert not other.is_alive()
 
 
+def test_who_waits_to_replace_functions_lends_the_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took them from one in a long pass, who replaces functions too and needs them behind it."""
+    monkeypatch.setattr(rng, "PATIENCE_S", 0.01)
+    done = []
+
+    def passing() -> None:
+        with patching():
+            with rng.passing():
+                second.start()
+                until(lambda: bool(rng._generators._lost))
+            done.append(rng._generators._thread == threading.get_ident())
+
+    def waiting() -> None:
+        with patching():
+            done.append(rng._generators._thread == threading.get_ident())
+
+    first, second = (threading.Thread(target=target, daemon=True) for target in (passing, waiting))
+    first.start()
+    first.join(PATIENCE_S)
+    second.join(PATIENCE_S)
+    assert done == [True, True]
+
+
 def test_a_request_that_lets_others_run_lends_the_generators() -> None:
     """Otherwise the other would wait for them, and this one for its turn."""
     model = worker(Sound())._model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ from cutaway.adapters import Adapter
 from cutaway.contract.errors import Reason
 from cutaway.contract.results import InputSpec
 from cutaway.engine.model.input_validation import in_declared_types
+from cutaway.engine.model.session import Cancellation
 from cutaway.gateway import serve
 from cutaway.server.embedded import Served
 from cutaway.server.settings import Settings
+from cutaway.v1.worker_pb2 import WorkerReply
 from tests.support.doors import post
+from tests.support.worker_calls import read, row, worker
 
 
 class Mean(nn.Module):
@@ -137,6 +141,37 @@ def test_a_model_that_means_float64_gets_it(server: Served) -> None:
     with ca.Client(server.address) as client:
         since = client.inspect("clock", np.array([[1_700_000_000.25]])).predictions["output"]
     np.testing.assert_array_equal(since, [[0.25]])
+
+
+class Picky(nn.Module):
+    """Refuses negative numbers, in ``words``; takes float64 where it ``computes`` without weights."""
+
+    def __init__(self, words: str, computes: bool) -> None:
+        super().__init__()
+        self.words, self.computes, self.linear = words, computes, nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x < 0).any()):
+            raise ValueError(self.words)
+        logits: Tensor = x % 1 if self.computes else self.linear(x)
+        return logits
+
+
+@pytest.mark.parametrize("computes", [False, True])
+@pytest.mark.parametrize("words", ["no", "a double entry must be positive", ""])
+def test_a_request_that_fails_spoils_no_type_for_the_next(words: str, computes: bool) -> None:
+    """It says nothing of float64, whatever its error names, and the next caller gets what a new server says. Without
+    words, the caller hangs up."""
+    good = row({"x": np.full((1, 3), 1_700_000_000.25)})
+    fails, asked = row({"x": np.full((1, 3), -9.0)}), count()
+    if not words:
+        fails = good._replace(cancellation=Cancellation(None, lambda: next(asked) > 0))
+    spoiled, new = (worker(Picky(words, computes).eval()) for _ in range(2))
+    new._model.module.load_state_dict(spoiled._model.module.state_dict())
+    assert WorkerReply.FromString(next(spoiled.answer([fails]))).HasField("failure")
+    for _ in range(2):
+        found, expected = (read(next(each.answer([good]))).predictions["output"] for each in (spoiled, new))
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_whole_numbers_of_a_declared_type_are_widened_and_never_narrowed() -> None:

@@ -26,7 +26,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from cutaway.engine.hooks.observe import repeating_calls
 from cutaway.engine.hooks.operators import Operators
-from cutaway.engine.runtime.rng import held
+from cutaway.engine.runtime.rng import held, kept_rng_state, lent
 
 Apply: TypeAlias = Callable[..., Any]
 Call: TypeAlias = Callable[[type[Function], Apply, Sequence[Any]], Any]
@@ -38,10 +38,16 @@ _PATCHING = threading.RLock()
 def patching() -> Iterator[None]:
     """Lets no other thread replace functions of PyTorch during the block, nor draw random numbers from a seed.
 
-    Who replaces functions also draws, and would wait for one that draws and replaces.
+    Who replaces functions also draws, and would wait for one that draws and replaces: so it lends while it waits.
     """
-    with held(), _PATCHING:
-        yield
+    with held():
+        if not _PATCHING.acquire(blocking=False):
+            with kept_rng_state(torch.device("cpu")), lent():
+                _PATCHING.acquire()
+        try:
+            yield
+        finally:
+            _PATCHING.release()
 
 
 class _Calls:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -97,28 +97,43 @@ def in_own_type(
 ) -> Inputs:
     """Returns float64 ``inputs`` of no declared type in the type of the model's parameters, if the model refuses them.
 
-    The first call for a kind of inputs runs a pass, which no request counts: a model may take float64 and mean it.
+    The first calls for a kind of inputs run a pass, which no request counts: a model may take float64 and mean it. One
+    that fails in its own type too says nothing about other requests.
 
     Raises:
         InvalidArgument: ``INVALID_VALUE``, for a number that the type cannot hold.
-        DeadlineExceeded: the caller no longer waits.
     """
-    doubles = [name for name, tensor in inputs.items() if tensor.dtype is torch.float64]
-    if not doubles or model.dtype is torch.float64:
+    if is_in_own_type(model, inputs):
         return inputs
 
-    def refuses() -> bool:
+    def refuses(inputs: Inputs) -> bool | None:
+        """Returns None for a failure that the data type has nothing to do with."""
         try:
             with torch.no_grad(), model.unrecorded():
                 model.run(inputs)
         except CutawayError as failure:
-            return _complains(failure, "float64")
+            return True if _complains(failure, "float64") else None
         return False
 
+    def rounded() -> Inputs:
+        return {name: _rounded(name, tensor, model.dtype) for name, tensor in inputs.items()}
+
     with model.session(cancellation, arguments):
-        if not model.remembered(("float64 refused", model.kind_of(inputs)), refuses):
-            return inputs
-    return {name: _rounded(name, tensor, model.dtype) for name, tensor in inputs.items()}
+        key = _refusal(model, inputs)
+        refused = model.properties[key] if key in model.properties else refuses(inputs)
+        if refused is False or (refused and refuses(rounded()) is False):
+            model.remembered(key, lambda: refused)
+    return rounded() if refused else inputs
+
+
+def is_in_own_type(model: InspectedModel, inputs: Inputs) -> bool:
+    """Returns whether `in_own_type` is known to return ``inputs`` as they are, and others of their kind."""
+    doubles = [name for name, tensor in inputs.items() if tensor.dtype is torch.float64]
+    return not doubles or model.dtype is torch.float64 or model.properties.get(_refusal(model, inputs)) is False
+
+
+def _refusal(model: InspectedModel, inputs: Inputs) -> Hashable:
+    return "float64 refused", model.kind_of(inputs)
 
 
 def _rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -25,6 +25,7 @@ from cutaway.engine.model.input_validation import (
     check_features,
     in_declared_types,
     in_own_type,
+    is_in_own_type,
     named,
     validate_arguments,
     validate_inputs,
@@ -414,7 +415,8 @@ class RequestInputs:
         if request.raw:
             return inputs
         own = in_own_type(self._model, inputs, cancellation, request.arguments)
-        if all(name in request.tensors and own[name] is sent[name] for name in order):
+        is_as_sent = all(name in request.tensors and own[name] is sent[name] for name in order)
+        if is_as_sent and is_in_own_type(self._model, own):
             self._as_sent[sent_kind] = order
         return own
 
