@@ -168,7 +168,7 @@ CASES: dict[str, tuple[Callable[[ca.Client], object], type[ca.CutawayError], str
         "attributions[0].integrated_gradients.path.baselines.by_input.zoom", "which is not explained"),
     "image that does not decode": (
         raw(b"not an image"), ca.InvalidArgument, "RAW_UNDECODABLE", "raw.examples[0].data",
-        "these 12 bytes are no image that can be decoded as image/png or image/jpeg"),
+        "these 12 bytes are no image that can be decoded as image/png"),
     "no bytes": (
         raw(b""), ca.InvalidArgument, "RAW_UNDECODABLE", "raw.examples[0].data", "these 0 bytes are no image"),
     "media type that the model does not take": (

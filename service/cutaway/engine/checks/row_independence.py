@@ -18,15 +18,15 @@ that sorts rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import weak
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cutaway.contract.errors import CutawayError
@@ -221,8 +221,10 @@ def _same_row(
     return here is not None and there is not None and close(here, there, tolerances)
 
 
-class _Decisions(TorchDispatchMode):
+class _Decisions(TorchFunctionMode):
     """Finds what a forward pass decides for all rows by numbers that it has computed.
+
+    A dispatch mode would see more, but the first one imports a second's worth of modules.
 
     Attributes:
         are_made: whether Python reads such a number, as ``if`` does.
@@ -230,7 +232,7 @@ class _Decisions(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.are_made = self.sort = False
         self._derived: MutableMapping[Tensor, bool] = weak.WeakIdKeyDictionary()
         """What comes from inputs, and whether by way of floating-point numbers."""
@@ -240,30 +242,41 @@ class _Decisions(TorchDispatchMode):
         self._derived.update(dict.fromkeys(inputs.values(), False))
         return self
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Calls the function, and notes what it does with what."""
+        result, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
         derived = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and each in self._derived]
         if derived:
             by_numbers = any(each.is_floating_point() or self._derived[each] for each in derived)
-            which = function.overloadpacket
-            self.are_made |= by_numbers and which in _READS
-            self.sort |= by_numbers and which in _SORTS and _sorts_rows(function, args, kwargs or {})
-            for each in tree_leaves(result):
+            self.are_made |= by_numbers and name in _READS
+            asked = [*args[1:], *(kwargs or {}).items()]
+            self.sort |= by_numbers and name in _SORTS and _sorts_rows(args[0], asked, _SORTS[name])
+            for each in (args[0],) if name == "__setitem__" else tree_leaves(result):
                 if isinstance(each, Tensor):
-                    self._derived[each] = self._derived.get(each, False) or (by_numbers and which not in _BY_LENGTHS)
+                    self._derived[each] = self._derived.get(each, False) or (by_numbers and name not in _BY_LENGTHS)
         return result
 
 
-_READS = {getattr(torch.ops.aten, name) for name in ("_local_scalar_dense", "is_nonzero", "equal", "allclose")}
-_BY_LENGTHS = {torch.ops.aten._pack_padded_sequence}  # whose integers come from lengths alone
-_SORTS = {torch.ops.aten.sort, torch.ops.aten.argsort, torch.ops.aten.topk}
+_READS = {
+    "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__array__", "item", "tolist",
+    "numpy", "is_nonzero", "equal", "allclose",
+}  # fmt: skip
+_BY_LENGTHS = {"_pack_padded_sequence"}
+"""Functions whose integers come from lengths alone."""
+
+_SORTS = {"sort": 0, "argsort": 0, "topk": 1}
+"""Functions that sort, and how many numbers they take before the axis."""
 
 
-def _sorts_rows(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Returns whether ``function``, one of `_SORTS`, orders the first axis of several rows."""
-    names = [argument.name for argument in function._schema.arguments]
-    tensor, dim = args[0], {**dict(zip(names, args)), **kwargs}.get("dim", -1)
-    return tensor.ndim > 0 and len(tensor) > 1 and dim in (0, -tensor.ndim)
+def _sorts_rows(tensor: Tensor, asked: Sequence[Any], before: int) -> bool:
+    """Returns whether a function that sorts ``tensor`` as ``asked``, by position or name, orders the rows of several;
+    by position, the axis is behind ``before`` other numbers."""
+    named: dict[str, Any] = dict(each for each in asked if isinstance(each, tuple))
+    numbers = [each for each in asked if type(each) is int][before:]
+    axis = named.get("dim", numbers[0] if numbers else -1)
+    return tensor.ndim > 0 and len(tensor) > 1 and axis in (0, -tensor.ndim)
 
 
 def _run(
