@@ -135,6 +135,31 @@ def test_no_number_of_steps_helps_over_a_jump() -> None:
     assert "96 steps leave most of it: the target jumps on the path" in jump.reason
 
 
+def far_from_zero(offset: float, wiring: Any = lambda m, x: m.b(m.r(m.a(x)))) -> Served:
+    """A model whose target is large, and changes little."""
+    build = wired(lambda m, x: wiring(m, x) + offset, a=lambda: nn.Linear(8, 4), r=nn.ReLU, b=lambda: nn.Linear(4, 3))
+    return Served(build())
+
+
+@pytest.mark.parametrize(
+    ("asked", "offset"), [(ca.DeepLift(), 101_325.0), (ca.IntegratedGradients(n_steps=50), 3e6)], ids=["DeepLift", "IG"]
+)
+def test_what_rounding_hides_is_no_fault_of_the_model(asked: Attribution, offset: float) -> None:
+    """A pressure in pascals: float32 knows its change to a hundredth, and a gap of the sum may be no more than that."""
+    (result,) = far_from_zero(offset).ask(asked, inputs={"x": noise(4, 8)})
+    assert {check.cause for check in result.checks} <= {None, Cause.CANCELLATION}
+    assert (result.checks[1].verdict, result.checks[1].cause) == (Verdict.INCONCLUSIVE, Cause.CANCELLATION)
+    assert "the target itself is rounded by up to" in result.checks[1].reason
+
+
+def test_a_gap_beyond_rounding_is_still_accused() -> None:
+    """A product, for which there is no rule, beside a constant that hides nothing of its gap, or all."""
+    product = lambda m, x: m.b(m.r(m.a(x)) * x[:, :4])  # noqa: E731
+    little, much = (far_from_zero(offset, product).ask(ca.DeepLift())[0] for offset in (100.0, 3e5))
+    assert outcome(little) == (Verdict.INCONCLUSIVE, Cause.FUNCTIONAL_NONLINEARITY)
+    assert outcome(much) == (Verdict.INCONCLUSIVE, Cause.CANCELLATION)
+
+
 @pytest.mark.parametrize("mode", CHECKED)
 def test_a_neuron_behind_which_a_relu_is_off(mode: CheckMode) -> None:
     """The gradient reaches the input by other neurons: the reason is about this one."""

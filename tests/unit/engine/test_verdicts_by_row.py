@@ -441,6 +441,24 @@ def test_checks_that_have_no_room_together_are_split(attribution: Attribution, m
     assert joined == [1] * 4
 
 
+def rounded_otherwise_in_batches(m: Any, x: Tensor) -> Tensor:
+    y = m.b(torch.tanh(m.a(x)))
+    return torch.nextafter(y, y + 1) if len(x) > 1 else y
+
+
+def test_a_row_at_its_baseline_in_passes_of_several_sizes() -> None:
+    """The first pass is everybody's, that at the baseline is not: what the two round otherwise is no jump."""
+    build = wired(rounded_otherwise_in_batches, a=lambda: nn.Linear(6, 8), b=lambda: nn.Linear(8, 3))
+    model = build()
+    subject = InspectedModel(model, lambda tensors: model(**tensors))
+    asked = [(ca.IntegratedGradients(n_steps=8), torch.zeros(1, 6)), (ca.Saliency(), noise(1, 6))]
+    at_baseline, other = inspect_batch([plan_request(subject, request(one), {"x": x}) for one, x in asked])
+    assert isinstance(at_baseline, InspectResult)
+    assert at_baseline.provenance.companions == 1
+    assert [check.cause for check in at_baseline.attributions[0].checks] == [Cause.BASELINE_IS_INPUT, None]
+    assert isinstance(other, InspectResult)
+
+
 # One row with a doubt of its own: the others keep their verdict.
 
 

@@ -69,10 +69,9 @@ def run_checks(
     for (rows, its), identity in zip(own, identities):
         known = Finding(identity.cause, identity.reason) if identity.cause in _SPOILS_SUMS else None
         summed = completeness.check_completeness(its, method, sums.of_rows(rows), request, comparison.dtype, known)
-        unexplained = identity.verdict is Verdict.AGREES and summed.cause is Cause.UNKNOWN
-        if unexplained and method.sums_prove_rules:
-            # Neither Captum nor the reference has a rule for some operation: then an agreement proves nothing.
-            identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=_NO_RULE.reason, cause=_NO_RULE.cause)
+        unproven = _UNPROVEN.get(summed.cause) if method.sums_prove_rules and summed.cause else None
+        if unproven and identity.verdict is Verdict.AGREES:
+            identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=unproven.reason, cause=unproven.cause)
         checks += identity, _with_cause_of(identity, summed) if summed.cause is Cause.UNKNOWN else summed
     return tuple(checks), references
 
@@ -446,6 +445,17 @@ _NO_RULE = Finding(
     "some operation is neither linear nor a nonlinearity that has one (a product of activations, a normalisation, a "
     "function of the model's own), and its plain gradient was used",
 )
+_UNPROVEN = {
+    Cause.UNKNOWN: _NO_RULE,  # neither Captum nor the reference has a rule for some operation
+    Cause.CANCELLATION: Finding(
+        Cause.CANCELLATION,
+        "the attributions must sum to the target's change if the method has a rule for each operation, and rounding "
+        "errors of the target hide whether they do; load the model in float64, or explain a target without a large "
+        "constant",
+    ),
+}
+"""Why an agreement proves no rules, by the cause for which the sums do not."""
+
 _UNDEFINED = Finding(
     Cause.NOT_FINITE, "attribution and reference are not finite in the same places: there is nothing to compare there"
 )

@@ -39,6 +39,10 @@ A larger change shows a path from the input to the target that bypasses the laye
 _CANCELLING = 0.1
 """The weight of the attributions' magnitudes beside the target's change, to which what is missing is compared."""
 
+_SLACK = 0.1
+"""The part of the tolerance that rounding errors of the target may use up beside it. Of larger ones, a gap that may be
+theirs tells nothing."""
+
 _EDITED = Finding(Cause.WRONG_BACKWARD, "gradients are edited: their integral is no longer the target's change")
 
 _UNKNOWN = "the attributions are unknown, or not a number, in {}"
@@ -55,16 +59,20 @@ def check_completeness(
     """Checks that the attributions sum to f(input) - f(baseline): Sundararajan et al. 2017 (arXiv:1703.01365),
     proposition 1. Relevance sums to f(input), except for the share of biases: Bach et al. 2015
     (doi:10.1371/journal.pone.0130140), equation 2. ``known``: what makes any sum wrong, as found by another check."""
-    sums = sums.of_batch() if problem.mixes_rows else sums
-    missing = sums.delta.abs()
-    # Where attributions cancel, a sum is only as exact as its terms are large.
-    errors = missing / (sums.change.abs() + _CANCELLING * sums.mass).clamp(min=1e-30)
-    relative = float(errors.max())
+    rounding = numerics.TARGET.of(dtype) * torch.maximum(sums.at_input.abs(), sums.at_baseline.abs())
+    if problem.mixes_rows:
+        sums, rounding = sums.of_batch(), rounding.sum(dim=0, keepdim=True)
     tolerance = method.completeness_tolerances.of(dtype)
+    missing = sums.delta.abs()
+    errors, is_rounding = _compared(sums, rounding, tolerance)
+    relative = float(errors.max())
     bound = getattr(problem.request, "max_delta", None)
     complete = (errors <= tolerance) & (missing <= (torch.inf if bound is None else bound))
     unknown = ~missing.isfinite()
-    judged = _judge(problem, method, bool((errors <= tolerance)[~unknown].all()), _without(sums, unknown), known)
+    incomplete = (errors > tolerance) & ~unknown
+    if known is None and bool(incomplete.any()) and bool(is_rounding[incomplete].all()):
+        known = _rounded(rounding)
+    judged = _judge(problem, method, not bool(incomplete.any()), _without(sums, unknown), known)
     undefined = Verdict.INCONCLUSIVE, Finding.of_rows(Cause.NOT_FINITE, unknown, _UNKNOWN.format)
     some_unknown = bool(unknown.any()) and judged[1] is not _EDITED
     verdict, finding = undefined if some_unknown else judged
@@ -89,6 +97,21 @@ def check_completeness(
             ],
         ),
     )
+
+
+def _compared(sums: CompletenessSums, rounding: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Returns each row's error, and whether a gap may consist of nothing but ``rounding``, the target's own errors.
+
+    A gap is measured without them where they are small beside the tolerance, or nothing is attributed.
+    """
+    missing = sums.delta.abs()
+    # Where attributions cancel, a sum is only as exact as its terms are large.
+    scale = (sums.change.abs() + _CANCELLING * sums.mass).clamp(min=1e-30)
+    beyond = torch.where(missing.isfinite(), (missing - rounding).clamp(min=0.0), missing)
+    is_rounding = beyond <= tolerance * scale
+    is_small = (rounding <= _SLACK * tolerance * scale) | (sums.mass == 0)
+    errors = missing / scale
+    return torch.where((errors > tolerance) & is_rounding & is_small, beyond / scale, errors), is_rounding
 
 
 def _without(sums: CompletenessSums, rows: Tensor) -> CompletenessSums:
@@ -200,6 +223,15 @@ def _incomplete(problem: AttributionProblem, method: Method, sums: CompletenessS
 
 def _missing(sums: CompletenessSums) -> str:
     return f"the attributions miss {_largest(sums):.3g} of the target's change"
+
+
+def _rounded(rounding: Tensor) -> Finding:
+    """Returns why a gap tells nothing that is no larger than ``rounding``, the errors of the target."""
+    return Finding(
+        Cause.CANCELLATION,
+        f"the target itself is rounded by up to {float(rounding.max()):.2g}, so that its change is known no better; "
+        "load the model in float64, or explain a target without a large constant",
+    )
 
 
 def _above_bound(problem: AttributionProblem, sums: CompletenessSums, bound: float) -> Finding:

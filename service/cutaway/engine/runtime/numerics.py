@@ -69,6 +69,8 @@ EXACT = Tolerances(1e-6, 1e-3, 2e-1, 2e-2)
 SUM = _roundings(8)
 # Attributions of a target that is constant: the rounding errors of its terms.
 CONSTANT = _roundings(4, at_most=1e-4)
+# The target of a row, in passes of several sizes: of a gap that is smaller, nobody is to blame.
+TARGET = _roundings(8)
 # A change of the target that is smaller than one rounding of it.
 NO_EFFECT = _roundings(1)
 
