@@ -137,7 +137,8 @@ def test_no_number_of_steps_helps_over_a_jump() -> None:
 
 def far_from_zero(offset: float, wiring: Any = lambda m, x: m.b(m.r(m.a(x)))) -> Served:
     """A model whose target is large, and changes little."""
-    build = wired(lambda m, x: wiring(m, x) + offset, a=lambda: nn.Linear(8, 4), r=nn.ReLU, b=lambda: nn.Linear(4, 3))
+    build = wired(lambda m, x: wiring(m, x) + offset, a=lambda: nn.Linear(8, 16), r=nn.ReLU,
+                  b=lambda: nn.Linear(16, 3))  # fmt: skip
     return Served(build())
 
 
@@ -154,8 +155,8 @@ def test_what_rounding_hides_is_no_fault_of_the_model(asked: Attribution, offset
 
 def test_a_gap_beyond_rounding_is_still_accused() -> None:
     """A product, for which there is no rule, beside a constant that hides nothing of its gap, or all."""
-    product = lambda m, x: m.b(m.r(m.a(x)) * x[:, :4])  # noqa: E731
-    little, much = (far_from_zero(offset, product).ask(ca.DeepLift())[0] for offset in (100.0, 3e5))
+    product = lambda m, x: m.b(m.r(m.a(x)) * x.repeat(1, 2))  # noqa: E731
+    little, much = (far_from_zero(offset, product).ask(ca.DeepLift())[0] for offset in (100.0, 5e5))
     assert outcome(little) == (Verdict.INCONCLUSIVE, Cause.FUNCTIONAL_NONLINEARITY)
     assert outcome(much) == (Verdict.INCONCLUSIVE, Cause.CANCELLATION)
 

@@ -504,3 +504,71 @@ def test_a_doubt_of_one_row_is_no_other_rows(name: str, mode: CheckMode) -> None
     assert [(of_row.verdict, of_row.cause) for of_row in check.rows] == [
         (Verdict.INCONCLUSIVE, cause) if number == 2 else (Verdict.AGREES, None) for number in range(5)
     ]
+
+
+# Rows of one request: each has the verdict that it gets alone.
+
+GATE = torch.tensor([[0.5, 1, -1, 0.3], [-0.5, 1, -1, 0.3], [1, -2, 0.4, 0.6], [0, 0, 0, 0]])
+"""The gate of row 1 is closed, and row 3 is the baseline."""
+
+GATED = wired(
+    lambda m, x: m.b(m.r(m.a(x) - 100 * (x[:, :1] < 0))),
+    a=lambda: nn.Linear(4, 6),
+    r=nn.ReLU,
+    b=lambda: nn.Linear(6, 3),
+)
+AROUND = wired(
+    lambda m, x: m.b(m.r(m.a(x) * 9)) + torch.relu(x[:, 1:2]) * 3, a=lambda: nn.Linear(4, 6), r=nn.Sigmoid,
+    b=lambda: nn.Linear(6, 3),
+)  # fmt: skip
+JUMPING = wired(
+    lambda m, x: m.b(torch.sigmoid(m.a(x) * 30)) + 9 * (x[:, :1] < -0.2), a=lambda: nn.Linear(4, 6),
+    b=lambda: nn.Linear(6, 3),
+)  # fmt: skip
+OFF = wired(
+    lambda m, x: m.b(m.r(m.a(x[:, :1]))), a=lambda: nn.Linear(1, 1, bias=False), r=nn.ReLU,
+    b=lambda: nn.Linear(1, 3, bias=False),
+)  # fmt: skip
+"""Nothing of a row is left whose first number has another sign than the weight."""
+
+LAYER_PATH = ca.LayerConductance(layer="a", n_steps=4)
+
+OWN_VERDICTS: dict[str, tuple[Build, Attribution, set[Cause | None]]] = {
+    "no gradient, guided": (GATED, ca.GuidedBackprop(), {None, Cause.NO_GRADIENT}),
+    "no gradient, relevance": (OFF, ca.LRP(), {None, Cause.NO_GRADIENT}),
+    "no gradient, neuron": (
+        GATED, ca.NeuronGuidedBackprop(neuron=ca.Neuron("r", (1,))), {None, Cause.NO_GRADIENT},
+    ),
+    "no gradient, through a neuron": (
+        GATED, ca.NeuronConductance(neuron=ca.Neuron("a", (1,)), n_steps=4), {None, Cause.NO_GRADIENT},
+    ),
+    "no gradient, layer": (
+        GATED, ca.LayerIntegratedGradients(layer="a", n_steps=4), {None, Cause.NO_GRADIENT, Cause.NOTHING_CHANGED},
+    ),
+    "a layer that is bypassed": (AROUND, LAYER_PATH, {None, Cause.NOT_MOVED, Cause.TOO_FEW_STEPS}),
+    "an operation without a rule": (
+        GATED, ca.DeepLift(), {None, Cause.FUNCTIONAL_NONLINEARITY, Cause.BASELINE_IS_INPUT},
+    ),
+    "steps and jumps": (
+        JUMPING, ca.IntegratedGradients(n_steps=4), {None, Cause.TOO_FEW_STEPS, Cause.DISCONTINUOUS},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "asked", "expected"), OWN_VERDICTS.values(), ids=OWN_VERDICTS)
+def test_a_row_of_a_request_is_judged_as_alone(build: Build, asked: Attribution, expected: set[Cause | None]) -> None:
+    model = build().double()
+    subject = InspectedModel(model, lambda tensors: model(**tensors))
+    x = GATE.double()
+    whole, *rows = (
+        inspect(subject, request(asked, target=ca.ClassIndex((0,))), {"x": part}).attributions[0].checks
+        for part in (x, *x.split(1))
+    )
+    assert len(whole) == len(rows[0])
+    found = [[(check.of_row(row).verdict, check.of_row(row).cause) for check in whole] for row in range(len(x))]
+    assert found == [[(check.verdict, check.cause) for check in alone] for alone in rows]
+    assert expected <= {cause for row in found for _, cause in row}
+    for check in whole:
+        outcomes = {(outcome.verdict, outcome.cause) for outcome in map(check.of_row, range(len(x)))}
+        assert (check.verdict, check.cause) in outcomes
+        assert check.verdict is not Verdict.AGREES or len(outcomes) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple, TypeAlias, cast
@@ -23,7 +23,7 @@ from cutaway.engine.model.inspected_model import Outputs
 from cutaway.engine.passes import reference_inputs
 from cutaway.engine.passes.findings import Finding
 from cutaway.engine.passes.pass_recorder import AttributionProblem, CannotShare, RowRange, Values
-from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation, Reference
+from cutaway.engine.passes.reference_inputs import CompletenessSums, MissingObservation, Reference, exact
 from cutaway.engine.runtime.numerics import CONSTANT, PART_OF_BATCH, close_unmasked
 
 
@@ -66,25 +66,15 @@ def run_checks(
     if sums is None or not method.adds_up(problem):
         return tuple(identities), references
     checks: list[Check] = []
-    for (rows, its), identity in zip(own, identities):
-        known = Finding(identity.cause, identity.reason) if identity.cause in _SPOILS_SUMS else None
+    for part, identity in zip(own, identities):
+        rows, its = part
+        known = [completeness.spoils_sum(identity.of_row(row)) for row in range(its.rows)]
         summed = completeness.check_completeness(its, method, sums.of_rows(rows), request, comparison.dtype, known)
-        unproven = _UNPROVEN.get(summed.cause) if method.sums_prove_rules and summed.cause else None
-        if unproven and identity.verdict is Verdict.AGREES:
-            identity = replace(identity, verdict=Verdict.INCONCLUSIVE, reason=unproven.reason, cause=unproven.cause)
-        checks += identity, _with_cause_of(identity, summed) if summed.cause is Cause.UNKNOWN else summed
+        if method.sums_prove_rules:
+            identity = completeness.with_unproven(identity, summed, lambda check: comparison.rows_of(part, check))  # noqa: B023
+        checks += identity, completeness.with_causes_of(identity, summed)
     return tuple(checks), references
 
-
-def _with_cause_of(identity: Check, summed: Check) -> Check:
-    """Returns ``summed``, whose sum misses for no cause of its own, with the cause that ``identity`` found, if any."""
-    cause = identity.cause or Cause.UNKNOWN
-    rows = (replace(row, cause=cause) if row.cause is Cause.UNKNOWN else row for row in summed.rows)
-    return replace(summed, cause=cause, rows=tuple(rows))
-
-
-_SPOILS_SUMS = (Cause.RANDOM_FORWARD, Cause.ROWS_COUPLED, Cause.MODULE_REUSED, Cause.QUADRATURE_WEIGHTS)
-"""Causes for which no number of steps helps, and no jump of the target is to blame."""
 
 _Measured: TypeAlias = reference_inputs.Distance | reference_inputs.RowDistance
 
@@ -124,6 +114,14 @@ class _Comparison:
         found = [self.references.get(part.rows.start, {}) for part in self.parts]
         known = [name for name in self.values if all(name in reference for reference in found)]
         return {name: torch.cat([reference[name] for reference in found]) for name in known}
+
+    def rows_of(self, part: _Part, check: Check) -> Sequence[RowCheck]:
+        """Returns the outcome of each row of a part, of which ``check`` may have only that of all."""
+        if check.rows or part.problem.rows == 1 or not (reference := self.references.get(part.rows.start)):
+            return [check.of_row(row) for row in range(part.problem.rows)]
+        values = {name: part.rows.of(value) for name, value in self.values.items()}
+        measured = reference_inputs.row_distances(values, exact(reference), check.tolerance, self.dtype)
+        return [replace(check.of_row(0), max_relative_error=row.relative) for row in measured]
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -383,7 +381,7 @@ class _PartComparison:
         random = model_properties.random_forward(whole.problem)
         if doubt := random or (None if of_rows else of_method) or self._model_doubt:
             return [doubt]
-        found = (of_rows, self._not_finite(), baseline_is_input(self.part.problem), self._doubt_of_effects())
+        found = (of_rows, self._not_finite(), baseline_is_input(self.part.problem), *self._doubts_of_effects())
         return [doubt for doubt in found if doubt]
 
     def _not_finite(self) -> Finding | None:
@@ -395,22 +393,22 @@ class _PartComparison:
             Cause.NOT_FINITE, rows, lambda which: f"the target of {which} is NaN or infinite: nothing explains that"
         )
 
-    def _doubt_of_effects(self) -> Finding | None:
-        """Returns why a match proves nothing in these rows: the target or the layer never changed, or no gradient had
-        an effect. None if it proves something."""
-        whole, method, of = self.whole, self.whole.method, self.part.rows.of
+    def _doubts_of_effects(self) -> Iterator[Finding]:
+        """Yields why a match proves nothing in some rows: the target or the layer never changed, or no gradient had an
+        effect."""
+        whole, method, of, problem = self.whole, self.whole.method, self.part.rows.of, self.part.problem
         summary = whole.summary
         moves = of(summary.moves) if method.forward_only else torch.ones(1, dtype=torch.bool)
         stays = isinstance(whole.problem.request, _EXCHANGES_ROWS) and bool(moves.any())  # a row in its own place
         if not (stays or bool(moves.all())):
-            return unchanged(~moves)
+            yield unchanged(~moves)
         if not bool((moves := of(summary.layer_moves)).all()):
-            return unmoved(self.part.problem, ~moves)
-        if method.runs_backward and not summary.has_gradient[whole.parts.index(self.part)]:
-            return no_gradient(self.part.problem)
-        if not method.runs_backward or method.reference_passes is not None:
-            return None
-        return completeness.saturated(self.part.problem, GradientEffects(*map(of, summary.effects)))
+            yield unmoved(problem, ~moves)
+        zero = ~of(summary.has_gradient) if method.runs_backward else torch.zeros(1, dtype=torch.bool)
+        if bool(zero.all()) or (bool(zero.any()) and method.reference_passes is not None):
+            yield no_gradient(problem, zero)
+        elif method.runs_backward and method.reference_passes is None:
+            yield from completeness.saturated(problem, GradientEffects(*map(of, summary.effects)))
 
     @cached_property
     def _model_doubt(self) -> Finding | None:
@@ -439,23 +437,6 @@ _DRIFTED = Finding(
     "a later pass on the same input returned other values than the first: the model keeps something that changes from "
     "call to call (a counter, a cache, running statistics); make its forward a function of its inputs",
 )
-_NO_RULE = Finding(
-    Cause.FUNCTIONAL_NONLINEARITY,
-    "the attributions do not sum to the target's change, as they must if the method had a rule for each operation: "
-    "some operation is neither linear nor a nonlinearity that has one (a product of activations, a normalisation, a "
-    "function of the model's own), and its plain gradient was used",
-)
-_UNPROVEN = {
-    Cause.UNKNOWN: _NO_RULE,  # neither Captum nor the reference has a rule for some operation
-    Cause.CANCELLATION: Finding(
-        Cause.CANCELLATION,
-        "the attributions must sum to the target's change if the method has a rule for each operation, and rounding "
-        "errors of the target hide whether they do; load the model in float64, or explain a target without a large "
-        "constant",
-    ),
-}
-"""Why an agreement proves no rules, by the cause for which the sums do not."""
-
 _UNDEFINED = Finding(
     Cause.NOT_FINITE, "attribution and reference are not finite in the same places: there is nothing to compare there"
 )

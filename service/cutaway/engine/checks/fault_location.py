@@ -26,7 +26,7 @@ from cutaway.engine.methods.spec import Method
 from cutaway.engine.model.failures import column_names
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients, graph_nodes
 from cutaway.engine.model.session import is_out_of_memory
-from cutaway.engine.passes.findings import Finding
+from cutaway.engine.passes.findings import Finding, row_list
 from cutaway.engine.passes.pass_recorder import AttributionProblem
 from cutaway.engine.planning.attribution_setup import moves_integers
 from cutaway.engine.runtime.numerics import equal
@@ -111,8 +111,17 @@ _NOTHING_POSITIVE = (
 )
 
 
-def no_gradient(problem: AttributionProblem) -> Finding:
-    """Returns where the backward path from the target ends."""
+def no_gradient(problem: AttributionProblem, rows: Tensor) -> Finding:
+    """Returns where the backward path from the target ends in ``rows``, [batch] of booleans."""
+    if bool(rows.all()):
+        return _no_gradient(problem)
+    chosen = rows.nonzero().flatten().tolist()
+    found = _no_gradient(problem if problem.is_row_specific else problem.of_rows(chosen))
+    own = (found.reason,) * len(chosen)
+    return found._replace(reason=f"in {row_list(chosen, problem.rows)}, {found.reason}", rows=tuple(chosen), own=own)
+
+
+def _no_gradient(problem: AttributionProblem) -> Finding:
     if isinstance(problem.request, requests.NeuronConductance):
         return Finding(
             Cause.NO_GRADIENT,

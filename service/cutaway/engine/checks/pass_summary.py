@@ -86,7 +86,7 @@ class PassSummary:
         self.moves = torch.zeros(problem.rows, dtype=torch.bool)
         self._layer_moves = _LayerMoves(problem)
         self._effects = _Effects(problem)
-        self._gradients: list[bool] | None = [False] * len(parts)
+        self._gradients: Tensor | None = torch.zeros(problem.rows, dtype=torch.bool)
 
     def add(self, recorded: Pass) -> None:
         """Adds a pass. What fails here fails again where the check reads the summary, and not in Captum's pass."""
@@ -141,8 +141,9 @@ class PassSummary:
         return self._layer_moves.result()
 
     @property
-    def has_gradient(self) -> list[bool]:
-        """Whether any gradient, at the inputs or the layer, is not zero in the rows of each part.
+    def has_gradient(self) -> Tensor:
+        """Whether any gradient, at the inputs or the layer, is not zero in each row, ``[batch]``; in any row of its
+        part, where rows are not on axis 0.
 
         Raises:
             CannotShare: it cannot be told whose rows they are.
@@ -186,15 +187,20 @@ class PassSummary:
             self._effects.add(recorded)
         gradients = list(recorded.gradients.values())
         gradients += [gradient for call in recorded.layer for gradient in call.at(Point.GRAD_OUTPUT).values()]
-        if self._gradients is None or all(self._gradients):
+        if self._gradients is None or bool(self._gradients.all()):
             return
         try:
-            self._gradients = [
-                known or any(bool(rows.of_copies(gradient).any()) for gradient in gradients)
-                for known, rows in zip(self._gradients, self.parts)
-            ]
+            for gradient in gradients:
+                self._gradients |= self._rows_with(gradient, recorded)
         except CannotShare:
             self._gradients = None
+
+    def _rows_with(self, gradient: Tensor, recorded: Pass) -> Tensor:
+        """Returns the rows, ``[batch]``, in which ``gradient`` is not zero."""
+        if _shows_rows(self._problem, recorded, gradient):
+            return ~_is_zero(self._problem, recorded, self._layer_moves.in_batch_order(gradient)).cpu()
+        of_parts = [rows.of_copies(gradient).any().cpu().expand(rows.stop - rows.start) for rows in self.parts]
+        return torch.cat(of_parts)
 
 
 def _is_at_input(problem: AttributionProblem, recorded: Pass) -> bool:
@@ -228,13 +234,17 @@ class _LayerMoves:
         rows = self._problem.rows
         for call in recorded.layer if self._is_told and not bool(self._moves.all()) else ():
             for path, values in call.at(Point.OUTPUT).items():
-                output = values if self._is_drawn else self._problem.in_batch_order(values)
+                output = self.in_batch_order(values)
                 first = self._first.setdefault(path, output)
                 if not output.ndim or len(output) % rows or output.shape[1:] != first.shape[1:]:
                     self._is_told = False
                     return
                 by_row = output.reshape(-1, rows, first.shape[1:].numel())
                 self._moves |= (by_row != first[:rows].reshape(1, rows, -1)).any(dim=2).any(dim=0)
+
+    def in_batch_order(self, values: Tensor) -> Tensor:
+        """Returns a tensor of a pass with one copy of the batch after the other."""
+        return values if self._is_drawn else self._problem.in_batch_order(values)
 
     def result(self) -> Tensor:
         """Returns whether each row moved, ``[batch]``."""
