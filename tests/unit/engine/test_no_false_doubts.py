@@ -153,6 +153,21 @@ def test_what_rounding_hides_is_no_fault_of_the_model(asked: Attribution, offset
     assert "the target itself is rounded by up to" in result.checks[1].reason
 
 
+@pytest.mark.parametrize("mode", CHECKED)
+@pytest.mark.parametrize(
+    "asked",
+    [ca.FeatureAblation(), ca.Occlusion(windows={"x": (2,)}), ca.LayerFeatureAblation(layer="r")],
+    ids=lambda asked: type(asked).__name__,
+)
+def test_effects_that_are_mostly_rounding_are_not_agreed_on(asked: Attribution, mode: CheckMode) -> None:
+    """Each row by itself: the effects of the last one are a thousand times as large."""
+    x = noise(3, 8) * torch.tensor([[1.0], [1.0], [1e3]])
+    near, far = (far_from_zero(offset).ask(asked, inputs={"x": x}, mode=mode)[0].checks[0] for offset in (100.0, 3e5))
+    assert near.verdict is Verdict.AGREES
+    lost = (Verdict.INCONCLUSIVE, Cause.CANCELLATION)
+    assert [(row.verdict, row.cause) for row in far.rows] == [lost, lost, AGREES]
+
+
 def test_a_gap_beyond_rounding_is_still_accused() -> None:
     """A product, for which there is no rule, beside a constant that hides nothing of its gap, or all."""
     product = lambda m, x: m.b(m.r(m.a(x)) * x.repeat(1, 2))  # noqa: E731

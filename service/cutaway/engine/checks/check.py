@@ -381,7 +381,13 @@ class _PartComparison:
         random = model_properties.random_forward(whole.problem)
         if doubt := random or (None if of_rows else of_method) or self._model_doubt:
             return [doubt]
-        found = (of_rows, self._not_finite(), baseline_is_input(self.part.problem), *self._doubts_of_effects())
+        found = (
+            of_rows,
+            self._not_finite(),
+            baseline_is_input(self.part.problem),
+            *self._doubts_of_effects(),
+            self._rounded(),
+        )
         return [doubt for doubt in found if doubt]
 
     def _not_finite(self) -> Finding | None:
@@ -410,6 +416,22 @@ class _PartComparison:
         elif method.runs_backward and method.reference_passes is None:
             yield from completeness.saturated(problem, GradientEffects(*map(of, summary.effects)))
 
+    def _rounded(self) -> Finding | None:
+        """Finds rows whose attributions, differences of the target, are hardly larger than its rounding errors.
+
+        What a surrogate is fitted to is judged with its own reference.
+        """
+        whole, rows = self.whole, self.part.rows
+        if not whole.method.forward_only or isinstance(whole.problem.request, requests.Surrogate):
+            return None
+        values = whole.summary.references[0].of_rows(rows).values.values()
+        if any(len(value) != self.part.problem.rows or not value.numel() for value in values):
+            return None
+        largest = torch.stack([value.reshape(len(value), -1).abs().amax(dim=1).cpu() for value in values]).amax(dim=0)
+        rounding = CONSTANT.of(whole.dtype) * rows.of(whole.summary.largest_target)
+        lost = (rounding > _NOTICED * largest) & (largest > 0) & rounding.isfinite()
+        return Finding.of_rows(Cause.CANCELLATION, lost, _ROUNDED.format) if bool(lost.any()) else None
+
     @cached_property
     def _model_doubt(self) -> Finding | None:
         """The cause that makes every attribution of this model doubtful."""
@@ -427,6 +449,14 @@ class _PartComparison:
         tolerances = PART_OF_BATCH.computed_in(reference_inputs.operator_dtypes(self.part.problem))
         return None if close_unmasked(first, later, tolerances) else _DRIFTED
 
+
+_NOTICED = 0.05
+"""The part of a row's largest attribution from which on errors are told."""
+
+_ROUNDED = (
+    "the effects in {} are small beside the target, whose rounding errors may be more than five percent of the largest "
+    "at this precision; load the model in float64, or explain a target without a large constant"
+)
 
 _EXCHANGES_ROWS = (requests.FeaturePermutation, requests.LayerFeaturePermutation)
 

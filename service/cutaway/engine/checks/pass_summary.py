@@ -68,6 +68,7 @@ class PassSummary:
         most_rows: the most rows of a pass.
         calls: the number of calls of the layer in the last pass; 1 without a layer.
         moves: of a method with forward passes only, whether the target of a row is another in any pass, ``[batch]``.
+        largest_target: of such a method, the largest magnitude of each row's target in any pass, ``[batch]``.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class PassSummary:
         self._output_at_input: Tensor | None = None
         self._target: Tensor | None = None
         self.moves = torch.zeros(problem.rows, dtype=torch.bool)
+        self.largest_target = torch.zeros(problem.rows, dtype=torch.float64)
         self._layer_moves = _LayerMoves(problem)
         self._effects = _Effects(problem)
         self._gradients: Tensor | None = torch.zeros(problem.rows, dtype=torch.bool)
@@ -179,6 +181,7 @@ class PassSummary:
             (target,) = target_values(Evidence(problem, [recorded]))
             self._target = target if self._target is None else self._target
             self.moves |= target != self._target
+            self.largest_target = torch.maximum(self.largest_target, target.abs())
         elif method.runs_backward:
             self._read_gradients(recorded)
 
