@@ -858,6 +858,34 @@ def test_parameters_that_the_model_changes_are_put_back_or_refused() -> None:
     assert refusal in {"", "ADAPTER_INVALID", "MODEL_FAILED"}
 
 
+def in_place(m: Any) -> None:
+    with torch.no_grad():
+        m.fc.weight.add_(1)
+
+
+def other_data(m: Any) -> None:
+    m.fc.weight.data = m.fc.weight.data + 1
+
+
+@pytest.mark.parametrize("write", [in_place, other_data])
+def test_parameters_that_change_for_some_numbers_are_put_back(write: Callable[[Any], None]) -> None:
+    """Though the first pass changed none: it decided so by its numbers, and the next may not."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        if bool((x < 0).any()):
+            write(m)
+        logits: Tensor = m.fc(x)
+        return logits
+
+    model = stateful(forward)
+    table, positive, before = subject(model), X["x"].abs(), model.fc.weight.detach().clone()
+    for x in (positive, -positive, positive):
+        output = inspect(table, ca.InspectRequest("m"), {"x": x}).predictions["output"]
+        expected = model.fc(x) + (x is not positive) * x.sum(1, keepdim=True)
+        np.testing.assert_allclose(output, expected.detach().numpy(), rtol=1e-4)
+        assert torch.equal(model.fc.weight, before)
+
+
 @pytest.mark.parametrize("mode", list(CheckMode))
 def test_each_explanation_starts_from_the_model_as_it_was(mode: CheckMode) -> None:
     """What one stage of a request does to a buffer does not reach the next stage: the first explanation is about the

@@ -18,16 +18,13 @@ that sorts rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils import weak
-from torch.utils._pytree import tree_leaves
 
 from cutaway.contract.errors import CutawayError
 from cutaway.contract.requests import POINTS, Point
@@ -38,6 +35,7 @@ from cutaway.engine.hooks.hook_site import VALUE_POINTS, RowAxes
 from cutaway.engine.hooks.observe import observing
 from cutaway.engine.hooks.recording import Recording
 from cutaway.engine.model.inspected_model import Inputs, InspectedModel, gradients
+from cutaway.engine.model.plain_state import Decisions
 from cutaway.engine.passes.findings import is_repeated_at
 from cutaway.engine.passes.pass_recorder import concatenated
 from cutaway.engine.passes.targets import explained_outputs
@@ -190,7 +188,7 @@ def _compare_batches(
         return {}
     first, second, third, fourth = rows
     batches = ([first], [second, third], [fourth, third, second, first])
-    decisions = _Decisions()
+    decisions = Decisions()
     try:
         with model.unrecorded():
             one, two, all_four = (_run(model, concatenated(batch), hook_points, source, decisions) for batch in batches)
@@ -221,66 +219,8 @@ def _same_row(
     return here is not None and there is not None and close(here, there, tolerances)
 
 
-class _Decisions(TorchFunctionMode):
-    """Finds what a forward pass decides for all rows by numbers that it has computed.
-
-    A dispatch mode would see more, but the first one imports a second's worth of modules.
-
-    Attributes:
-        are_made: whether Python reads such a number, as ``if`` does.
-        sort: whether rows are sorted by such numbers: inside, a row may then lie at any place.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.are_made = self.sort = False
-        self._derived: MutableMapping[Tensor, bool] = weak.WeakIdKeyDictionary()
-        """What comes from inputs, and whether by way of floating-point numbers."""
-
-    def of(self, inputs: Inputs) -> _Decisions:
-        """Begins a pass of ``inputs``."""
-        self._derived.update(dict.fromkeys(inputs.values(), False))
-        return self
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Calls the function, and notes what it does with what."""
-        result, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
-        derived = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and each in self._derived]
-        if derived:
-            by_numbers = any(each.is_floating_point() or self._derived[each] for each in derived)
-            self.are_made |= by_numbers and name in _READS
-            asked = [*args[1:], *(kwargs or {}).items()]
-            self.sort |= by_numbers and name in _SORTS and _sorts_rows(args[0], asked, _SORTS[name])
-            for each in (args[0],) if name == "__setitem__" else tree_leaves(result):
-                if isinstance(each, Tensor):
-                    self._derived[each] = self._derived.get(each, False) or (by_numbers and name not in _BY_LENGTHS)
-        return result
-
-
-_READS = {
-    "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__array__", "item", "tolist",
-    "numpy", "is_nonzero", "equal", "allclose",
-}  # fmt: skip
-_BY_LENGTHS = {"_pack_padded_sequence"}
-"""Functions whose integers come from lengths alone."""
-
-_SORTS = {"sort": 0, "argsort": 0, "topk": 1}
-"""Functions that sort, and how many numbers they take before the axis."""
-
-
-def _sorts_rows(tensor: Tensor, asked: Sequence[Any], before: int) -> bool:
-    """Returns whether a function that sorts ``tensor`` as ``asked``, by position or name, orders the rows of several;
-    by position, the axis is behind ``before`` other numbers."""
-    named: dict[str, Any] = dict(each for each in asked if isinstance(each, tuple))
-    numbers = [each for each in asked if type(each) is int][before:]
-    axis = named.get("dim", numbers[0] if numbers else -1)
-    return tensor.ndim > 0 and len(tensor) > 1 and axis in (0, -tensor.ndim)
-
-
 def _run(
-    model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str, decisions: _Decisions
+    model: InspectedModel, inputs: Inputs, hook_points: Collection[HookPoint], source: str, decisions: Decisions
 ) -> _Tensors:
     """Runs a forward and a backward pass, and returns inputs, outputs, input gradients and captures."""
     sites = {name: watching(*(point for other, point in hook_points if other == name)) for name, _ in hook_points}

@@ -219,7 +219,7 @@ class InspectedModel:
             self._pass_context(),
             self._kernels(inputs),
             NO_FASTPATH.applied(),
-            nullcontext() if call else self.guard.finding_writes(self.kind_of(inputs)),
+            nullcontext() if call else self.guard.finding_writes(self.kind_of(inputs), inputs),
             nullcontext() if call else rng.passing(),
             numbers,
         ):

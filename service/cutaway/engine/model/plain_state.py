@@ -5,7 +5,7 @@ what the model's own code reads. What that code only writes, such as a count of 
 can depend on it.
 
 `Bindings` gives buffers and parameters their names back. Which parameters a forward writes to, `ParameterWrites` finds,
-operator by operator, before they are written.
+operator by operator, before they are written. `Decisions` finds models whose next pass may do otherwise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dis
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import is_dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.overrides import TorchFunctionMode
+from torch.utils import weak
+from torch.utils._pytree import tree_leaves
 
 from cutaway.engine.runtime.numerics import has_array, is_array
 
@@ -271,6 +273,64 @@ def _written(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> It
         yield from args[0] if args and isinstance(args[0], (list, tuple)) else args[:1]
     out = named.get("out")
     yield from out if isinstance(out, (list, tuple)) else [out]
+
+
+class Decisions(TorchFunctionMode):
+    """Finds what a forward pass decides for all rows by numbers that it has computed.
+
+    A dispatch mode would see more, but the first one imports a second's worth of modules.
+
+    Attributes:
+        are_made: whether Python reads such a number, as ``if`` does.
+        sort: whether rows are sorted by such numbers: inside, a row may then lie at any place.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_made = self.sort = False
+        self._derived: MutableMapping[Tensor, bool] = weak.WeakIdKeyDictionary()
+        """What comes from inputs, and whether by way of floating-point numbers."""
+
+    def of(self, inputs: Mapping[str, Tensor]) -> Decisions:
+        """Begins a pass of ``inputs``."""
+        self._derived.update(dict.fromkeys(inputs.values(), False))
+        return self
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Calls the function, and notes what it does with what."""
+        result, name = function(*args, **(kwargs or {})), getattr(function, "__name__", "")
+        derived = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and each in self._derived]
+        if derived:
+            by_numbers = any(each.is_floating_point() or self._derived[each] for each in derived)
+            self.are_made |= by_numbers and name in _READS
+            asked = [*args[1:], *(kwargs or {}).items()]
+            self.sort |= by_numbers and name in _SORTS and _sorts_rows(args[0], asked, _SORTS[name])
+            for each in (args[0],) if name == "__setitem__" else tree_leaves(result):
+                if isinstance(each, Tensor):
+                    self._derived[each] = self._derived.get(each, False) or (by_numbers and name not in _BY_LENGTHS)
+        return result
+
+
+_READS = {
+    "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__array__", "item", "tolist",
+    "numpy", "is_nonzero", "equal", "allclose",
+}  # fmt: skip
+_BY_LENGTHS = {"_pack_padded_sequence"}
+"""Functions whose integers come from lengths alone."""
+
+_SORTS = {"sort": 0, "argsort": 0, "topk": 1}
+"""Functions that sort, and how many numbers they take before the axis."""
+
+
+def _sorts_rows(tensor: Tensor, asked: Sequence[Any], before: int) -> bool:
+    """Returns whether a function that sorts ``tensor`` as ``asked``, by position or name, orders the rows of several;
+    by position, the axis is behind ``before`` other numbers."""
+    named: dict[str, Any] = dict(each for each in asked if isinstance(each, tuple))
+    numbers = [each for each in asked if type(each) is int][before:]
+    axis = named.get("dim", numbers[0] if numbers else -1)
+    return tensor.ndim > 0 and len(tensor) > 1 and axis in (0, -tensor.ndim)
 
 
 def _comparison(records: Sequence[_Record]) -> Callable[[], bool]:

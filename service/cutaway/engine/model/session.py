@@ -16,7 +16,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from cutaway.contract.errors import Reason, error, release_frames
 from cutaway.contract.results import InspectResult, Progress, Timings
-from cutaway.engine.model.plain_state import Bindings, ParameterWrites, PlainState, is_of_a_pass
+from cutaway.engine.model.plain_state import Bindings, Decisions, ParameterWrites, PlainState, is_of_a_pass
 from cutaway.engine.runtime.numerics import is_array
 
 # Deadline and cancellation of a call: no further pass begins for a caller that no longer waits. Running passes are
@@ -313,7 +313,7 @@ class StateGuard:
         self._pristine = {id(tensor): values for tensor, values in pristine}
         self._own_weights: Mapping[str, Tensor] = {}
         self._plain = PlainState(self._modules)
-        self._kinds: set[Hashable] = set()
+        self._kinds: dict[Hashable, bool] = {}
         self._depth = 0
         self._flags: list[tuple[bool, Tensor | None]] = []
         self._added: frozenset[str] = frozenset()
@@ -340,19 +340,19 @@ class StateGuard:
                     if module.training is not was_training:
                         module.training = was_training
 
-    def finding_writes(self, kind: Hashable) -> AbstractContextManager[None]:
-        """Finds the parameters that the forward in the block changes, if it is the first of its ``kind``: `reset`
-        restores these too."""
-        if kind in self._kinds or len(self._kinds) >= _MOST_KINDS:
-            return nullcontext()
-        self._kinds.add(kind)
-        return self._finding_writes()
+    def finding_writes(self, kind: Hashable, inputs: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Finds the parameters that the forward in the block changes, if it is the first of its ``kind``, or if that
+        decided by its numbers: `reset` restores these too."""
+        is_watched = self._kinds.get(kind, len(self._kinds) < _MOST_KINDS)
+        return self._finding_writes(kind, inputs) if is_watched else nullcontext()
 
     @contextmanager
-    def _finding_writes(self) -> Iterator[None]:
+    def _finding_writes(self, kind: Hashable, inputs: Mapping[str, Tensor]) -> Iterator[None]:
         bound = [(one, one.data) for one in self._parameters if id(one) not in self._pristine and is_array(one)]
-        with ParameterWrites((parameter for parameter, _ in bound), self._keep):
+        decisions = Decisions()
+        with decisions.of(inputs), ParameterWrites((parameter for parameter, _ in bound), self._keep):
             yield
+        self._kinds[kind] = decisions.are_made or self._kinds.get(kind, False)
         for parameter, before in bound:
             if parameter.data_ptr() != before.data_ptr():  # its ``data`` are others
                 self._keep(parameter, before)
