@@ -404,3 +404,28 @@ def test_what_is_known_of_short_inputs_does_not_hold_for_long_ones() -> None:
             assert isinstance(outcome, InspectResult)
             assert outcome.provenance.companions == companions
             assert outcome.example_axes == ({} if steps == 2 else {"capture:inner@output": 1})
+
+
+class Gate(nn.Module):
+    """An expert that is given the rows whose first number is not far below zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = x[:, 0] > -50
+        logits: Tensor = self.head(x.masked_fill(chosen[:, None], 0.0).index_put((chosen,), self.expert(x[chosen])))
+        return logits
+
+
+@pytest.mark.parametrize("method", [ca.LayerActivation, ca.LayerGradientXActivation, ca.LayerGradCam])
+def test_a_layer_of_some_rows_has_no_axis_of_examples(method: Any) -> None:
+    """Its attributions are those rows', and nobody may take the first for that of the first example."""
+    x = torch.tensor([[1.0, 0.3, -0.4, 0.7], [-99.0, 0.5, 0.2, 0.9]], dtype=torch.float64)
+    asked = InspectRequest("m", captures=(ca.Capture("expert"),), attributions=(method(layer="expert"),))
+    result = inspect(model(Gate()), asked, {"x": x})
+    (name,) = result.attributions[0].values
+    assert result.attributions[0].values[name].shape[0] == 1
+    found = {each for each, axis in result.example_axes.items() if axis is None}
+    assert {each.partition(":")[0] for each in found} == {"attribution", "capture"}

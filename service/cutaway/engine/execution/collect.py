@@ -214,12 +214,17 @@ def captured_call(call: RecordedCall, specs: Mapping[Point, CaptureSpec]) -> res
 
 
 def attribution_axes(main: MainPass, part: results.InspectResult) -> dict[str, int | None]:
-    """Returns the axes of the rows by the names of the arrays of attributions in ``part``, where they are not 0."""
+    """Returns the axes of the rows by the names of the arrays of attributions in ``part``, where they are not 0; None
+    also where a layer was given other rows than the request's, such as those of an expert."""
     layers = {name for attribution in main.plan.attributions for name in attribution.layers}
     by_value = {f"{name}{path}": axis for name in layers for path, axis in main.batch.axes.at_output(name).items()}
-    if not any(axis != 0 for axis in by_value.values()):
-        return {}
-    return {entry.name: axis for entry in entries(part) if (axis := by_value.get(str(entry.key), 0)) != 0}
+    found: dict[str, int | None] = {}
+    for entry in entries(part) if by_value else ():
+        axis = by_value.get(str(entry.key), 0)
+        if str(entry.key) in by_value and entry.field.by_row and axis is not None:
+            axis = axis if entry.array.shape[axis : axis + 1] == (main.plan.rows,) else None
+        found[entry.name] = axis
+    return {name: axis for name, axis in found.items() if axis != 0}
 
 
 def _example_axes(main: MainPass, unedited: Outputs) -> dict[str, int | None]:
