@@ -143,6 +143,15 @@ def test_a_model_that_means_float64_gets_it(server: Served) -> None:
     np.testing.assert_array_equal(since, [[0.25]])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_floats_of_another_type_than_the_models_are_named(dtype: torch.dtype) -> None:
+    """Lists travel as float32, which a model of float64 refuses: what would be right is said."""
+    reply = WorkerReply.FromString(next(worker(nn.Linear(3, 2).to(dtype)).answer([row({"input": torch.ones(1, 3)})])))
+    own = str(dtype).removeprefix("torch.")
+    assert (reply.failure.reason, reply.failure.field) == ("MODEL_FAILED", "tensors.by_name.input")
+    assert f"input is float32, and the model declares no type for it: send {own}, the type of" in reply.failure.message
+
+
 class Picky(nn.Module):
     """Refuses negative numbers, in ``words``; takes float64 where it ``computes`` without weights."""
 

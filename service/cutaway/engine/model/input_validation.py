@@ -306,23 +306,27 @@ def _description(spec: InputSpec) -> str:
 _COMPLAINTS = {
     "int64": re.compile(r"\b([Ll]ong|int64|mixed dtype)\b"),
     "float64": re.compile(r"\b([Dd]ouble|float64|mixed dtype)\b"),
+    "float32": re.compile(r"\b([Ff]loat|float32|mixed dtype)\b"),
 }
 """Patterns of PyTorch's errors where it takes another type than these, which callers send without meaning it."""
 
 
-def naming_undeclared_type(
-    failure: CutawayError, specs: Sequence[InputSpec], tensors: Mapping[str, Array]
-) -> CutawayError:
-    """Returns ``failure``, or, where PyTorch complains of whole numbers, one that names the input which has them.
+def naming_undeclared_type(failure: CutawayError, model: InspectedModel, tensors: Mapping[str, Array]) -> CutawayError:
+    """Returns ``failure``, or, where PyTorch complains of a type that lists of numbers have, one that names the input.
 
-    Lists of numbers have no type: without a declared one, whole numbers are int64. An embedding takes these, and a
-    linear layer does not, so that only the caller knows.
+    They have none of their own: without a declared one, whole numbers are int64, and others float32. An embedding takes
+    the first, and a linear layer does not, so that only the caller knows.
     """
-    declared = {spec.name for spec in specs if spec.data_type}
-    for name, array in named(specs, tensors).items():
-        if name not in declared and array.dtype == "int64" and _complains(failure, "int64"):
-            remedy = "send float32 if it takes floats (in JSON, one number with a point)"
-            what = f"{name} is int64, and the model declares no type for it: {remedy}"
+    declared = {spec.name for spec in model.inputs if spec.data_type}
+    own = str(model.dtype).removeprefix("torch.")
+    remedies = {
+        "int64": "send float32 if it takes floats (in JSON, one number with a point)",
+        "float32": f"send {own}, the type of the model's parameters",
+    }
+    for name, array in named(model.inputs, tensors).items():
+        kind = str(array.dtype)
+        if name not in declared and kind in remedies and kind != own and _complains(failure, kind):
+            what = f"{name} is {kind}, and the model declares no type for it: {remedies[kind]}"
             return error(Reason.MODEL_FAILED, f"{failure.message}; {what}", f"tensors.by_name.{name}")
     return failure
 

@@ -442,7 +442,7 @@ class Worker:
         Raises the error of a request that failed.
         """
         if isinstance(result, CutawayError):
-            raise naming_undeclared_type(result, self._model.inputs, request.tensors) from result.__cause__
+            raise naming_undeclared_type(result, self._model, request.tensors) from result.__cause__
         if isinstance(result, BaseException):
             raise result
         named = with_names(self._adapter, self._model, result)
