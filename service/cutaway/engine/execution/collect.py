@@ -69,9 +69,12 @@ def unexplained_rows(main: MainPass) -> Iterator[results.Warning]:
 
 
 def _unreached_inputs(main: MainPass) -> Iterator[results.Warning]:
-    """Yields a warning for each explained input that a target does not depend on."""
+    """Yields a warning for each explained input that no gradient of a target reaches."""
     for name in main.recording.unreached_inputs:
-        text = f"a target that is explained does not depend on the input {name!r}: its attribution is zero"
+        text = (
+            f"no gradient of a target that is explained reaches the input {name!r}, and its attribution is zero: the "
+            "target does not depend on it, or the model cuts the graph between them (detach, no_grad, integers)"
+        )
         yield results.Warning(results.WarningCode.NO_GRADIENT, name, text)
 
 
