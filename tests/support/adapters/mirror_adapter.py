@@ -79,7 +79,7 @@ class Mirror(nn.Module):
         """Logits [batch, 5]."""
         self.passes += 1
         halves = self.halves(F.relu(self.norm(self.conv(image))))
-        if not bool((image > 0).any()):
+        if not len(image[image > 0]):  # no read of a number: a model that decides by one shares no pass
             raise ValueError("there is no light")
         h = torch.tanh(self.twice(halves["low"].flatten(1)))
         h = torch.tanh(self.twice(h + halves["high"].flatten(1)))

@@ -264,7 +264,7 @@ def test_one_whose_rows_depend_on_others_is_left_to_itself(gpt2: Served) -> None
     several = [([text], request) for text in TEXTS[:3]]
     dependent = gpt2.inputs([TEXTS[1]])["input_ids"].shape
 
-    def independent(plan: RequestPlan) -> bool:
+    def independent(plan: RequestPlan, beside: object = ()) -> bool:
         return plan.inputs["input_ids"].shape != dependent
 
     with patch("cutaway.engine.batching.plan_rows_independent", independent):
