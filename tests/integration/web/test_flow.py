@@ -42,11 +42,11 @@ class Two(nn.Module):
 
 
 class Many(nn.Module):
-    """Five thousand layers in a row."""
+    """Fifteen hundred layers in a row."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Tanh() for _ in range(5000))
+        self.layers = nn.ModuleList(nn.Tanh() for _ in range(1500))
 
     def forward(self, a: Tensor) -> Tensor:
         for layer in self.layers:
@@ -175,20 +175,20 @@ def test_modules_are_closed_and_opened(browser: Browser, flows: Served) -> None:
         assert {"blocks.0.conv", "blocks.0:add#0"} < titles(page)
 
 
-def test_of_five_thousand_layers_the_nearest_are_drawn(browser: Browser, flows: Served) -> None:
+def test_of_many_layers_the_nearest_are_drawn(browser: Browser, flows: Served) -> None:
     """A level of the tree at first; of an open one, what is around the layer that is chosen, as the page says."""
     with opened(browser, f"http://{flows.http_address}") as page:
         page.open()
         drawn(page, "many")
         assert titles(page) == {"a →", "layers", "→ output"}
         page.page.dblclick(".flow [title='layers']")
-        page.page.wait_for_selector(".graph p:has-text('300 of 5,002, the nearest to the input')")
+        page.page.wait_for_selector(".graph p:has-text('300 of 1,502, the nearest to the input')")
         assert {"a →", "layers.298"} < titles(page)
         assert "layers.299" not in titles(page)
-        page.page.fill(".insides input[type=search]", "layers.2500")
-        page.page.click(".tree bdi[title='layers.2500']")
-        page.page.wait_for_selector(".graph p:has-text('the nearest to layers.2500')")
-        assert {"layers.2360", "layers.2640"} < titles(page)
+        page.page.fill(".insides input[type=search]", "layers.750")
+        page.page.click(".tree bdi[title='layers.750']")
+        page.page.wait_for_selector(".graph p:has-text('the nearest to layers.750')")
+        assert {"layers.610", "layers.890"} < titles(page)
         assert len(titles(page)) == 300
 
 

@@ -50,7 +50,7 @@ def _plain(result: InspectResult) -> InspectResult:
     return InspectResult(**{name: getattr(result, name) for name in (*main, *also)})
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(results=st.lists(answers, min_size=2, max_size=3), small_bytes=st.sampled_from([0, 1 << 20]))
 def test_a_reply_of_a_known_form_says_what_protobuf_would(results: list[InspectResult], small_bytes: int) -> None:
     """Answers come again with other numbers, classes and labels, and with each other's warnings and provenance."""
