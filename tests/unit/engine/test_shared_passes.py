@@ -569,3 +569,9 @@ def test_rows_of_nothing_but_zeros_are_varied_too(model: nn.Module, independent:
     subject = InspectedModel(model, lambda tensors: model(tensors["x"]))
     with subject.session():
         assert rows_independent(subject, {"x": torch.zeros(2, 3)}, ()) is independent
+
+
+def test_a_sort_that_is_called_by_name_is_seen_and_harms_no_pass() -> None:
+    """The first pass of a model is watched too."""
+    model = Coupled(lambda m, x: m.inner(x[torch.sort(input=m.mix(x)[:, 0]).indices])).double()
+    assert isinstance(alone(subject_of(model), Ask(R(), numbers(0, 3, 6))), ca.InspectResult)

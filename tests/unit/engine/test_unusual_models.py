@@ -886,6 +886,21 @@ def test_parameters_that_change_for_some_numbers_are_put_back(write: Callable[[A
         assert torch.equal(model.fc.weight, before)
 
 
+@pytest.mark.parametrize("write", [in_place, other_data])
+def test_parameters_that_a_failing_pass_changed_are_put_back(write: Callable[[Any], None]) -> None:
+    """Also where their data are others."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        write(m)
+        raise ValueError("not today")
+
+    model = stateful(forward)
+    before = model.fc.weight.detach().clone()
+    with pytest.raises(ca.CutawayError, match="not today"):
+        inspect(subject(model), ca.InspectRequest("m"), dict(X))
+    assert torch.equal(model.fc.weight, before)
+
+
 @pytest.mark.parametrize("mode", list(CheckMode))
 def test_each_explanation_starts_from_the_model_as_it_was(mode: CheckMode) -> None:
     """What one stage of a request does to a buffer does not reach the next stage: the first explanation is about the

@@ -142,7 +142,7 @@ a jump's error they leave all.
 
 @dataclass(frozen=True)
 class _Gaps:
-    """What attributions miss of the target's change, and why, each row by itself.
+    """Judges what attributions miss of the target's change, and why, each row by itself.
 
     Attributes:
         problem: the problem.

@@ -290,7 +290,7 @@ class Decisions(TorchFunctionMode):
         self.are_made = self.sort = False
         self._rows = 0
         self._derived: MutableMapping[Tensor, bool] = weak.WeakIdKeyDictionary()
-        """What comes from inputs, and whether by way of floating-point numbers."""
+        """Holds what comes from inputs, and whether by way of floating-point numbers."""
 
     def of(self, inputs: Mapping[str, Tensor]) -> Decisions:
         """Begins a pass of ``inputs``."""
@@ -307,8 +307,7 @@ class Decisions(TorchFunctionMode):
         if derived:
             by_numbers = any(each.is_floating_point() or self._derived[each] for each in derived)
             self.are_made |= by_numbers and name in _READS
-            asked = [*args[1:], *(kwargs or {}).items()]
-            self.sort |= by_numbers and name in _SORTS and _sorts(self._rows, args[0], asked, _SORTS[name])
+            self.sort |= by_numbers and name in _SORTS and _sorts(self._rows, derived[0], name, args, kwargs or {})
             for each in (args[0],) if name == "__setitem__" else tree_leaves(result):
                 if isinstance(each, Tensor):
                     self._derived[each] = self._derived.get(each, False) or (by_numbers and name not in _BY_LENGTHS)
@@ -326,12 +325,11 @@ _SORTS = {"sort": 0, "argsort": 0, "topk": 1}
 """Functions that sort, and how many numbers they take before the axis."""
 
 
-def _sorts(rows: int, tensor: Tensor, asked: Sequence[Any], before: int) -> bool:
-    """Returns whether a function that sorts ``tensor`` as ``asked``, by position or name, orders several ``rows``, and
-    not their tokens; by position, the axis is behind ``before`` other numbers."""
-    named: dict[str, Any] = dict(each for each in asked if isinstance(each, tuple))
-    numbers = [each for each in asked if type(each) is int][before:]
-    axis = named.get("dim", numbers[0] if numbers else -1)
+def _sorts(rows: int, tensor: Tensor, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether the function ``name`` of `_SORTS`, called for ``tensor``, orders several ``rows``, and not their
+    tokens."""
+    numbers = [each for each in args if type(each) is int][_SORTS[name] :]
+    axis = kwargs.get("dim", numbers[0] if numbers else -1)
     return tensor.ndim > 0 and len(tensor) == rows > 1 and axis in (0, -tensor.ndim)
 
 

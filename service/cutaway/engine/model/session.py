@@ -350,12 +350,14 @@ class StateGuard:
     def _finding_writes(self, kind: Hashable, inputs: Mapping[str, Tensor]) -> Iterator[None]:
         bound = [(one, one.data) for one in self._parameters if id(one) not in self._pristine and is_array(one)]
         decisions = Decisions()
-        with decisions.of(inputs), ParameterWrites((parameter for parameter, _ in bound), self._keep):
-            yield
-        self._kinds[kind] = decisions.are_made or self._kinds.get(kind, False)
-        for parameter, before in bound:
-            if parameter.data_ptr() != before.data_ptr():  # its ``data`` are others
-                self._keep(parameter, before)
+        try:
+            with decisions.of(inputs), ParameterWrites((parameter for parameter, _ in bound), self._keep):
+                yield
+            self._kinds[kind] = decisions.are_made or self._kinds.get(kind, False)
+        finally:
+            for parameter, before in bound:
+                if parameter.data_ptr() != before.data_ptr():  # its ``data`` are others
+                    self._keep(parameter, before)
 
     def _keep(self, parameter: Tensor, values: Tensor | None = None) -> None:
         """Has ``parameter`` restored to ``values``, by default to those of now."""
